@@ -69,7 +69,7 @@ IMPORTERS = {
     "lz4": ["format/batches/compression.py"],
     "cramjam": ["format/batches/compression.py"],
     "zstandard": ["format/batches/compression.py"],
-    "crc32c": ["format/", "log/segment/", "log/remote/chunk_cache.py"],
+    "crc32c": ["format/", "log/segment/", "log/remote/"],
     "obstore": ["log/remote/object_store.py"],
     "fcntl": ["store/directory/lock.py", "mount/", "cli/", "log/disk/disk.py"],
 }

@@ -24,6 +24,9 @@ MANIFEST = "rsm-manifest"
 AIVEN_SUFFIXES = (LOG, INDEXES, MANIFEST)
 """The objects of a segment in the order in which they are stored: a segment with a manifest is complete."""
 
+TEXT = "textindex"
+"""The object that logfs adds to a segment: its text index. Other programs ignore it."""
+
 LOCAL_SUFFIXES = (
     ".log",
     ".index",
@@ -34,14 +37,16 @@ LOCAL_SUFFIXES = (
 )
 """The files of a segment in `LocalTieredStorage`. `.txnindex` is there only with aborted transactions."""
 
+LOCAL_TEXT = f".{TEXT}"
+"""The file that logfs adds to them, as `TEXT`."""
+
 _ID = "([A-Za-z0-9_-]{22})"
 _SEGMENT = rf"([0-9]{{20}})-{_ID}"
 _AIVEN = re.compile(
-    rf"(?P<topic>[^/]+)-{_ID}/(0|[1-9][0-9]{{0,9}})/{_SEGMENT}\.({'|'.join(AIVEN_SUFFIXES)})"
+    rf"(?P<topic>[^/]+)-{_ID}/(0|[1-9][0-9]{{0,9}})/{_SEGMENT}\.({'|'.join((*AIVEN_SUFFIXES, TEXT))})"
 )
-_LOCAL = re.compile(
-    rf"(?P<topic>[^/]+)-(0|[1-9][0-9]{{0,9}})-{_ID}/{_SEGMENT}({'|'.join(map(re.escape, LOCAL_SUFFIXES))})"
-)
+_FILE = "|".join(map(re.escape, (*LOCAL_SUFFIXES, LOCAL_TEXT)))
+_LOCAL = re.compile(rf"(?P<topic>[^/]+)-(0|[1-9][0-9]{{0,9}})-{_ID}/{_SEGMENT}({_FILE})")
 
 
 class SegmentKey(NamedTuple):

@@ -33,14 +33,9 @@ from logfs.errors import LogfsError
 from logfs.format.base import names
 from logfs.format.batches.batch import LENGTH_OVERHEAD, START
 from logfs.format.files.checkpoint import format_partition_metadata, text_to_uuid
+from logfs.format.tiered.custom_metadata import EPOCHS
 from logfs.log.disk.disk import Disk, File, Gone, ReadOnlyDisk, WouldBlock
-from logfs.log.remote.bucket_listing import (
-    EPOCHS,
-    BucketSegment,
-    PartitionPlace,
-    find_partitions,
-    list_segments,
-)
+from logfs.log.remote.bucket_listing import PartitionPlace, find_partitions, list_segments
 from logfs.log.remote.chunk_reader import ChunkReader, StoredFile
 from logfs.log.remote.object_store import ObjectStore
 
@@ -49,6 +44,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from logfs.log.disk.bucket_path import BucketPath
+    from logfs.log.remote.layouts import BucketSegment
 
 logger = logging.getLogger(__name__)
 
@@ -140,7 +136,7 @@ class _Listing(Generic[T]):
         return found
 
 
-class _Entry(NamedTuple):
+class Entry(NamedTuple):
     """A file of a partition: that of a segment with a suffix, or a small one whose bytes are known."""
 
     segment: BucketSegment | None
@@ -156,29 +152,29 @@ class _Partition(NamedTuple):
 
     inode: int
     segments: Sequence[BucketSegment]
-    files: Mapping[str, _Entry]
+    files: Mapping[str, Entry]
 
 
 def _partition_of(place: PartitionPlace, segments: Sequence[BucketSegment]) -> _Partition:
     metadata = format_partition_metadata(text_to_uuid(place.topic_id))
-    files = {names.PARTITION_METADATA: _Entry(None, "", metadata)}
+    files = {names.PARTITION_METADATA: Entry(None, "", metadata)}
     for segment, following in zip(segments, [*segments[1:], None], strict=True):
-        for suffix in segment.suffixes:
+        for suffix in segment.files:
             if suffix in names.SEGMENT_FILES:
-                files[names.stem(segment.start_offset) + suffix] = _Entry(segment, suffix)
+                files[names.stem(segment.start_offset) + suffix] = Entry(segment, suffix)
             elif suffix == names.SNAPSHOT and following is not None:
                 # The state of the producers after the segment.
-                files[names.stem(following.start_offset) + suffix] = _Entry(segment, suffix)
+                files[names.stem(following.start_offset) + suffix] = Entry(segment, suffix)
     if segments:
-        files[names.LEADER_EPOCHS] = _Entry(segments[-1], EPOCHS)
+        files[names.LEADER_EPOCHS] = Entry(segments[-1], EPOCHS)
     return _Partition(_number(place.prefix), segments, files)
 
 
 @dataclass(slots=True, eq=False)
-class _BucketFile(File):
+class BucketFile(File):
     """An open file of a bucket. It has no descriptor."""
 
-    entry: _Entry
+    entry: Entry
     # The segment after the file's own, None for the last.
     following: BucketSegment | None
 
@@ -216,10 +212,10 @@ class BucketDisk(ReadOnlyDisk):
         super().__init__()
         self.naming = _NoLock()  # type: ignore[assignment]
         self._root = root
-        self._store = ObjectStore(root)
+        self.objects = ObjectStore(root)
         # For the files of the cache.
         self._local = Disk()
-        self.chunks = ChunkReader(self._store, f"{root.scheme}://{root.bucket}", self._local)
+        self.chunks = ChunkReader(self.objects, f"{root.scheme}://{root.bucket}", self._local)
         self._places = _Listing(self, root, self._find_places)
         self._partitions: dict[str, _Listing[_Partition]] = {}
 
@@ -251,7 +247,7 @@ class BucketDisk(ReadOnlyDisk):
                 for name, entry in files.items()
             ]
         else:
-            raise _missing(path)
+            raise missing(path)
         return iter(cast("list[os.DirEntry[str]]", found))
 
     def exists(self, path: Path) -> bool:
@@ -276,28 +272,28 @@ class BucketDisk(ReadOnlyDisk):
         if write or create:
             return super().open(path, write=write, create=create)
         if len(self._below(path)) != 2:
-            raise _missing(path)
+            raise missing(path)
         _, segments, files = self._partition(path.parent).get()
         entry = files.get(path.name)
         if entry is None:
-            raise _missing(path)
+            raise missing(path)
         start = -1 if entry.segment is None else entry.segment.start_offset
         number = bisect_right(segments, start, key=lambda segment: segment.start_offset)
         following = segments[number] if number < len(segments) else None
-        return _BucketFile(path, -1, entry, following)
+        return BucketFile(path, -1, entry, following)
 
     def _below(self, path: Path) -> tuple[str, ...]:
         return path.relative_to(self._root).parts
 
     def _find_places(self) -> dict[str, list[PartitionPlace]]:
-        found = find_partitions(self._store, self._root.key)
+        found = find_partitions(self.objects, self._root.key)
         return {name.directory: places for name, places in sorted(found.items())}
 
     def _partition(self, path: Path) -> _Listing[_Partition]:
         """Return the listing of the partition at a path. Raises `FileNotFoundError` if there is none."""
         name = path.name
         if name not in self._places.get():
-            raise _missing(path)
+            raise missing(path)
         listing = self._partitions.get(name)
         if listing is None:
             look = partial(self._list_partition, name)
@@ -305,7 +301,7 @@ class BucketDisk(ReadOnlyDisk):
         return listing
 
     def _list_partition(self, name: str) -> _Partition:
-        place, segments = list_segments(self._store, self._places.get()[name])
+        place, segments = list_segments(self.objects, self._places.get()[name])
         listing = self._partitions[name]
         known = {each.inode: each for each in listing.found.segments} if listing.found else {}
         # A copy that is known stays the same object, which has its manifest.
@@ -314,7 +310,7 @@ class BucketDisk(ReadOnlyDisk):
     # Files.
 
     def read(self, file: File, position: int, size: int) -> memoryview:
-        stored = self._stored(file)
+        stored = self.objectsd(file)
         if isinstance(stored, bytes):
             return memoryview(stored)[position : position + size]
         size = max(min(size, self.size(file) - position), 0)
@@ -327,11 +323,11 @@ class BucketDisk(ReadOnlyDisk):
         """Do nothing: what a sequential reader needs next is fetched ahead anyway."""
 
     def fetch_again(self, file: File, start: int, end: int) -> bool:
-        stored = self._stored(file)
+        stored = self.objectsd(file)
         return not isinstance(stored, bytes) and self.chunks.fetch_again(stored, start, end)
 
     def size(self, file: File) -> int:
-        stored = self._stored(file)
+        stored = self.objectsd(file)
         if isinstance(stored, bytes):
             return len(stored)
         entry, following = _entry(file)
@@ -373,8 +369,12 @@ class BucketDisk(ReadOnlyDisk):
         try:
             yield
         except FileNotFoundError as error:
-            self._partition(file.path.parent).doubt()
-            raise Gone(f"{error.filename}: was deleted in the bucket; read again") from None
+            raise self.lost(file, error) from None
+
+    def lost(self, file: File, error: FileNotFoundError) -> Exception:
+        """Return the error for a file whose object is missing."""
+        self._partition(file.path.parent).doubt()
+        return Gone(f"{error.filename}: was deleted in the bucket; read again")
 
     def _read_small(self, stored: StoredFile) -> bytes:
         return bytes(self.chunks.read(stored, 0, stored.size, lambda: None))
@@ -413,12 +413,13 @@ _FILE = stat.S_IFREG | 0o444
 _DIRECTORY = stat.S_IFDIR | 0o755
 
 
-def _entry(file: File) -> tuple[_Entry, BucketSegment | None]:
-    assert isinstance(file, _BucketFile), "opened by this disk"
+def _entry(file: File) -> tuple[Entry, BucketSegment | None]:
+    assert isinstance(file, BucketFile), "opened by this disk"
     return file.entry, file.following
 
 
-def _missing(path: Path) -> FileNotFoundError:
+def missing(path: Path) -> FileNotFoundError:
+    """Return the error for a name that leads to no object."""
     return FileNotFoundError(errno.ENOENT, "no such object", str(path))
 
 
@@ -427,7 +428,7 @@ def _number(text: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big") | 1
 
 
-def _inode(entry: _Entry) -> int:
+def _inode(entry: Entry) -> int:
     return _number(entry.content.decode()) if entry.segment is None else entry.segment.inode
 
 

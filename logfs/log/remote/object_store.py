@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import configparser
 import errno
+import glob
 import os
 import re
 import time
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,7 +20,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from logfs.errors import InvalidStore, RemoteStorageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
+
+    from typing_extensions import Buffer
 
     from logfs.log.disk.bucket_path import BucketPath
 
@@ -47,6 +51,15 @@ _AWS_KEYS = {
 _REFUSED = re.compile(r"non-2xx status code|status: [345]\d\d")
 _CODE = re.compile(r"<Code>([^<]{1,80})</Code>")
 _SENTENCE = re.compile(r"<Message>([^<]{1,200})</Message>")
+
+
+# Objects are sent in parts of this size, so many of one object at a time.
+_PART_BYTES = 16 << 20
+_MOST_PARTS = 4
+
+
+class _BodyFailed(Exception):
+    """The bytes to send could not be made."""
 
 
 class StoredObject(NamedTuple):
@@ -92,6 +105,58 @@ class ObjectStore:
             )
         )
 
+    def put(self, key: str, body: Callable[[], Iterable[Buffer]]) -> None:
+        """Store an object durably, in several parts at a time if it is large; `body` is called for each try.
+
+        An object of that key is replaced. Errors of `body` pass through.
+        """
+        raised: list[BaseException] = []
+
+        def parts() -> Iterator[Buffer]:
+            try:
+                yield from body()
+            except BaseException as error:
+                raised.append(error)
+                raise
+
+        def send() -> None:
+            try:
+                self._obstore.put(
+                    self._store,
+                    key,
+                    parts(),
+                    chunk_size=_PART_BYTES,
+                    max_concurrency=_MOST_PARTS,
+                )
+            except BaseException:
+                if raised:
+                    raise _BodyFailed from None
+                raise
+
+        try:
+            self._ask(key, send)
+        except _BodyFailed:
+            raise raised[0] from None
+        except FileNotFoundError:
+            raise RemoteStorageError(f"{self.url(key)}: the bucket does not exist") from None
+        if self._place.scheme == "file":
+            _sync(Path("/", key))
+
+    def size(self, key: str) -> int:
+        """Return the size of an object in bytes."""
+        size: int = self._ask(key, lambda: self._obstore.head(self._store, key)["size"])
+        return size
+
+    def delete(self, key: str) -> None:
+        """Delete an object; a missing one is no error."""
+        with suppress(FileNotFoundError):
+            self._ask(key, lambda: self._obstore.delete(self._store, key))
+        if self._place.scheme == "file":
+            # What a kill left of an upload has the object's name, and a number behind it.
+            path = Path("/", key)
+            for left in path.parent.glob(f"{glob.escape(path.name)}#*"):
+                left.unlink(missing_ok=True)
+
     def objects(self, prefix: str) -> list[StoredObject]:
         """Return the objects below `prefix`, which ends at a slash of their keys, in the order of the keys."""
         found = self._ask(
@@ -112,21 +177,34 @@ class ObjectStore:
         while True:
             try:
                 return request()
+            except _BodyFailed:
+                raise
             except FileNotFoundError:
                 raise FileNotFoundError(
-                    errno.ENOENT, "the object does not exist", self._url(key)
+                    errno.ENOENT, "the object does not exist", self.url(key)
                 ) from None
             except Exception as error:
                 # obstore repeats a request that was not answered, but not one whose answer was cut off.
                 if _REFUSED.search(str(error)) or time.monotonic() > end:
                     raise RemoteStorageError(
-                        f"{self._url(key)}: the object store failed: {_reason(error)}"
+                        f"{self.url(key)}: the object store failed: {_reason(error)}"
                     ) from None
                 time.sleep(_PAUSE_SECONDS)
 
-    def _url(self, key: str) -> str:
+    def url(self, key: str) -> str:
+        """Return the URL of an object, for messages."""
         place = self._place
         return f"{place.scheme}://{place.bucket}/{key}"
+
+
+def _sync(path: Path) -> None:
+    """Make a file durable, and the names on the way to it."""
+    for each in (path, *path.parents[:3]):
+        fd = os.open(each, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
 
 
 def _make(module: Any, place: BucketPath) -> Any:

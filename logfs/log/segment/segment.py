@@ -54,6 +54,9 @@ class Segment(SegmentFiles):
     than the file's length where a read-only store ignores a torn tail.
     """
 
+    # Whether the segment is in an object store, and not in the directory of its partition.
+    is_tiered = False
+
     def __init__(self, disk: Disk, directory: Path, base_offset: int, suffix: str = "") -> None:
         """Make a segment of the files that are named after `base_offset`, each name followed by `suffix`."""
         super().__init__(disk, directory, base_offset, suffix)

@@ -1,0 +1,127 @@
+"""What logfs adds to the description of a remote segment that it has copied: Kafka's custom metadata.
+
+With it, a reader needs no request to know the sizes of a segment's objects and the size of its text, so that lookups
+begin with the object that they need. Kafka hands the bytes on as they are. They are a section of tagged fields, as in
+Kafka's flexible messages, with one field; Aiven's plugin uses such a section, too, with other tags.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING, NamedTuple
+
+from logfs.errors import Corrupt
+from logfs.format.base import names
+from logfs.format.base.varint import VARLONG_BYTES, decode, decode_unsigned, encode_unsigned
+from logfs.format.base.varint import encode as encode_number
+from logfs.format.tiered import object_keys
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_TAG = 9000
+_VERSION = 0
+
+EPOCHS = ".leader_epoch_checkpoint"
+"""The suffix of the leader epochs that are copied with a segment."""
+
+MANIFEST = f".{object_keys.MANIFEST}"
+"""The suffix of the manifest, which only the layout of Aiven's plugin has."""
+
+# The files whose sizes are known, in the order of the fields. That of the .log file is in Kafka's own fields.
+_FILES = (
+    names.OFFSET_INDEX,
+    names.TIME_INDEX,
+    names.SNAPSHOT,
+    EPOCHS,
+    names.TXN_INDEX,
+    names.TEXT_INDEX,
+    MANIFEST,
+)
+
+
+class Layout(Enum):
+    """How the objects of a segment are named and filled: as by Aiven's plugin, or as by `LocalTieredStorage`."""
+
+    AIVEN = "aiven"
+    LOCAL = "local"
+
+
+_LAYOUTS = (Layout.AIVEN, Layout.LOCAL)
+
+
+class StoredSegment(NamedTuple):
+    """How logfs has stored a segment.
+
+    `sizes` has the size in bytes of each file by its suffix (".index"), without the .log file. `chunk_bytes` is the
+    size of a chunk of the .log file, and `is_compressed` tells whether the chunks are. `time_offset` is the last
+    offset of the batch with the greatest timestamp; None if no record has a timestamp. `text` is the number of the
+    segment's records, and the bytes of its lines and of its envelopes.
+    """
+
+    layout: Layout
+    chunk_bytes: int
+    is_compressed: bool
+    sizes: Mapping[str, int]
+    time_offset: int | None
+    text: tuple[int, int, int]
+
+
+def encode(stored: StoredSegment) -> bytes:
+    """Return the custom metadata of a segment: less than the 128 bytes that Kafka allows."""
+    numbers = (
+        _VERSION,
+        _LAYOUTS.index(stored.layout),
+        stored.chunk_bytes,
+        int(stored.is_compressed),
+        0 if stored.time_offset is None else stored.time_offset + 1,
+        *stored.text,
+        *(stored.sizes.get(suffix, 0) for suffix in _FILES),
+    )
+    field = b"".join(map(encode_number, numbers))
+    return b"".join(map(encode_unsigned, (1, _TAG, len(field)))) + field
+
+
+def parse(custom: bytes | None) -> StoredSegment | None:
+    """Return what logfs has added to the description of a segment; None if another program has copied the segment.
+
+    Raises `Corrupt` for a malformed section.
+    """
+    field = _field(custom or b"\0")
+    if field is None:
+        return None
+    numbers, at = [], 0
+    while at < len(field):
+        number, at = decode(field, at, VARLONG_BYTES)
+        numbers.append(number)
+    if not numbers or numbers[0] != _VERSION:
+        return None
+    try:
+        _, layout, chunk_bytes, is_compressed, time_offset, *text = numbers[:8]
+        sizes = dict(zip(_FILES, numbers[8:], strict=True))
+        return StoredSegment(
+            _LAYOUTS[layout],
+            chunk_bytes,
+            bool(is_compressed),
+            {suffix: size for suffix, size in sizes.items() if size},
+            time_offset - 1 if time_offset else None,
+            (text[0], text[1], text[2]),
+        )
+    except (ValueError, IndexError):
+        raise Corrupt(
+            f"custom metadata: {len(numbers)} numbers are not those of a segment"
+        ) from None
+
+
+def _field(custom: bytes) -> bytes | None:
+    """Return the bytes of the field of logfs in a section of tagged fields."""
+    count, at = decode_unsigned(custom, 0)
+    for _ in range(count):
+        tag, at = decode_unsigned(custom, at)
+        size, at = decode_unsigned(custom, at)
+        if at + size > len(custom):
+            raise Corrupt(f"custom metadata: a field of {size} bytes ends beyond {len(custom)}")
+        if tag == _TAG:
+            return custom[at : at + size]
+        at += size
+    return None

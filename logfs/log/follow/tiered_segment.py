@@ -1,0 +1,61 @@
+"""A segment of a tiered log whose only copy is in an object store."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from logfs.format.base import names
+from logfs.format.text.rendering import TextSize
+from logfs.log.follow.live_segment import LiveSegment
+from logfs.log.segment.index import TimeEntry
+from logfs.log.segment.segment_end import UNMEASURED, SegmentEnd
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from logfs.format.tiered.custom_metadata import StoredSegment
+    from logfs.format.tiered.remote_segment import RemoteSegment
+    from logfs.log.remote.tiered_disk import TieredDisk
+
+
+class TieredSegment(LiveSegment):
+    """A sealed segment that is read from an object store, with the sizes and times of its description.
+
+    Until a reader needs bytes of the log or of an index, no request is sent.
+    """
+
+    is_tiered = True
+
+    def __init__(
+        self,
+        disk: TieredDisk,
+        directory: Path,
+        remote: RemoteSegment,
+        stored: StoredSegment | None,
+    ) -> None:
+        """Read the segment that `remote` describes; `directory` is the directory of its partition on `disk`.
+
+        `stored` is what logfs knows of a segment that it has copied itself. Raises `RemoteStorageError` as
+        `TieredDisk.add` does.
+        """
+        super().__init__(disk, directory, remote.start_offset)
+        self.remote = remote
+        found = disk.add(directory, remote, stored)
+        self.identify(
+            {suffix: found.inode for suffix in found.files if suffix in names.SEGMENT_FILES}
+        )
+        self.next_base = remote.end_offset + 1
+        text = UNMEASURED
+        time_offset: int | None = remote.end_offset
+        if stored is not None:
+            text, time_offset = TextSize(*stored.text), stored.time_offset
+        newest = TimeEntry(-1, remote.start_offset)
+        if time_offset is not None:
+            newest = TimeEntry(remote.max_timestamp, time_offset)
+        self.resume(SegmentEnd(remote.size_bytes, self.next_base, text), newest)
+        if remote.txn_index_is_empty:
+            self.txn_index.follow(None)
+
+    def mtime_ms(self) -> int:
+        """Return the time that stands for those of records without a timestamp (ms)."""
+        return self.remote.max_timestamp

@@ -1,0 +1,266 @@
+"""The two layouts of a segment in a bucket: which objects it has, and which bytes of them are which of its files."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, ClassVar
+
+from logfs.errors import Corrupt, Unsupported
+from logfs.format.base import names
+from logfs.format.tiered import manifest, object_keys
+from logfs.format.tiered.chunk_index import ChunkIndex
+from logfs.format.tiered.custom_metadata import EPOCHS, MANIFEST, Layout
+from logfs.format.tiered.object_keys import (
+    LOCAL_TEXT,
+    SegmentKey,
+    aiven_directory,
+    aiven_key,
+    local_directory,
+    local_key,
+    parse_aiven_key,
+    parse_local_key,
+)
+from logfs.log.remote.chunk_reader import StoredFile
+from logfs.log.remote.object_store import StoredObject
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Self
+
+    from logfs.format.tiered.custom_metadata import StoredSegment
+    from logfs.format.tiered.remote_segment import RemotePartition, RemoteSegment
+
+# A .log file without a manifest is fetched in chunks of this size, which is the default of Aiven's plugin.
+CHUNK_BYTES = 4 << 20
+
+# The files of a segment by the names that Aiven's manifest has for them.
+IN_MANIFEST = {
+    names.OFFSET_INDEX: manifest.OFFSET,
+    names.TIME_INDEX: manifest.TIMESTAMP,
+    names.SNAPSHOT: manifest.PRODUCER_SNAPSHOT,
+    EPOCHS: manifest.LEADER_EPOCH,
+    names.TXN_INDEX: manifest.TRANSACTION,
+}
+
+
+def whole(found: StoredObject) -> StoredFile:
+    """Return all of an object as a file of one chunk."""
+    size = found.size
+    return StoredFile(found.key, 0, size, ChunkIndex(max(size, 1), size, size, size), False)
+
+
+def plain_chunks(chunk_bytes: int, file_bytes: int) -> ChunkIndex:
+    """Return the chunks of a file whose bytes are stored as they are."""
+    last = file_bytes % chunk_bytes or min(file_bytes, chunk_bytes)
+    return ChunkIndex(chunk_bytes, file_bytes, min(chunk_bytes, file_bytes), last)
+
+
+def key_of(segment: RemoteSegment) -> SegmentKey:
+    """Return what the names of a segment's objects tell."""
+    return SegmentKey(segment.partition, segment.start_offset, segment.segment_id)
+
+
+class BucketSegment:
+    """A segment in a bucket: the objects of one copy. Any thread may call any method.
+
+    `start_offset` is its first offset, `inode` a number that no other copy has, and `modified_ms` when the last of
+    its objects was stored (ms since the epoch).
+    """
+
+    # The suffixes of the files that a segment may have.
+    suffixes: ClassVar[Sequence[str]]
+    # The suffixes of its objects, and those without which a copy is not complete.
+    stored: ClassVar[Sequence[str]]
+    required: ClassVar[frozenset[str]]
+
+    def __init__(self, key: SegmentKey, objects: Mapping[str, StoredObject]) -> None:
+        """Make a segment of `objects`, by the suffixes of their keys."""
+        self.start_offset = key.start_offset
+        self.inode = key.segment_id.int >> 65 or 1
+        self.modified_ms = max(each.modified_ms for each in objects.values())
+        self.objects = objects
+        # The last offset, None if only the log tells it.
+        self.end_offset: int | None = None
+        # The size of the .log file up to where the next segment begins; None until somebody has asked for it.
+        self.shown_bytes: int | None = None
+
+    @classmethod
+    def of(cls, segment: RemoteSegment, stored: StoredSegment, place: str) -> Self:
+        """Return a copy whose sizes are known; its objects are below the prefix `place`. Nothing is requested."""
+        key = key_of(segment)
+        copy = cls(
+            key,
+            {
+                suffix: StoredObject(cls.key(key, suffix, place), size, segment.event_timestamp)
+                for suffix, size in cls._sizes(segment, stored).items()
+            },
+        )
+        copy.end_offset = segment.end_offset
+        return copy
+
+    @property
+    def files(self) -> Sequence[str]:
+        """The suffixes of the files that the segment may have; the text index is there only if logfs copied it."""
+        if {object_keys.TEXT, LOCAL_TEXT} & self.objects.keys():
+            return self.suffixes
+        return [suffix for suffix in self.suffixes if suffix != names.TEXT_INDEX]
+
+    @staticmethod
+    def _sizes(segment: RemoteSegment, stored: StoredSegment) -> dict[str, int]:
+        """Return the sizes of the objects of a copy by their suffixes, without those that it does not have."""
+        raise NotImplementedError
+
+    @staticmethod
+    def directory(partition: RemotePartition, place: str) -> str:
+        """Return what the keys of all objects of a partition begin with."""
+        raise NotImplementedError
+
+    @staticmethod
+    def key(segment: SegmentKey, suffix: str, place: str) -> str:
+        """Return the key of an object, below the prefix `place`."""
+        raise NotImplementedError
+
+    @staticmethod
+    def parse(key: str, place: str) -> tuple[SegmentKey, str] | None:
+        """Return the segment and the suffix of a key below the prefix `place`; None for another object's."""
+        raise NotImplementedError
+
+    def file(self, suffix: str, read: Callable[[StoredFile], bytes]) -> StoredFile | None:
+        """Return where the file with a suffix (".log") is; None if the segment has none.
+
+        `read` returns the content of a small file, and raises what a request raises. Raises `Corrupt` for a malformed
+        manifest, `Unsupported` for encrypted objects.
+        """
+        raise NotImplementedError
+
+
+class AivenSegment(BucketSegment):
+    """A copy as Aiven's plugin makes it: a manifest tells which bytes of two other objects are which file."""
+
+    suffixes = (names.LOG, *IN_MANIFEST, names.TEXT_INDEX)
+    stored = (
+        object_keys.LOG,
+        object_keys.INDEXES,
+        object_keys.TEXT,
+        object_keys.MANIFEST,
+    )
+    required = frozenset(object_keys.AIVEN_SUFFIXES)
+
+    def __init__(self, key: SegmentKey, objects: Mapping[str, StoredObject]) -> None:
+        super().__init__(key, objects)
+        self._manifest: manifest.Manifest | None = None
+        self._reading = threading.Lock()
+
+    @classmethod
+    def of(cls, segment: RemoteSegment, stored: StoredSegment, place: str) -> Self:
+        copy = super().of(segment, stored, place)
+        if not stored.is_compressed:
+            # Otherwise only the manifest tells where the chunks are.
+            chunks = plain_chunks(stored.chunk_bytes, segment.size_bytes)
+            copy._manifest = manifest.Manifest(chunks, _slices(stored), False, None, segment)
+        return copy
+
+    @staticmethod
+    def _sizes(segment: RemoteSegment, stored: StoredSegment) -> dict[str, int]:
+        sizes = {
+            object_keys.LOG: segment.size_bytes,
+            object_keys.INDEXES: sum(each.size for each in _slices(stored).values()),
+            object_keys.MANIFEST: stored.sizes.get(MANIFEST, 0),
+        }
+        text = stored.sizes.get(names.TEXT_INDEX)
+        return sizes | ({object_keys.TEXT: text} if text else {})
+
+    @staticmethod
+    def directory(partition: RemotePartition, place: str) -> str:
+        return aiven_directory(partition, place)
+
+    @staticmethod
+    def key(segment: SegmentKey, suffix: str, place: str) -> str:
+        return aiven_key(segment, suffix, place)
+
+    @staticmethod
+    def parse(key: str, place: str) -> tuple[SegmentKey, str] | None:
+        return parse_aiven_key(key, place)
+
+    def file(self, suffix: str, read: Callable[[StoredFile], bytes]) -> StoredFile | None:
+        if suffix == names.TEXT_INDEX:
+            text = self.objects.get(object_keys.TEXT)
+            return None if text is None else whole(text)
+        described = self._manifest or self._read_manifest(read)
+        if suffix == names.LOG:
+            chunks = described.chunks
+            log = self.objects[object_keys.LOG]
+            return StoredFile(log.key, 0, chunks.file_bytes, chunks, described.is_compressed)
+        found = described.indexes.get(IN_MANIFEST[suffix])
+        if found is None or not found.size:
+            return None
+        stored = whole(self.objects[object_keys.INDEXES])
+        if found.position + found.size > stored.size:
+            raise Corrupt(f"{stored.key}: has {stored.size} bytes, less than the manifest says")
+        return stored._replace(position=found.position, size=found.size)
+
+    def _read_manifest(self, read: Callable[[StoredFile], bytes]) -> manifest.Manifest:
+        with self._reading:
+            if self._manifest is None:
+                found = self.objects[object_keys.MANIFEST]
+                try:
+                    described = manifest.parse(read(whole(found)))
+                    if described.encryption is not None:
+                        raise Unsupported("the segment is encrypted, which logfs does not read yet")
+                except (Corrupt, Unsupported) as error:
+                    raise type(error)(f"{found.key}: {error}") from None
+                if described.segment is not None:
+                    self.end_offset = described.segment.end_offset
+                self._manifest = described
+            return self._manifest
+
+
+def _slices(stored: StoredSegment) -> dict[str, manifest.Slice]:
+    slices, position = {}, 0
+    for suffix, name in IN_MANIFEST.items():
+        size = stored.sizes.get(suffix, 0)
+        if size or suffix != names.TXN_INDEX:
+            slices[name] = manifest.Slice(position, size)
+            position += size
+    return slices
+
+
+class LocalSegment(BucketSegment):
+    """A copy as Kafka's `LocalTieredStorage` makes it: each file is an object."""
+
+    suffixes = stored = (*object_keys.LOCAL_SUFFIXES, LOCAL_TEXT)
+    required = frozenset(object_keys.LOCAL_SUFFIXES) - {names.TXN_INDEX}
+
+    @staticmethod
+    def _sizes(segment: RemoteSegment, stored: StoredSegment) -> dict[str, int]:
+        # Some of the required files may be empty.
+        empty = dict.fromkeys(LocalSegment.required, 0)
+        return empty | {names.LOG: segment.size_bytes, **stored.sizes}
+
+    @staticmethod
+    def directory(partition: RemotePartition, place: str) -> str:
+        return place + local_directory(partition)
+
+    @staticmethod
+    def key(segment: SegmentKey, suffix: str, place: str) -> str:
+        return place + local_key(segment, suffix)
+
+    @staticmethod
+    def parse(key: str, place: str) -> tuple[SegmentKey, str] | None:
+        return parse_local_key(key.removeprefix(place))
+
+    def file(self, suffix: str, read: Callable[[StoredFile], bytes]) -> StoredFile | None:
+        found = self.objects.get(suffix)
+        if found is None:
+            return None
+        stored = whole(found)
+        if suffix != names.LOG:
+            return stored
+        return stored._replace(chunks=plain_chunks(CHUNK_BYTES, found.size))
+
+
+LAYOUTS: Mapping[Layout, type[BucketSegment]] = {
+    Layout.AIVEN: AivenSegment,
+    Layout.LOCAL: LocalSegment,
+}
+"""The class of the segments of each layout."""

@@ -1,0 +1,200 @@
+"""Copies a sealed segment into a bucket, in either layout, and reads it back.
+
+The objects are stored in the order of the plugin whose layout it is. Each is then read back in full, and its size
+and its CRC are compared with what was sent. The manifest of Aiven's layout comes last, so that a copy that was cut
+off has none.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+import crc32c
+
+from logfs.errors import RemoteStorageError
+from logfs.format.base import names
+from logfs.format.batches.compression import zstd_frame
+from logfs.format.tiered import manifest, object_keys
+from logfs.format.tiered.chunk_index import ChunkIndex
+from logfs.format.tiered.custom_metadata import MANIFEST, Layout, StoredSegment
+from logfs.log.remote.layouts import CHUNK_BYTES, IN_MANIFEST, LAYOUTS, key_of, plain_chunks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from typing_extensions import Buffer
+
+    from logfs.format.tiered.remote_segment import RemoteSegment
+    from logfs.log.remote.object_store import ObjectStore
+
+# What is read back at a time.
+_READ_BYTES = 8 << 20
+
+
+class SegmentContent(NamedTuple):
+    """What is copied of a segment: `read(position, size)` gives bytes of its .log file, and `files` the others.
+
+    `files` has the content of each other file by its suffix (".index"). `time_offset` and `text` are those of
+    `StoredSegment`.
+    """
+
+    read: Callable[[int, int], Buffer]
+    files: Mapping[str, bytes]
+    time_offset: int | None
+    text: tuple[int, int, int]
+
+
+class UploadOptions(NamedTuple):
+    """Where segments are stored, and how: the prefix of the keys, the layout, and the size of a chunk in bytes.
+
+    With `compress`, the chunks of Aiven's layout are compressed with zstd.
+    """
+
+    place: str
+    layout: Layout
+    chunk_bytes: int = CHUNK_BYTES
+    compress: bool = False
+
+
+def upload(
+    store: ObjectStore,
+    segment: RemoteSegment,
+    content: SegmentContent,
+    options: UploadOptions,
+    spend: Callable[[int], None],
+) -> StoredSegment:
+    """Copy a segment, and return how it was stored, once it has been read back.
+
+    `spend` is called with the number of bytes before they are sent or read back; it may wait, and raise an error to
+    stop. Raises `RemoteStorageError`, also if what is read back differs; some objects may be there then.
+    """
+    sender = _Sender(store, segment, options, spend)
+    if options.layout is Layout.LOCAL:
+        return sender.send_files(content)
+    return sender.send_objects(content)
+
+
+def delete_copy(store: ObjectStore, segment: RemoteSegment, place: str) -> None:
+    """Delete the objects of a segment in either layout, in the reverse order of their storing; any may be missing."""
+    for layout in LAYOUTS.values():
+        for suffix in reversed(layout.stored):
+            store.delete(layout.key(key_of(segment), suffix, place))
+
+
+class _Sender:
+    def __init__(
+        self,
+        store: ObjectStore,
+        segment: RemoteSegment,
+        options: UploadOptions,
+        spend: Callable[[int], None],
+    ) -> None:
+        self._store = store
+        self._segment = segment
+        self._options = options
+        self._spend = spend
+
+    def send_files(self, content: SegmentContent) -> StoredSegment:
+        """Store each file as an object, as `LocalTieredStorage` does."""
+        for suffix in LAYOUTS[Layout.LOCAL].stored:
+            if suffix == names.LOG:
+                self._send(suffix, partial(self._chunks, content, CHUNK_BYTES))
+            elif suffix in content.files:
+                self._send_whole(suffix, content.files[suffix])
+        return self._stored(content, CHUNK_BYTES, {}, is_compressed=False)
+
+    def send_objects(self, content: SegmentContent) -> StoredSegment:
+        """Store the .log file in chunks, the joined indexes, the text index, and the manifest, as Aiven's plugin."""
+        options, size = self._options, self._segment.size_bytes
+        indexes, slices = manifest.join_indexes(
+            {name: content.files[s] for s, name in IN_MANIFEST.items() if s in content.files}
+        )
+        sizes: list[int] = []
+
+        def compressed() -> Iterator[bytes]:
+            # An upload that is tried again begins anew.
+            sizes.clear()
+            for chunk in self._chunks(content, options.chunk_bytes):
+                frame = zstd_frame(chunk)
+                sizes.append(len(frame))
+                yield frame
+
+        if options.compress:
+            self._send(object_keys.LOG, compressed)
+            chunks = ChunkIndex(options.chunk_bytes, size, [*sizes], sizes[-1] if sizes else 0)
+        else:
+            self._send(object_keys.LOG, partial(self._chunks, content, options.chunk_bytes))
+            chunks = plain_chunks(options.chunk_bytes, size)
+        self._send_whole(object_keys.INDEXES, indexes)
+        text = content.files.get(names.TEXT_INDEX)
+        if text:
+            self._send_whole(object_keys.TEXT, text)
+        described = manifest.encode(
+            manifest.Manifest(chunks, slices, options.compress, None, self._segment)
+        )
+        self._send_whole(object_keys.MANIFEST, described)
+        more = {MANIFEST: len(described)}
+        return self._stored(content, options.chunk_bytes, more, is_compressed=options.compress)
+
+    def _stored(
+        self,
+        content: SegmentContent,
+        chunk_bytes: int,
+        more: Mapping[str, int],
+        *,
+        is_compressed: bool,
+    ) -> StoredSegment:
+        sizes = {suffix: len(data) for suffix, data in content.files.items()}
+        return StoredSegment(
+            self._options.layout,
+            chunk_bytes,
+            is_compressed,
+            {**sizes, **more},
+            content.time_offset,
+            content.text,
+        )
+
+    def _chunks(self, content: SegmentContent, chunk_bytes: int) -> Iterator[Buffer]:
+        size = self._segment.size_bytes
+        for position in range(0, size, chunk_bytes):
+            count = min(chunk_bytes, size - position)
+            self._spend(count)
+            data = memoryview(content.read(position, count))
+            if len(data) != count:
+                raise RemoteStorageError(
+                    f"the .log file ends at {position + len(data)}, not at {size}; it is not copied"
+                )
+            yield data
+
+    def _send_whole(self, suffix: str, data: bytes) -> None:
+        self._send(suffix, lambda: [data])
+
+    def _send(self, suffix: str, body: Callable[[], Iterable[Buffer]]) -> None:
+        """Store an object, and read it back."""
+        layout = LAYOUTS[self._options.layout]
+        key = layout.key(key_of(self._segment), suffix, self._options.place)
+        sent = [0, 0]
+
+        def counted() -> Iterator[Buffer]:
+            sent[:] = 0, 0
+            for data in body():
+                sent[:] = sent[0] + len(memoryview(data)), crc32c.crc32c(data, sent[1])
+                yield data
+
+        self._store.put(key, counted)
+        found = self._read_back(key, sent[0])
+        if found != tuple(sent):
+            raise RemoteStorageError(
+                f"{self._store.url(key)}: {sent[0]} bytes with the CRC-32C {sent[1]:08x} were stored, but "
+                f"{found[0]} bytes with {found[1]:08x} are there"
+            )
+
+    def _read_back(self, key: str, size: int) -> tuple[int, int]:
+        stored = self._store.size(key)
+        crc = 0
+        for position in range(0, min(stored, size), _READ_BYTES):
+            count = min(_READ_BYTES, size - position)
+            self._spend(count)
+            crc = crc32c.crc32c(self._store.get(key, position, count), crc)
+        return stored, crc

@@ -1,0 +1,97 @@
+"""The `Disk` of remote segments that are known by their descriptions: no listing is requested to find them."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING
+
+from logfs.errors import RemoteStorageError
+from logfs.format.base import names
+from logfs.log.disk.disk import Gone
+from logfs.log.remote.bucket_disk import BucketDisk, BucketFile, Entry, missing
+from logfs.log.remote.bucket_listing import copies_in
+from logfs.log.remote.layouts import LAYOUTS, key_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from logfs.format.tiered.custom_metadata import StoredSegment
+    from logfs.format.tiered.object_keys import SegmentKey
+    from logfs.format.tiered.remote_segment import RemotePartition, RemoteSegment
+    from logfs.log.disk.bucket_path import BucketPath
+    from logfs.log.disk.disk import File
+    from logfs.log.remote.layouts import BucketSegment
+
+
+class TieredDisk(BucketDisk):
+    """The bucket of a tiered store. Its files are those of the segments that `add` was told of.
+
+    Segments that another program has copied are found by a listing of their partition. Every method may raise
+    `RemoteStorageError`.
+    """
+
+    def __init__(self, root: BucketPath, place: str, *, is_live: bool) -> None:
+        """Read objects whose keys begin with `place`; `root` is the log directory that their bucket is.
+
+        With `is_live`, another process deletes objects: a missing one raises `Gone` then, and otherwise
+        `RemoteStorageError`.
+        """
+        super().__init__(root)
+        self.place = place
+        self._is_live = is_live
+        # By the directory of the partition and the first offset.
+        self._segments: dict[Path, dict[int, BucketSegment]] = {}
+        self._listed = cache(self._list)
+
+    def add(
+        self, directory: Path, segment: RemoteSegment, stored: StoredSegment | None
+    ) -> BucketSegment:
+        """Take a segment into the directory of its partition, and return it; one of the same offset is replaced.
+
+        `stored` is what logfs knows of a segment that it has copied. Raises `RemoteStorageError` for another
+        program's segment of which there is no complete copy.
+        """
+        if stored is not None:
+            found = LAYOUTS[stored.layout].of(segment, stored, self.place)
+        else:
+            self.check_may_block()
+            listed = self._listed(segment.partition)
+            if key_of(segment) not in listed:
+                self._listed.cache_clear()
+                listed = self._listed(segment.partition)
+            if key_of(segment) not in listed:
+                raise RemoteStorageError(
+                    f"{directory}: the segment from offset {segment.start_offset} on is not in the bucket; give "
+                    "remote.storage.url and remote.storage.prefix as they are in the settings of the broker's plugin"
+                )
+            found = listed[key_of(segment)]
+            found.end_offset = segment.end_offset
+        self._segments.setdefault(directory, {})[segment.start_offset] = found
+        return found
+
+    def _list(self, partition: RemotePartition) -> Mapping[SegmentKey, BucketSegment]:
+        found: dict[SegmentKey, BucketSegment] = {}
+        for layout in LAYOUTS.values():
+            directory = layout.directory(partition, self.place)
+            found |= copies_in(self.objects, layout, directory, self.place)
+        return found
+
+    def open(self, path: Path, *, write: bool = False, create: bool = False) -> File:
+        if write or create:
+            return super().open(path, write=write, create=create)
+        known = self._segments.get(path.parent, {})
+        base, suffix = names.parse_stem(path.name), path.suffix
+        segment = known.get(base)
+        if segment is None or suffix not in segment.files:
+            raise missing(path)
+        end = segment.end_offset
+        following = None if end is None else known.get(end + 1)
+        return BucketFile(path, -1, Entry(segment, suffix), following)
+
+    def lost(self, file: File, error: FileNotFoundError) -> Exception:
+        if self._is_live:
+            return Gone(f"{error.filename}: was deleted in the bucket; read again")
+        return RemoteStorageError(
+            f"{error.filename}: the object is lost, or the bucket is not the right one"
+        )
