@@ -39,6 +39,9 @@ _UNIT_MS = {
 }
 
 
+# In place of a limit of local retention: the limit of the whole log.
+AS_TOTAL = -2
+
 # The value in force.
 
 
@@ -165,6 +168,8 @@ class LogConfig:
     flush_messages: int = _default("flush.messages")
     flush_ms: int = _default("flush.ms")
     index_interval_bytes: int = _default("index.interval.bytes")
+    local_retention_bytes: int = _default("local.retention.bytes")
+    local_retention_ms: int = _default("local.retention.ms")
     logfs_roll_quiet: str = _default("logfs.roll.quiet")
     max_compaction_lag_ms: int = _default("max.compaction.lag.ms")
     max_message_bytes: int = _default("max.message.bytes")
@@ -174,6 +179,9 @@ class LogConfig:
     min_cleanable_dirty_ratio: float = _default("min.cleanable.dirty.ratio")
     min_compaction_lag_ms: int = _default("min.compaction.lag.ms")
     preallocate: bool = _default("preallocate")
+    remote_log_copy_disable: bool = _default("remote.log.copy.disable")
+    remote_log_delete_on_disable: bool = _default("remote.log.delete.on.disable")
+    remote_storage_enable: bool = _default("remote.storage.enable")
     retention_bytes: int = _default("retention.bytes")
     retention_ms: int = _default(RETENTION_MS)
     segment_bytes: int = _default("segment.bytes")
@@ -195,6 +203,15 @@ class LogConfig:
         _check_together(values)
         return cls(**_attributes(cls, values))
 
+    def check_change(self, before: LogConfig) -> None:
+        """Raise `InvalidSetting` if these settings may not follow those `before` (KIP-950)."""
+        disabled = before.remote_storage_enable and not self.remote_storage_enable
+        if disabled and not self.remote_log_delete_on_disable:
+            raise InvalidSetting(
+                "remote.storage.enable: the remote segments would be out of reach; to keep them and copy no more, "
+                "set remote.log.copy.disable to true; to delete them, first set remote.log.delete.on.disable to true"
+            )
+
     @property
     def is_compacted(self) -> bool:
         """Whether the log is compacted, so that only each key's last record is kept."""
@@ -204,6 +221,25 @@ class LogConfig:
     def compresses(self) -> bool:
         """Whether `compression.type` names a codec to compress with: it is neither `producer` nor `uncompressed`."""
         return self.compression_type not in ("producer", "uncompressed")
+
+    @property
+    def copies_segments(self) -> bool:
+        """Whether sealed segments are copied to remote storage."""
+        return self.remote_storage_enable and not self.remote_log_copy_disable
+
+    @property
+    def local_limits(self) -> tuple[int, int]:
+        """How many bytes of a tiered log stay on the local disk, and for how many ms; negative is unlimited.
+
+        Once nothing is copied any more, Kafka applies the limits of the whole log.
+        """
+        size, age = self.local_retention_bytes, self.local_retention_ms
+        if self.remote_log_copy_disable:
+            size = age = AS_TOTAL
+        return (
+            self.retention_bytes if size == AS_TOTAL else size,
+            self.retention_ms if age == AS_TOTAL else age,
+        )
 
     @property
     def is_deleted(self) -> bool:
@@ -243,6 +279,19 @@ class BrokerConfig:
         "producer.id.expiration.check.interval.ms"
     )
     producer_id_expiration_ms: int = _default("producer.id.expiration.ms")
+    remote_log_manager_copy_max_bytes_per_second: int = _default(
+        "remote.log.manager.copy.max.bytes.per.second"
+    )
+    remote_log_manager_task_interval_ms: int = _default("remote.log.manager.task.interval.ms")
+    remote_log_metadata_topic_num_partitions: int = _default(
+        "remote.log.metadata.topic.num.partitions"
+    )
+    remote_storage_cache_bytes: int = _default("remote.storage.cache.bytes")
+    remote_storage_chunk_bytes: int = _default("remote.storage.chunk.bytes")
+    remote_storage_compression: bool = _default("remote.storage.compression")
+    remote_storage_layout: str = _default("remote.storage.layout")
+    remote_storage_prefix: str = _default("remote.storage.prefix")
+    remote_storage_url: str = _default("remote.storage.url")
     replica_high_watermark_checkpoint_interval_ms: int = _default(
         "replica.high.watermark.checkpoint.interval.ms"
     )

@@ -212,6 +212,12 @@ DIFFERENCE_MAX_MS = "message.timestamp.difference.max.ms"
 _POLICIES = Words(("compact", "delete"))
 _CODECS = Words(("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer"))
 _THROTTLED = Pattern(r"\*|([0-9]+:[0-9]+(,[0-9]+:[0-9]+)*)?", "partition:broker pairs, or *")
+# Neither keys nor passwords belong into a URL that is stored.
+_BUCKET = Pattern(
+    r"((s3|gs|az)://[A-Za-z0-9._-]+(/[^?#@]*)?|file:///[^?#]+)?",
+    "a URL such as s3://bucket/prefix, gs://…, az://… or file:///directory, without credentials",
+)
+_KEY_PREFIX = Pattern(r"[A-Za-z0-9._/-]*", "letters, digits and . _ - /")
 _VERSION = Pattern(r"[0-9]+(\.[0-9]+){1,3}(-IV[0-9]+)?", "a version such as 3.0-IV1")
 
 _MAX = str(LONG_MAX)
@@ -390,6 +396,25 @@ _BROKER_ROWS = (
          " are found again."),
     _row(INT, "offsets.topic.segment.bytes", "104857600", 1,
          "The segment.bytes with which __consumer_offsets is created."),
+    # Tiered storage.
+    _row(LONG, "remote.log.manager.task.interval.ms", "30000", 1,
+         "How often logs are checked for segments to copy to remote storage, or to delete there."),
+    _row(LONG, "remote.log.manager.copy.max.bytes.per.second", _MAX, 1,
+         "The highest rate at which segments are sent to remote storage and read back."),
+    _row(INT, "remote.log.metadata.topic.num.partitions", "50", 1,
+         "How many partitions the descriptions of remote segments are spread over; fixed when the first is created."),
+    _row(STRING, "remote.storage.url", "", _BUCKET,
+         "Where the segments of tiered topics are copied: a bucket and a prefix."),
+    _row(STRING, "remote.storage.prefix", "", _KEY_PREFIX,
+         "What the names of all objects begin with, after the URL; the key.prefix of Aiven's plugin."),
+    _row(STRING, "remote.storage.layout", "aiven", Words(("aiven", "local")),
+         "How objects are named and filled: as by Aiven's plugin, or as by Kafka's LocalTieredStorage."),
+    _row(INT, "remote.storage.chunk.bytes", "4194304", 1024,
+         "The size of the chunks of a segment that are compressed and fetched one by one."),
+    _row(BOOLEAN, "remote.storage.compression", "false", None,
+         "Whether the chunks are compressed with zstd; batches that are compressed already gain nothing."),
+    _row(LONG, "remote.storage.cache.bytes", "4294967296", 0,
+         "How much the cache of fetched chunks may take on the disk of each user."),
 )
 # fmt: on
 

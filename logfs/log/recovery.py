@@ -77,6 +77,7 @@ class LoadStart(NamedTuple):
     - `rebuild`: read all of the log and rebuild every index, even if it was closed properly; needs `clean` False.
     - `producer_expiration_ms`: how long an idle producer is remembered.
     - `end`: where the log ends for a read-only store, which ignores all later bytes; None if it reads the whole log.
+    - `is_tiered`: the log may begin below its first local segment, in an object store.
     """
 
     clean: bool
@@ -87,6 +88,7 @@ class LoadStart(NamedTuple):
     producer_expiration_ms: int = 86_400_000
     end: FilePosition | None = None
     closed: bool = False
+    is_tiered: bool = False
 
     @property
     def was_closed(self) -> bool:
@@ -201,7 +203,9 @@ class _LogLoader:
             log_end_offset = max(deleted, self.start.recovery_point)
             segments = [self._new_segment(log_end_offset)]
         log_start_offset = max(deleted, segments[0].base_offset)
-        producers = self._load_producers(segments, log_start_offset, log_end_offset)
+        # A snapshot at the first local offset has the producers of the remote segments before it.
+        first = deleted if self.start.is_tiered else log_start_offset
+        producers = self._load_producers(segments, first, log_end_offset)
         for segment in segments:
             # Close what loading opened; it is opened again on demand, and a store may have very many partitions.
             if segment.is_active:

@@ -49,7 +49,9 @@ class Checkpoints:
         starts = {
             partition.name: partition.log_start_offset
             for partition in here
+            # Kafka always writes that of a tiered log, which may be below the local segments.
             if partition.log_start_offset > partition.segments[0].base_offset
+            or partition.segments[0].is_tiered
         }
         for directory, home in self._registry.homes.items():
             # The partition is offline or was not loaded: it keeps its entries.

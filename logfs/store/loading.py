@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from logfs.config import LogConfig
     from logfs.store.commits.commit import Commits
     from logfs.store.registry import BackgroundOperation, PartitionRegistry
+    from logfs.store.tiering.tiered_logs import TieredLogs
 
     # The name of the only partition to load, or a function that returns whether to load the partition of a name.
     Only = str | Callable[[str], bool]
@@ -154,6 +155,7 @@ class PartitionLoader:
         self,
         registry: PartitionRegistry,
         commits: Commits,
+        tiered: TieredLogs,
         progress: Progress,
         *,
         only: Only | None,
@@ -168,6 +170,7 @@ class PartitionLoader:
         """
         self._registry = registry
         self._commits = commits
+        self._tiered = tiered
         # What recovery has read so far, and the number of partitions for which it is done.
         self.recovered_bytes = 0
         self.recovered_partitions = 0
@@ -327,6 +330,7 @@ class PartitionLoader:
             end = self._commits.place_of_remains(log_dir, name, path)
         changed = self._commits.reconcile(log_dir, name, path)
         closed = log_dir.clean and not changed
+        config = self._registry.settings.log_config(name.topic)
         clean = closed and not self._recover
         start = recovery.LoadStart(
             clean,
@@ -337,8 +341,8 @@ class PartitionLoader:
             self._registry.settings.broker_config.producer_id_expiration_ms,
             end,
             closed,
+            config.remote_storage_enable,
         )
-        config = self._registry.settings.log_config(name.topic)
         total = 0
         if not clean and not log_dir.live:
             logs = (e for e in log_dir.disk.scan(path) if e.name.endswith(names.LOG))
@@ -363,11 +367,14 @@ class PartitionLoader:
         def get_config() -> LogConfig:
             return self._registry.settings.log_config(name.topic)
 
-        if self._registry.read_only:
-            return ReadOnlyPartition(
-                log_dir.disk, path, name, get_config, self._registry.clock, load
-            )
-        return Partition(log_dir.disk, path, name, get_config, self._registry.clock, load())
+        known = log_dir.disk, path, name, get_config, self._registry.clock
+        partition = (
+            ReadOnlyPartition(*known, load)
+            if self._registry.read_only
+            else Partition(*known, load())
+        )
+        self._tiered.attach(partition, start.log_start_offset)
+        return partition
 
     def _report(self, work: BackgroundOperation, size: int) -> None:
         """Count bytes that the recovery of a partition has read. Raises `_LoadingStopped` after `stop`."""

@@ -102,11 +102,23 @@ class Settings:
         """
         with self._lock:
             overrides = _changed(self.topic_overrides(topic), topic_setting(name), text)
-            LogConfig.resolve(overrides, self._broker)
+            self._check_change(topic, LogConfig.resolve(overrides, self._broker))
             self._check_log_dirs()
             self._write(_topic_file(topic), overrides)
             self._topics[topic] = overrides
             self.version += 1
+
+    def _check_change(self, topic: str, config: LogConfig) -> None:
+        if config.remote_storage_enable and not self._broker_config.remote_storage_url:
+            raise InvalidSetting(
+                "remote.storage.enable: there is no bucket for the segments; first set remote.storage.url, as in "
+                "'logfs config LOGDIR remote.storage.url=s3://bucket/prefix'"
+            )
+        try:
+            before = self.log_config(topic)
+        except InvalidSetting:
+            return  # whatever comes after it is better
+        config.check_change(before)
 
     def set_broker(self, name: str, text: str | None) -> None:
         """Change a broker-level setting, durably and at once; None or a blank text removes the override.

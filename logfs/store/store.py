@@ -10,9 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from logfs.errors import (
-    Corrupt,
     InvalidSetting,
-    LogDirFailed,
     LogfsError,
     NotWritable,
     OffsetOutOfRange,
@@ -32,19 +30,21 @@ from logfs.store.commits.groups import TOPIC as GROUPS_TOPIC
 from logfs.store.commits.groups import Groups
 from logfs.store.directory.log_dir import FirstError
 from logfs.store.directory.recognition import check_log_dirs
+from logfs.store.directory.topic_id import read_topic_id
 from logfs.store.loading import PartitionLoader, open_log_dirs
 from logfs.store.maintenance.compaction import Compactor
 from logfs.store.maintenance.mover import Mover
+from logfs.store.maintenance.remote_log_manager import RemoteLogManager
 from logfs.store.maintenance.retention import Retainer
 from logfs.store.maintenance.schedule import MaintenanceTask
 from logfs.store.maintenance.upkeep import MaintenanceScheduler
 from logfs.store.parallel import for_each
 from logfs.store.registry import PartitionRegistry
 from logfs.store.settings import Settings
+from logfs.store.tiering.tiered_logs import TieredLogs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from pathlib import Path
     from types import TracebackType
 
     from logfs.format.base.names import TopicPartition
@@ -129,17 +129,20 @@ class Store(PartitionRegistry):
             self.settings = Settings([(log_dir.disk, log_dir.path) for log_dir in self.log_dirs])
             self.groups = Groups(self, self.create)
             self.commits = Commits(self)
+            self.tiered = TieredLogs(self, self.create)
             self.checkpoints = Checkpoints(self)
             shared = (self, self.checkpoints, self.commits)
-            self.retainer = Retainer(*shared)
+            self.retainer = Retainer(*shared, self.tiered)
             self.compactor = Compactor(*shared)
+            self.remote_log_manager = RemoteLogManager(*shared, self.tiered)
             self.mover = Mover(*shared, self.compactor)
             self.scheduler = MaintenanceScheduler(
-                *shared, self.retainer, self.compactor, self.mover
+                *shared, self.retainer, self.compactor, self.mover, self.tiered
             )
             self._loader = PartitionLoader(
                 self,
                 self.commits,
+                self.tiered,
                 progress or (lambda *_: None),
                 only=only,
                 recover=recover,
@@ -248,7 +251,10 @@ class Store(PartitionRegistry):
         disk, path, topic = log_dir.disk, log_dir.path / name.directory, name.topic
         disk.mkdir(path)
         try:
-            topic_id = self.topic_id(topic) or checkpoint.random_uuid()
+            topic_id = self.topic_id(topic)
+            # A partition of that name may have been deleted while others of the topic stayed.
+            self.tiered.forget_partition(topic_id, name.directory)
+            topic_id = topic_id or checkpoint.random_uuid()
             disk.replace_file(
                 path / PARTITION_METADATA, checkpoint.format_partition_metadata(topic_id)
             )
@@ -306,6 +312,7 @@ class Store(PartitionRegistry):
             doomed = partition.directory.with_name(
                 names.deleted_directory(partition.name, uuid.uuid4().hex)
             )
+            topic_id = read_topic_id(partition.disk, partition.directory)
             partition.rename_directory(doomed)
             del self.partitions[name]
             home = self.homes.pop(name)
@@ -319,6 +326,9 @@ class Store(PartitionRegistry):
                     self.settings.remove_topic(partition.topic)
             with errors:
                 self.checkpoints.write()
+            with errors:
+                # If this fails, it is done before the directory is removed.
+                self.tiered.forget_partition(topic_id, name)
             if errors.error is not None:
                 logger.error(
                     "%s: deleted, but not all of its settings and checkpoint entries: %s",
@@ -348,6 +358,7 @@ class Store(PartitionRegistry):
                 # First: after a crash in between, dropped records must not count as durable records that are lost.
                 partition.flusher.lower_recovery_point(offset)
                 self.checkpoints.write()
+            self.tiered.forget_from(partition, offset)
             changed = partition.truncate(offset)
             if changed:
                 self.checkpoints.write()
@@ -397,6 +408,15 @@ class Store(PartitionRegistry):
         """
         return self.retainer.retain(names)
 
+    def tier(self, name: str) -> int:
+        """Copy the sealed segments of a tiered partition into the object store now, and return how many were copied.
+
+        Segments beyond the last stable offset stay. Raises `NotWritable`, `InvalidSetting` if the topic is not
+        tiered, and `RemoteStorageError`. `RemoteLogManager.copy` also reports progress.
+        """
+        self._check_writable(name)
+        return self.remote_log_manager.copy(name).segments
+
     def compact(self, name: str, *, roll: bool = False) -> None:
         """Compact a partition now, whatever its dirty ratio.
 
@@ -435,8 +455,8 @@ class Store(PartitionRegistry):
         """Do the periodic tasks that are due, such as flushes, checkpoints, retention and compaction; may take long.
 
         A task that fails is logged, and tried again later. In a read-only store this only calls `refresh`. If
-        `compaction` is False, no log is compacted: another thread then calls `compactor.run_due`, because a round of
-        compaction may take minutes.
+        `compaction` is False, no log is compacted, and none is copied to an object store: other threads then call
+        `compactor.run_due` and `remote_log_manager.run_due`, because these may take minutes.
         """
         if self.read_only:
             self.refresh()
@@ -445,6 +465,7 @@ class Store(PartitionRegistry):
         self.scheduler.run_due()
         if compaction:
             self.compactor.run_due()
+            self.remote_log_manager.run_due()
 
     def close(self) -> None:
         """Flush and close all partitions, and release the log directories.
@@ -453,6 +474,7 @@ class Store(PartitionRegistry):
         harmless.
         """
         self._loader.stop()
+        self.remote_log_manager.stop()
         with self.lock:
             log_dirs = self.log_dirs
             for log_dir in log_dirs:
@@ -465,6 +487,7 @@ class Store(PartitionRegistry):
                     self._close_partitions(log_dirs)
             finally:
                 self.log_dirs = []
+                self.tiered.release()
                 for log_dir in log_dirs:
                     log_dir.close()
 
@@ -501,20 +524,3 @@ class Store(PartitionRegistry):
                     if id(log_dir) not in dirty:
                         log_dir.mark_clean()
         errors.throw()
-
-
-def read_topic_id(disk: Disk, directory: Path) -> uuid.UUID | None:
-    """Return the topic id in a partition's directory (kafka-storage 1.5), or None if the file is missing or damaged.
-
-    Any other error of reading the file is logged, too, and gives None. Raises `LogDirFailed`.
-    """
-    path = directory / PARTITION_METADATA
-    try:
-        return checkpoint.parse_partition_metadata(disk.read_file(path))
-    except FileNotFoundError:
-        return None
-    except LogDirFailed:
-        raise
-    except (Corrupt, OSError) as error:
-        logger.warning("%s: the topic id cannot be read: %s", path, error)
-        return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import threading
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.errors import (
@@ -146,6 +146,17 @@ class Partition(Reader):
         self.flusher = Flusher(self, loaded)
 
     @property
+    def local_segments(self) -> Sequence[Segment]:
+        """The segments in the partition directory, which follow those that are only in an object store."""
+        segments = self.segments
+        return segments[bisect_left(segments, True, key=lambda segment: not segment.is_tiered) :]
+
+    @property
+    def local_start_offset(self) -> int:
+        """The base offset of the first segment in the partition directory (Kafka's local log start offset)."""
+        return self.local_segments[0].base_offset
+
+    @property
     def config(self) -> LogConfig:
         """The topic's settings in force."""
         return self._get_config()
@@ -161,7 +172,7 @@ class Partition(Reader):
             end = self.log_end_offset
             if known is None or self._producers_end > end:
                 known = self._producers = self.snapshots.restore(
-                    self.segments, self.log_start_offset, end, self._clock()
+                    self.local_segments, self.log_start_offset, end, self._clock()
                 )
             else:
                 for segment in self.segments_from(self._producers_end):
@@ -563,6 +574,11 @@ class Partition(Reader):
             if offset >= self.log_end_offset:
                 self.epochs.truncate_from_end(self.log_end_offset)
                 return False
+            if offset < self.local_start_offset and self.segments[0].is_tiered:
+                raise OffsetOutOfRange(
+                    f"{self.name.directory}: offset {offset} is below {self.local_start_offset}, where the local "
+                    "segments begin; a log cannot be truncated to an end in the object store"
+                )
             try:
                 self._truncate(offset)
             except OSError as error:
@@ -591,13 +607,17 @@ class Partition(Reader):
             segment.hold_open()
             for path in segment.files:
                 self.disk.unlink(path)
-        self._producers = self.snapshots.restore(kept, self.log_start_offset, offset, now_ms)
+        self._producers = self.snapshots.restore(
+            self.local_segments, self.log_start_offset, offset, now_ms
+        )
         self.disk.sync_directory(self.directory)
 
     # Dropping segments (kafka-storage 7).
 
     def drop_oldest(self, count: int) -> Sequence[Segment]:
         """Drop the `count` oldest segments and return those dropped; their files stay for `file.delete.delay.ms`.
+
+        The objects of segments in an object store stay, too; the store deletes them.
 
         The caller has made the new log start offset durable. A segment that reaches above the log start is kept:
         records may have been appended to it, or compaction may have merged others into it, since the caller counted.
@@ -617,7 +637,8 @@ class Partition(Reader):
             self.segments = self.segments[len(dropped) :]
             try:
                 due_ms = now_ms + self.config.file_delete_delay_ms
-                self._dropped.move_away(dropped, self.snapshots, due_ms)
+                local = [segment for segment in dropped if not segment.is_tiered]
+                self._dropped.move_away(local, self.snapshots, due_ms)
                 self.disk.sync_directory(self.directory)
             except OSError as error:
                 left = (each for each in dropped if each.path.suffix != names.DELETED)
@@ -626,6 +647,55 @@ class Partition(Reader):
                     raise
                 raise self.fail("segments could not be renamed", error) from error
         return dropped
+
+    def attach_remote(self, segments: Sequence[Segment], log_start_offset: int) -> None:
+        """Add segments that are only in an object store, at the start of the log, which begins at an offset then.
+
+        They end where the first local segment begins. Called once, before anybody reads the log.
+        """
+        if segments:
+            self.segments = (*segments, *self.local_segments)
+            first = max(log_start_offset, segments[0].base_offset)
+            self.log_start_offset = min(first, self.log_end_offset)
+
+    def release_local(self, copies: Sequence[Segment]) -> Sequence[Segment]:
+        """Read the oldest local segments from `copies`, which are in an object store, and drop their local files.
+
+        Returns the segments that were dropped; their files stay for `file.delete.delay.ms`, and longer if a reader
+        holds them. The copies are adjacent, and begin with the first local segment; the active segment is not among
+        them. After an error, nothing has changed but the names of some files, which the next opening removes.
+        """
+        self.check_appendable()
+        self.views.pin()
+        with self.flusher.lock, self.lock:
+            before = self.segments
+            local = self.local_segments
+            dropped = local[: len(copies)]
+            same = [(each.base_offset, each.next_offset, each.size_bytes) for each in copies]
+            if dropped[-1] is self.active or same != [
+                (each.base_offset, each.next_offset, each.size_bytes) for each in dropped
+            ]:
+                raise Corrupt(f"{self.directory}: the segments differ from their remote copies")
+            remote = before[: len(before) - len(local)]
+            self.segments = (*remote, *copies, *local[len(copies) :])
+            try:
+                due_ms = self._clock() + self.config.file_delete_delay_ms
+                self._dropped.move_away(dropped, self.snapshots, due_ms)
+                self.disk.sync_directory(self.directory)
+            except OSError as error:
+                if any(each.path.suffix == names.DELETED for each in dropped):
+                    raise self.fail("segments could not be renamed", error) from error
+                self.segments = before
+                raise
+        return dropped
+
+    def detach_remote(self) -> None:
+        """Drop the segments that are only in an object store, and lie below the log start offset."""
+        self.views.pin()
+        with self.flusher.lock, self.lock:
+            if self.segments[0].is_tiered:
+                self.segments = tuple(self.local_segments)
+                self.generation += 1
 
     def holds(self, segments: Sequence[Segment]) -> bool:
         """Whether `segments` are still adjacent sealed segments of the log.
@@ -668,17 +738,19 @@ class Partition(Reader):
     def switch_to_copies(
         self, disk: Disk, directory: Path, segments: Sequence[Segment], snapshots: list[int]
     ) -> list[Segment]:
-        """Let the partition continue with `segments`, durable copies of all its segments; return the old segments.
+        """Let the partition continue with `segments`, durable copies of all its local segments; return the old ones.
 
         The copies are in `directory` on `disk`, which also has producer snapshots at the offsets `snapshots`. The
         result includes segments that were dropped earlier and that readers still hold. The caller holds
         `Flusher.lock` and `lock`.
         """
-        left = [*self.segments, *self._dropped.segments]
+        local = self.local_segments
+        left = [*local, *self._dropped.segments]
+        remote = self.segments[: len(self.segments) - len(local)]
         self.directory, self.disk, self._dropped = directory, disk, DeletedSegments(disk)
         self.epochs.rebind(disk, directory)
         self.snapshots.rebind(disk, directory, snapshots)
-        self.segments = tuple(segments)
+        self.segments = (*remote, *segments)
         self.flusher.note_durable_copies()
         return left
 
@@ -689,7 +761,7 @@ class Partition(Reader):
         """
         with self.disk.naming:
             self.disk.rename(self.directory, directory)
-            relocate([*self.segments, *self._dropped.segments], directory)
+            relocate([*self.local_segments, *self._dropped.segments], directory)
             self.directory = directory
 
     def remove_dropped(self, now_ms: int) -> int:

@@ -94,6 +94,8 @@ class Disk:
 
     def __init__(self) -> None:
         self._loop_thread = -1
+        # Other disks whose blocking is forbidden together with that of this one.
+        self._others: list[Disk] = []
         # Held while a file is opened by a name that may change, and while such a name is changed.
         self.naming = threading.RLock()
         # The durations of the flushes that made logs durable.
@@ -101,11 +103,21 @@ class Disk:
 
     def forbid_blocking(self) -> None:
         """From now on, a `read` in the calling thread raises `WouldBlock` rather than wait for the disk."""
-        self._loop_thread = threading.get_ident()
+        self._set_loop_thread(threading.get_ident())
 
     def allow_blocking(self) -> None:
         """Undo `forbid_blocking`: a `read` waits for the disk again in every thread."""
-        self._loop_thread = -1
+        self._set_loop_thread(-1)
+
+    def share_blocking(self, other: Disk) -> None:
+        """Let `other` raise `WouldBlock` in the thread in which this disk does, now and later."""
+        self._others.append(other)
+        other._set_loop_thread(self._loop_thread)
+
+    def _set_loop_thread(self, thread: int) -> None:
+        self._loop_thread = thread
+        for other in self._others:
+            other._set_loop_thread(thread)
 
     def check_may_block(self) -> None:
         """Raise `WouldBlock` in the thread that called `forbid_blocking`.

@@ -129,6 +129,9 @@ def _carry_on(segment: LiveSegment, files: Files, following: int | None) -> bool
 class ReadOnlyPartition(Partition):
     """A partition of a read-only store. Every reader sees what was on the disk at the last `refresh`."""
 
+    # For a tiered log: returns the segments in the object store between two offsets, in order.
+    remote_between: Callable[[int, int], Sequence[Segment]] | None = None
+
     def __init__(
         self,
         disk: Disk,
@@ -155,6 +158,11 @@ class ReadOnlyPartition(Partition):
             log = disk.stat(self.active.path)
             is_settled = disk.is_settled(log) and not self._active.is_waiting
             self._seen_log = _state(log) if is_settled else None
+
+    def attach_remote(self, segments: Sequence[Segment], log_start_offset: int) -> None:
+        super().attach_remote(segments, log_start_offset)
+        # Loading has raised it to the first local segment.
+        self._checkpointed_start = log_start_offset
 
     # Keeping up.
 
@@ -236,9 +244,14 @@ class ReadOnlyPartition(Partition):
         if not listing:
             # The partition is being created, or removed file by file.
             return False
-        known = {s.base_offset: s for s in self.segments if isinstance(s, LiveSegment)}
+        known = {s.base_offset: s for s in self.local_segments if isinstance(s, LiveSegment)}
         before = self._active
-        segments = tuple(_make_segments(self.disk, self.directory, listing, known))
+        local = _make_segments(self.disk, self.directory, listing, known)
+        remote: Sequence[Segment] = ()
+        if self.remote_between is not None:
+            # After the listing: what a writer has dropped since is described by then.
+            remote = self.remote_between(self._checkpointed_start, local[0].base_offset)
+        segments = (*remote, *local)
         kept = set(map(id, segments))
         dropped = [segment for segment in known.values() if id(segment) not in kept]
         for segment in dropped[-_KEPT_OPEN:]:
@@ -248,13 +261,13 @@ class ReadOnlyPartition(Partition):
             with suppress(OSError, Gone):
                 segment.hold_open(indexes=False)
         if before in dropped:
-            _retire(before, segments)
+            _retire(before, local)
         changed = segments != self.segments
         self.segments = segments
         self._set_log_start()
         self._reload_epochs()
-        if segments[-1].last_timestamp >= 0:
-            self.last_timestamp = segments[-1].last_timestamp
+        if local[-1].last_timestamp >= 0:
+            self.last_timestamp = local[-1].last_timestamp
         if any(segment.is_lost for segment in dropped):
             self._producers = None
         if dropped:
@@ -328,7 +341,7 @@ class ReadOnlyPartition(Partition):
         self.refresh()
 
 
-def _retire(segment: LiveSegment, segments: tuple[LiveSegment, ...]) -> None:
+def _retire(segment: LiveSegment, segments: Sequence[LiveSegment]) -> None:
     """Seal a last segment that was sealed and dropped between two looks.
 
     Readers finish this segment, then continue with the next.

@@ -36,6 +36,7 @@ from logfs.format.files.checkpoint import format_partition_metadata, text_to_uui
 from logfs.format.tiered.custom_metadata import EPOCHS
 from logfs.log.disk.disk import Disk, File, Gone, ReadOnlyDisk, WouldBlock
 from logfs.log.remote.bucket_listing import PartitionPlace, find_partitions, list_segments
+from logfs.log.remote.chunk_cache import LIMIT_BYTES, ChunkCache
 from logfs.log.remote.chunk_reader import ChunkReader, StoredFile
 from logfs.log.remote.object_store import ObjectStore
 
@@ -207,25 +208,23 @@ class BucketDisk(ReadOnlyDisk):
 
     is_remote = True
 
-    def __init__(self, root: BucketPath) -> None:
-        """Read the bucket at `root`; nothing is asked of it yet. Raises `InvalidStore` if it cannot be used."""
+    def __init__(self, root: BucketPath, cache_bytes: int = LIMIT_BYTES) -> None:
+        """Read the bucket at `root`; nothing is asked of it yet. Raises `InvalidStore` if it cannot be used.
+
+        `cache_bytes` is the limit of the cache of chunks.
+        """
         super().__init__()
         self.naming = _NoLock()  # type: ignore[assignment]
-        self._root = root
+        self.root = root
         self.objects = ObjectStore(root)
         # For the files of the cache.
         self._local = Disk()
-        self.chunks = ChunkReader(self.objects, f"{root.scheme}://{root.bucket}", self._local)
+        self.share_blocking(self._local)
+        cache = ChunkCache(cache_bytes)
+        place = f"{root.scheme}://{root.bucket}"
+        self.chunks = ChunkReader(self.objects, place, self._local, cache)
         self._places = _Listing(self, root, self._find_places)
         self._partitions: dict[str, _Listing[_Partition]] = {}
-
-    def forbid_blocking(self) -> None:
-        super().forbid_blocking()
-        self._local.forbid_blocking()
-
-    def allow_blocking(self) -> None:
-        super().allow_blocking()
-        self._local.allow_blocking()
 
     def release(self) -> None:
         self.chunks.release()
@@ -283,10 +282,10 @@ class BucketDisk(ReadOnlyDisk):
         return BucketFile(path, -1, entry, following)
 
     def _below(self, path: Path) -> tuple[str, ...]:
-        return path.relative_to(self._root).parts
+        return path.relative_to(self.root).parts
 
     def _find_places(self) -> dict[str, list[PartitionPlace]]:
-        found = find_partitions(self.objects, self._root.key)
+        found = find_partitions(self.objects, self.root.key)
         return {name.directory: places for name, places in sorted(found.items())}
 
     def _partition(self, path: Path) -> _Listing[_Partition]:
@@ -310,7 +309,7 @@ class BucketDisk(ReadOnlyDisk):
     # Files.
 
     def read(self, file: File, position: int, size: int) -> memoryview:
-        stored = self.objectsd(file)
+        stored = self._stored(file)
         if isinstance(stored, bytes):
             return memoryview(stored)[position : position + size]
         size = max(min(size, self.size(file) - position), 0)
@@ -323,11 +322,11 @@ class BucketDisk(ReadOnlyDisk):
         """Do nothing: what a sequential reader needs next is fetched ahead anyway."""
 
     def fetch_again(self, file: File, start: int, end: int) -> bool:
-        stored = self.objectsd(file)
+        stored = self._stored(file)
         return not isinstance(stored, bytes) and self.chunks.fetch_again(stored, start, end)
 
     def size(self, file: File) -> int:
-        stored = self.objectsd(file)
+        stored = self._stored(file)
         if isinstance(stored, bytes):
             return len(stored)
         entry, following = _entry(file)

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.errors import Corrupt, LogfsError
 from logfs.format.batches.compression import Codec, decompress
-from logfs.log.remote.chunk_cache import ChunkCache
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from logfs.format.tiered.chunk_index import ChunkIndex
     from logfs.log.disk.disk import Disk, File
+    from logfs.log.remote.chunk_cache import ChunkCache
     from logfs.log.remote.object_store import ObjectStore
 
 logger = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class _ChunkId(NamedTuple):
 class ChunkReader:
     """Reads the objects of a bucket. Any thread may call `read`."""
 
-    def __init__(self, store: ObjectStore, place: str, disk: Disk) -> None:
+    def __init__(self, store: ObjectStore, place: str, disk: Disk, cache: ChunkCache) -> None:
         """Read the objects of `store` through a cache.
 
         `place` is the URL of the bucket, which distinguishes its objects from those of other buckets. `disk` reads
@@ -62,7 +62,7 @@ class ChunkReader:
         self._store = store
         self._place = place
         self._disk = disk
-        self._cache = ChunkCache()
+        self._cache = cache
         self._lock = threading.Lock()
         self._open: OrderedDict[_ChunkId, File] = OrderedDict()
         self._coming: dict[_ChunkId, Future[File]] = {}

@@ -31,13 +31,13 @@ class TieredDisk(BucketDisk):
     `RemoteStorageError`.
     """
 
-    def __init__(self, root: BucketPath, place: str, *, is_live: bool) -> None:
+    def __init__(self, root: BucketPath, place: str, *, is_live: bool, cache_bytes: int) -> None:
         """Read objects whose keys begin with `place`; `root` is the log directory that their bucket is.
 
         With `is_live`, another process deletes objects: a missing one raises `Gone` then, and otherwise
         `RemoteStorageError`.
         """
-        super().__init__(root)
+        super().__init__(root, cache_bytes=cache_bytes)
         self.place = place
         self._is_live = is_live
         # By the directory of the partition and the first offset.

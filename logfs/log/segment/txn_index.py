@@ -63,6 +63,10 @@ class TransactionIndex(NamedFile):
     def _read(self) -> bytes:
         return self._disk.read_file(self.path)
 
+    def to_bytes(self) -> bytes:
+        """Return the bytes of all entries."""
+        return b"".join(entry.pack() for entry in self.entries)
+
     def check_sane(self, base_offset: int) -> None:
         """Raise `Corrupt` if a marker lies below `base_offset`, or markers are out of order (kafka-storage 3.8)."""
         before = base_offset - 1
@@ -102,8 +106,7 @@ class TransactionIndex(NamedFile):
         """
         self._is_collecting = False
         if self._disk.writable and (self.entries or self._disk.exists(self.path)):
-            data = b"".join(entry.pack() for entry in self.entries)
-            self._disk.put_file(self.path, data, sync=sync)
+            self._disk.put_file(self.path, self.to_bytes(), sync=sync)
             self._is_dirty = not sync
 
     def remove(self) -> None:

@@ -93,12 +93,15 @@ class ProducerSnapshots:
                     file.close()
             self._unsynced.discard(offset)
 
-    def newest(self, now_ms: int) -> tuple[int, Producers]:
+    def newest(self, now_ms: int, most: int | None = None) -> tuple[int, Producers]:
         """Return the offset and the producers of the newest snapshot that can be read, without expired producers.
 
-        Drops damaged snapshots. If none can be read, returns `minimum_offset` and no producers.
+        With `most`, it is the newest at or below that offset. Drops damaged snapshots. If none can be read, returns
+        `minimum_offset` and no producers.
         """
         for offset in reversed(self.offsets):
+            if most is not None and offset > most:
+                continue
             try:
                 producers = Producers(parse_snapshot(self.read(offset)))
                 producers.expire(now_ms, self._expiration_ms)
@@ -132,6 +135,14 @@ class ProducerSnapshots:
                 self.take(first, producers)
             replay(producers, segment, first, end)
         self.take(end, producers)
+        return producers
+
+    def producers_at(self, offset: int, segments: Sequence[Segment], now_ms: int) -> Producers:
+        """Return the producers at an offset: those of a snapshot, updated by the batches of `segments` after it."""
+        start, producers = self.newest(now_ms, offset)
+        for segment in segments:
+            if segment.base_offset < offset and segment.next_offset > start:
+                replay(producers, segment, max(start, segment.base_offset), offset)
         return producers
 
     def drop(self, offset: int) -> None:

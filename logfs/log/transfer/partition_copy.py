@@ -87,7 +87,7 @@ class PartitionCopy:
             segment.size_bytes - copied.size_bytes
             if (copied := self._copied.get(segment.base_offset)) and self._is_same(copied, segment)
             else segment.size_bytes
-            for segment in self._partition.segments
+            for segment in self._partition.local_segments
         )
 
     @staticmethod
@@ -96,7 +96,7 @@ class PartitionCopy:
 
     def catch_up(self) -> None:
         """Copy what the copy lacks, and remove from it what has left the log. May take long."""
-        segments = self._partition.segments
+        segments = self._partition.local_segments
         known = {segment.base_offset: segment for segment in segments}
         for base_offset, copied in list(self._copied.items()):
             if not self._is_same(copied, known.get(base_offset)):
@@ -107,7 +107,7 @@ class PartitionCopy:
             try:
                 self._copy(segment, is_sealed=segment is not segments[-1])
             except FileNotFoundError:
-                if any(each is segment for each in self._partition.segments):
+                if any(each is segment for each in self._partition.local_segments):
                     raise
         self._copy_other_files()
 
@@ -232,7 +232,7 @@ class PartitionCopy:
             raise Corrupt(f"{self._partition.directory}: a .log file has become shorter")
         partition = self._partition
         active, end = partition.active, partition.log_end_offset
-        self._segments = [self._twin(segment) for segment in partition.segments[:-1]]
+        self._segments = [self._twin(segment) for segment in partition.local_segments[:-1]]
         if end > active.base_offset:
             self._segments.append(self._seal(active, now_ms))
         fresh = Segment(self._disk, self.directory, end)
@@ -274,7 +274,7 @@ class PartitionCopy:
         """
         partition = self._partition
         assert self._snapshots is not None, "complete"
-        old = partition.segments
+        old = partition.local_segments
         end = partition.log_end_offset
         relocate(self._segments, directory)
         left = partition.switch_to_copies(

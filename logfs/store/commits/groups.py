@@ -19,7 +19,6 @@ from logfs.errors import (
     InvalidName,
     InvalidRecord,
     NotWritable,
-    PartitionFailed,
     Unsupported,
 )
 from logfs.format.base import names
@@ -30,6 +29,7 @@ from logfs.format.messages import group_record
 from logfs.format.messages.control import ControlType, parse_control_key
 from logfs.format.messages.group_record import OffsetCommit, OffsetKey, coordinator_partition
 from logfs.log.segment.batch_iterator import DamagedRange
+from logfs.store.internal_topic import InternalTopic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 TOPIC = "__consumer_offsets"
-_PARTITIONS = "offsets.topic.num.partitions"
 # The greatest length of a string in these records, in bytes.
 INT16_MAX = 2**15 - 1
 _OFFSET = re.compile(r"0|[1-9][0-9]{0,18}")
@@ -71,7 +70,14 @@ class Groups:
         `create` is called with the name of a missing partition of `__consumer_offsets`, creates it and returns it.
         """
         self._registry = registry
-        self._create = create
+        self._topic = InternalTopic(
+            registry,
+            create,
+            TOPIC,
+            "offsets.topic.num.partitions",
+            self._topic_settings,
+            "the committed offsets of groups",
+        )
         self._lock = threading.RLock()
         self._replays: Sequence[_Replay] = ()
 
@@ -85,9 +91,7 @@ class Groups:
         with self._following() as replays:
             found = self._find(replays, group, wanted)
         if found is None:
-            for other, reason in list(self._registry.offline.items()):
-                if names.parse_directory(other).topic == TOPIC:
-                    raise _offline(other, reason)
+            self._topic.check_online()
         return found
 
     def of(self, name: str) -> dict[str, OffsetCommit]:
@@ -187,16 +191,8 @@ class Groups:
 
         Raises the errors of `Store.create`, and `PartitionFailed` if the partition is offline.
         """
-        registry = self._registry
-        name = f"{TOPIC}-{self._partition_of(group)}"
         with self._registry.disk.hold(self._lock):
-            self._prepare_topic()
-            if name not in registry and name not in registry.offline:
-                self._keep_partition_count()
-                self._create(name)
-        if name in registry.offline:
-            raise _offline(name, registry.offline[name])
-        return registry[name]
+            return self._topic.log(self._partition_of(group))
 
     @contextmanager
     def _writing(self, group: str) -> Iterator[None]:
@@ -210,48 +206,17 @@ class Groups:
         with self._registry.disk.hold(self._lock):
             yield
 
-    # The topic.
-
     def _partition_of(self, group: str) -> int:
-        return coordinator_partition(group, self._partition_count())
+        return coordinator_partition(group, self._topic.partition_count())
 
-    def _partition_count(self) -> int:
-        """Return the number of partitions of `__consumer_offsets`: the setting, or the number that a broker chose.
-
-        The partitions in this store show the broker's number if they are numbered 0, 1, 2, … without a gap, and the
-        setting was not changed here.
-        """
-        settings = self._registry.settings
-        if _PARTITIONS not in settings.broker_overrides:
-            here = {log.partition for log in self._logs()}
-            if here and max(here) == len(here) - 1:
-                return len(here)
-        return settings.broker_config.offsets_topic_num_partitions
-
-    def _prepare_topic(self) -> None:
-        """Give the topic Kafka's settings if it has none here; a broker keeps its settings elsewhere."""
-        settings = self._registry.settings
-        if not settings.topic_overrides(TOPIC):
-            segment_bytes = settings.broker_config.offsets_topic_segment_bytes
-            settings.set_topic(TOPIC, "cleanup.policy", "compact")
-            settings.set_topic(TOPIC, "compression.type", "producer")
-            settings.set_topic(TOPIC, "segment.bytes", str(segment_bytes))
-
-    def _keep_partition_count(self) -> None:
-        """Save the number of partitions as a setting, before a partition is created.
-
-        Afterwards the partitions that exist here do not show it.
-        """
-        settings = self._registry.settings
-        if _PARTITIONS not in settings.broker_overrides:
-            settings.set_broker(_PARTITIONS, str(self._partition_count()))
-
-    def _logs(self) -> list[Partition]:
-        for name in [*self._registry.unloaded]:
-            if name.startswith(f"{TOPIC}-"):
-                self._registry.find(name)
-        # Make a list first: another thread may be creating a partition.
-        return [log for log in list(self._registry.partitions.values()) if log.topic == TOPIC]
+    def _topic_settings(self) -> dict[str, str]:
+        """Return the settings that Kafka gives the topic."""
+        segment_bytes = self._registry.settings.broker_config.offsets_topic_segment_bytes
+        return {
+            "cleanup.policy": "compact",
+            "compression.type": "producer",
+            "segment.bytes": str(segment_bytes),
+        }
 
     # Following the topic.
 
@@ -259,7 +224,7 @@ class Groups:
     def _following(self) -> Iterator[Sequence[_Replay]]:
         """Yield the replays of the topic's partitions, brought up to date, with the lock held."""
         with self._registry.disk.hold(self._lock):
-            self._replays = [self._replay_of(log) for log in self._logs()]
+            self._replays = [self._replay_of(log) for log in self._topic.logs()]
             for replay in self._replays:
                 replay.catch_up()
             yield self._replays
@@ -267,10 +232,6 @@ class Groups:
     def _replay_of(self, log: Partition) -> _Replay:
         known = (replay for replay in self._replays if replay.log is log)
         return next(known, None) or _Replay(log)
-
-
-def _offline(name: str, reason: Exception) -> PartitionFailed:
-    return PartitionFailed(f"{name}: the committed offsets of groups are offline: {reason}")
 
 
 class _Entry(NamedTuple):

@@ -3,6 +3,10 @@
 `plan_retention` plans and changes nothing; `Retainer` deletes. There are three passes: for segments below the log
 start offset, for segments in excess of `retention.bytes`, and for segments older than `retention.ms`. Each pass
 begins at the oldest segment that is left, and ends at the first one that may stay.
+
+In a tiered log these passes go over the remote segments and the local ones, each counted once, and end at the first
+one that is not copied yet. Two more passes, with `local.retention.bytes` and `local.retention.ms`, then find local
+segments whose copies are read from now on (KIP-405).
 """
 
 from __future__ import annotations
@@ -11,21 +15,24 @@ import logging
 from collections import Counter
 from enum import Enum
 from functools import partial
-from itertools import pairwise, repeat
+from itertools import pairwise, repeat, takewhile
 from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.format.base.times import format_time
 from logfs.log.segment.batch_iterator import Damage
+from logfs.setting import LONG_MAX
 from logfs.store.directory.log_dir import FirstError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from logfs.config import LogConfig
+    from logfs.log.append.partition import Partition
     from logfs.log.segment.segment import Segment
     from logfs.store.checkpoints import Checkpoints
     from logfs.store.commits.commit import Commits
     from logfs.store.registry import PartitionRegistry
+    from logfs.store.tiering.tiered_logs import TieredLogs
 
     Attempt = Callable[[str, Callable[[], None]], object]
 
@@ -41,6 +48,8 @@ class RetentionCause(Enum):
     START = "log-start-offset"
     SIZE = "retention.bytes"
     TIME = "retention.ms"
+    LOCAL_SIZE = "local.retention.bytes"
+    LOCAL_TIME = "local.retention.ms"
 
 
 class Expired(NamedTuple):
@@ -55,35 +64,67 @@ class RetentionPlan(NamedTuple):
     """The result of retention if it were done now.
 
     `expired` are the segments to drop, oldest first. `stays` says why the oldest remaining segment stays, and is
-    empty if no segment is left. `log_start_offset` is the log start offset after the segments are dropped.
+    empty if no segment is left. `log_start_offset` is the log start offset after the segments are dropped. `released`
+    are the local segments that are dropped only from the local disk.
     """
 
     expired: Sequence[Expired]
     stays: str
     log_start_offset: int
+    released: Sequence[Expired] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.expired)
+        return bool(self.expired or self.released)
 
 
 def plan_retention(
-    segments: Sequence[Segment], config: LogConfig | None, log_start_offset: int, now_ms: int
+    segments: Sequence[Segment],
+    config: LogConfig | None,
+    log_start_offset: int,
+    now_ms: int,
+    copied_end: int | None = None,
 ) -> RetentionPlan:
     """Return which segments of a log to drop; the active one is among them only if all have expired.
 
     `config` is None if the topic's settings are unknown here: then no segment is dropped by size or age. `now_ms` is
-    in ms since the epoch.
+    in ms since the epoch. In a tiered log, `copied_end` is the offset after the last segment that is copied.
     """
     # Read before the timestamps: records appended to the last segment from now on have not expired.
     starts = [log_start_offset, *(segment.next_offset for segment in segments)]
     expired = [*_below_start(segments, log_start_offset)]
-    if config is not None and config.is_deleted:
-        for cause, reasons in ((RetentionCause.SIZE, _too_large), (RetentionCause.TIME, _too_old)):
-            left = segments[len(expired) :]
-            expired += map(Expired, left, repeat(cause), reasons(left, config, now_ms))
+    if config is None or not config.is_deleted:
+        left = segments[len(expired) :]
+        stays = _why_it_stays(left, config, now_ms) if left else ""
+        return RetentionPlan(expired, stays, starts[len(expired)])
+    # What is not copied yet stays, whatever its size or age.
+    end = copied_end if copied_end is not None and config.copies_segments else LONG_MAX
+    total = _Limits(config.retention_bytes, config.retention_ms, "")
+    for cause, reasons in ((RetentionCause.SIZE, _too_large), (RetentionCause.TIME, _too_old)):
+        kept = segments[len(expired) :]
+        found = map(Expired, kept, repeat(cause), reasons(kept, total, now_ms))
+        expired += takewhile(lambda each: each.segment.next_offset <= end, found)
     left = segments[len(expired) :]
+    released: list[Expired] = []
+    if copied_end is not None:
+        local = [segment for segment in left if not segment.is_tiered]
+        limits = _Limits(*config.local_limits, "local.")
+        for cause, reasons in (
+            (RetentionCause.LOCAL_SIZE, _too_large),
+            (RetentionCause.LOCAL_TIME, _too_old),
+        ):
+            kept = local[len(released) :]
+            found = map(Expired, kept, repeat(cause), reasons(kept, limits, now_ms))
+            released += takewhile(lambda each: each.segment.next_offset <= copied_end, found)
     stays = _why_it_stays(left, config, now_ms) if left else ""
-    return RetentionPlan(expired, stays, starts[len(expired)])
+    return RetentionPlan(expired, stays, starts[len(expired)], released)
+
+
+class _Limits(NamedTuple):
+    """The limits of a pass: bytes and ms, negative for none, and what the names of the settings begin with."""
+
+    size_bytes: int
+    age_ms: int
+    prefix: str
 
 
 def _below_start(segments: Sequence[Segment], log_start_offset: int) -> Iterator[Expired]:
@@ -95,20 +136,20 @@ def _below_start(segments: Sequence[Segment], log_start_offset: int) -> Iterator
         )
 
 
-def _too_large(segments: Sequence[Segment], config: LogConfig, now_ms: int) -> Iterator[str]:
-    limit = config.retention_bytes
+def _too_large(segments: Sequence[Segment], limits: _Limits, now_ms: int) -> Iterator[str]:
+    limit = limits.size_bytes
     if limit < 0:
         return
     excess = sum(segment.size_bytes for segment in segments) - limit
     for segment in segments:
         if excess < segment.size_bytes or not segment.size_bytes:
             return
-        yield f"the log exceeds retention.bytes={limit} by {excess} bytes"
+        yield f"the log exceeds {limits.prefix}retention.bytes={limit} by {excess} bytes"
         excess -= segment.size_bytes
 
 
-def _too_old(segments: Sequence[Segment], config: LogConfig, now_ms: int) -> Iterator[str]:
-    limit = config.retention_ms
+def _too_old(segments: Sequence[Segment], limits: _Limits, now_ms: int) -> Iterator[str]:
+    limit = limits.age_ms
     if limit < 0:
         return
     for segment in segments:
@@ -121,7 +162,7 @@ def _too_old(segments: Sequence[Segment], config: LogConfig, now_ms: int) -> Ite
         newest = _newest_timestamp(segment, whole=is_small)
         if now_ms - newest <= limit:
             return
-        yield f"its newest record, of {format_time(newest)}, is older than retention.ms={limit}"
+        yield f"its newest record, of {format_time(newest)}, is older than {limits.prefix}retention.ms={limit}"
 
 
 def _newest_timestamp(segment: Segment, *, whole: bool) -> int:
@@ -129,6 +170,9 @@ def _newest_timestamp(segment: Segment, *, whole: bool) -> int:
 
     With `whole` all batches are read. Otherwise it is `largest_timestamp`, or that of the last batches if later.
     """
+    if segment.is_tiered:
+        # Its description is not a cache, and reading it would cost requests.
+        return segment.largest_timestamp
     start, newest = 0, -1
     if not whole:
         start, newest = segment.position_of(segment.next_offset - 1), segment.largest_timestamp
@@ -197,11 +241,16 @@ class Retainer:
     """
 
     def __init__(
-        self, registry: PartitionRegistry, checkpoints: Checkpoints, commits: Commits
+        self,
+        registry: PartitionRegistry,
+        checkpoints: Checkpoints,
+        commits: Commits,
+        tiered: TieredLogs,
     ) -> None:
         self._registry = registry
         self._checkpoints = checkpoints
         self._commits = commits
+        self._tiered = tiered
         # Totals since the store was opened, and the last retention of each partition.
         self.segments: Counter[RetentionCause] = Counter()
         self.size_bytes: Counter[RetentionCause] = Counter()
@@ -214,7 +263,9 @@ class Retainer:
         overrides = registry.settings.topic_overrides(partition.topic)
         config = partition.config if overrides or not registry.is_brokers(name) else None
         start = partition.log_start_offset
-        return plan_retention(partition.segments, config, start, registry.clock())
+        log = self._tiered.of(partition) if partition.config.remote_storage_enable else None
+        copied_end = None if log is None else log.end_offset
+        return plan_retention(partition.segments, config, start, registry.clock(), copied_end)
 
     def retain(self, names: Iterable[str] | None = None, attempt: Attempt = _do) -> int:
         """Drop all segments eligible for deletion, and return how many were dropped.
@@ -257,15 +308,14 @@ class Retainer:
 
     def _drop(self, name: str, found: RetentionPlan) -> None:
         partition = self._registry[name]
+        if found.released:
+            self._release(name, partition, found.released)
         sizes = {gone.segment.base_offset: gone.segment.size_bytes for gone in found.expired}
         dropped = {segment.base_offset for segment in partition.drop_oldest(len(found.expired))}
         expired = [gone for gone in found.expired if gone.segment.base_offset in dropped]
         if not expired:
             return
-        for gone in expired:
-            self.segments[gone.cause] += 1
-            self.size_bytes[gone.cause] += sizes[gone.segment.base_offset]
-            logger.debug("%s: dropped: %s", gone.segment.path, gone.reason)
+        self._note(expired, sizes)
         start = partition.log_start_offset
         total = sum(sizes[gone.segment.base_offset] for gone in expired)
         self.last[name] = Retained(self._registry.clock(), len(expired), total, start)
@@ -277,3 +327,29 @@ class Retainer:
             ", ".join(dict.fromkeys(gone.cause.value for gone in expired)),
             start,
         )
+
+    def _release(self, name: str, partition: Partition, released: Sequence[Expired]) -> None:
+        """Drop local segments whose copies in the object store are read from now on."""
+        log = self._tiered.of(partition)
+        assert log is not None, "the plan was made with it"
+        copies = log.copies_of([gone.segment for gone in released])
+        if not copies:
+            return
+        released = released[: len(copies)]
+        sizes = {gone.segment.base_offset: gone.segment.size_bytes for gone in released}
+        partition.release_local(copies)
+        self._note(released, sizes)
+        logger.info(
+            "%s: dropped %d local segments of %d bytes, which are in the object store; the local log starts at "
+            "offset %d",
+            name,
+            len(copies),
+            sum(sizes.values()),
+            partition.local_start_offset,
+        )
+
+    def _note(self, gone: Sequence[Expired], sizes: Mapping[int, int]) -> None:
+        for each in gone:
+            self.segments[each.cause] += 1
+            self.size_bytes[each.cause] += sizes[each.segment.base_offset]
+            logger.debug("%s: dropped: %s", each.segment.path, each.reason)

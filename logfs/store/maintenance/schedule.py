@@ -24,6 +24,7 @@ class MaintenanceTask(Enum):
     RETENTION = "retention"
     REMOVAL = "removal"
     COMPACTION = "compaction"
+    TIERING = "tiering"
 
 
 # The tasks that a pause stops. Tasks for durability go on: flushes that settings ask for, and checkpoints.
@@ -33,6 +34,7 @@ PAUSABLE = frozenset(
         MaintenanceTask.RETENTION,
         MaintenanceTask.REMOVAL,
         MaintenanceTask.COMPACTION,
+        MaintenanceTask.TIERING,
     }
 )
 
@@ -55,6 +57,8 @@ def interval_ms(task: MaintenanceTask, broker: BrokerConfig) -> int:
         )
     if task in (MaintenanceTask.ROLL, MaintenanceTask.RETENTION):
         return broker.log_retention_check_interval_ms
+    if task is MaintenanceTask.TIERING:
+        return broker.remote_log_manager_task_interval_ms
     return broker.log_cleaner_backoff_ms if task is MaintenanceTask.COMPACTION else 0
 
 

@@ -12,7 +12,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from logfs.errors import LogfsError
+from logfs.format.base import names
 from logfs.log.transfer.partition_copy import remove_directory
+from logfs.store.directory.topic_id import read_topic_id
 from logfs.store.maintenance.schedule import (
     Backoff,
     MaintenanceTask,
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from logfs.store.maintenance.mover import Mover
     from logfs.store.maintenance.retention import Retainer
     from logfs.store.registry import PartitionRegistry
+    from logfs.store.tiering.tiered_logs import TieredLogs
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +58,7 @@ class MaintenanceScheduler:
         retainer: Retainer,
         compactor: Compactor,
         mover: Mover,
+        tiered: TieredLogs,
     ) -> None:
         self._registry = registry
         self._checkpoints = checkpoints
@@ -62,6 +66,7 @@ class MaintenanceScheduler:
         self._retainer = retainer
         self._compactor = compactor
         self._mover = mover
+        self._tiered = tiered
         self.backoff = Backoff()
         # When the last run ended and how long it took, for status and metrics.
         self.last_run_ms: int | None = None
@@ -220,9 +225,23 @@ class MaintenanceScheduler:
 
     def _remove_directory(self, disk: Disk, path: Path) -> None:
         """Remove the directory of a partition that was deleted or moved; segments that are still read stay."""
+        self._forget_remote(disk, path)
         if remove_directory(disk, path, self._mover.still_read(path)):
             del self._registry.deletions[path]
             logger.info("%s: removed", path)
+
+    def _forget_remote(self, disk: Disk, path: Path) -> None:
+        """Note that the remote segments of a partition are to be deleted, if a crash came before that was noted."""
+        name = names.classify_directory(path.name)[1]
+        topic_id = read_topic_id(disk, path)
+        home = self._registry.homes.get(name.directory)
+        if home is None:
+            # Every partition is known only if every log directory is.
+            is_deleted = all(each.is_known for each in self._registry.log_dirs)
+        else:
+            is_deleted = topic_id != read_topic_id(home.disk, home.path / name.directory)
+        if is_deleted:
+            self._tiered.forget_partition(topic_id, name.directory)
 
 
 # Rolling the active segment of a partition without appends. Kafka checks `segment.ms` only at the next append

@@ -1,0 +1,35 @@
+"""The id of a topic, which the directory of each of its partitions has (kafka-storage 1.5)."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from logfs.errors import Corrupt, LogDirFailed
+from logfs.format.base import names
+from logfs.format.files import checkpoint
+
+if TYPE_CHECKING:
+    import uuid
+    from pathlib import Path
+
+    from logfs.log.disk.disk import Disk
+
+logger = logging.getLogger(__name__)
+
+
+def read_topic_id(disk: Disk, directory: Path) -> uuid.UUID | None:
+    """Return the topic id in a partition's directory (kafka-storage 1.5), or None if the file is missing or damaged.
+
+    Any other error of reading the file is logged, too, and gives None. Raises `LogDirFailed`.
+    """
+    path = directory / names.PARTITION_METADATA
+    try:
+        return checkpoint.parse_partition_metadata(disk.read_file(path))
+    except FileNotFoundError:
+        return None
+    except LogDirFailed:
+        raise
+    except (Corrupt, OSError) as error:
+        logger.warning("%s: the topic id cannot be read: %s", path, error)
+        return None

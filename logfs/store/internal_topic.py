@@ -1,0 +1,92 @@
+"""A topic whose records are the store's own: `__consumer_offsets`, or `__remote_log_metadata`.
+
+Its partitions are created when they are needed. A broker creates all at once, so that their number shows how many
+there are; logfs keeps the number as a setting.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from logfs.errors import PartitionFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from logfs.log.append.partition import Partition
+    from logfs.store.registry import PartitionRegistry
+
+
+class InternalTopic:
+    """The partitions of an internal topic. Any thread may call; callers of `log` hold a lock of their own."""
+
+    def __init__(
+        self,
+        registry: PartitionRegistry,
+        create: Callable[[str], Partition],
+        topic: str,
+        count_setting: str,
+        settings: Callable[[], Mapping[str, str]],
+        what: str,
+    ) -> None:
+        """Make the topic of a store; nothing is read or created yet.
+
+        `create` creates a partition and returns it. `count_setting` is the broker-level setting with the number of
+        partitions. `settings` returns the texts of the settings that the topic gets when its first partition is
+        created. `what` says what its records are, for messages.
+        """
+        self._registry = registry
+        self._create = create
+        self.topic = topic
+        self._count_setting = count_setting
+        self._settings = settings
+        self._what = what
+
+    def partition_count(self) -> int:
+        """Return the number of partitions: the setting, or the number that a broker chose.
+
+        The partitions in this store show the broker's number if they are numbered 0, 1, 2, … without a gap, and the
+        setting was not changed here.
+        """
+        settings = self._registry.settings
+        if self._count_setting not in settings.broker_overrides:
+            here = {log.partition for log in self.logs()}
+            if here and max(here) == len(here) - 1:
+                return len(here)
+        config = settings.broker_config
+        count: int = getattr(config, self._count_setting.replace(".", "_"))
+        return count
+
+    def logs(self) -> list[Partition]:
+        """Return the partitions that exist and are not offline."""
+        for name in [*self._registry.unloaded]:
+            if name.startswith(f"{self.topic}-"):
+                self._registry.find(name)
+        # Make a list first: another thread may be creating a partition.
+        return [log for log in list(self._registry.partitions.values()) if log.topic == self.topic]
+
+    def log(self, number: int) -> Partition:
+        """Return a partition to append to; a missing one is created.
+
+        Raises the errors of `Store.create`, and `PartitionFailed` if the partition is offline.
+        """
+        registry = self._registry
+        name = f"{self.topic}-{number}"
+        settings = registry.settings
+        if not settings.topic_overrides(self.topic):
+            # A broker keeps its settings elsewhere.
+            for setting, text in self._settings().items():
+                settings.set_topic(self.topic, setting, text)
+        if name not in registry and name not in registry.offline:
+            if self._count_setting not in settings.broker_overrides:
+                # Afterwards the partitions that exist here do not show it.
+                settings.set_broker(self._count_setting, str(self.partition_count()))
+            self._create(name)
+        self.check_online(name)
+        return registry[name]
+
+    def check_online(self, *names: str) -> None:
+        """Raise `PartitionFailed` if one of the topic's partitions, by default any, is offline."""
+        for name, reason in list(self._registry.offline.items()):
+            if name in names or (not names and name.startswith(f"{self.topic}-")):
+                raise PartitionFailed(f"{name}: {self._what} are offline: {reason}")

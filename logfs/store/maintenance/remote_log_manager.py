@@ -1,0 +1,461 @@
+"""Copies sealed segments of tiered logs into an object store, and deletes them there (Kafka's RemoteLogManager).
+
+A copy begins with a durable record of its start, and counts when the record of its end is durable: after its objects
+have been read back. A copy that was cut off is deleted by the next run. Segments that are to be deleted are first
+recorded so, durably; their objects go when `file.delete.delay.ms` has passed and no reader holds them.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import uuid
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+from logfs.errors import (
+    InvalidSetting,
+    LogfsError,
+    PartitionFailed,
+    RemoteStorageError,
+    UnknownPartition,
+)
+from logfs.format.base import names
+from logfs.format.files.checkpoint import format_epochs
+from logfs.format.files.producer_snapshot import format_snapshot
+from logfs.format.tiered import custom_metadata
+from logfs.format.tiered.custom_metadata import EPOCHS, Layout
+from logfs.format.tiered.remote_segment import RemoteSegment, SegmentState, SegmentUpdate
+from logfs.store.directory.topic_id import read_topic_id
+from logfs.store.maintenance.compaction import Throttle
+from logfs.store.maintenance.schedule import Backoff, MaintenanceTask, Timer, due
+from logfs.store.tiering.metadata import BROKER_ID
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from logfs.format.tiered.remote_segment import RemotePartition
+    from logfs.log.append.partition import Partition
+    from logfs.log.remote.segment_upload import SegmentContent, UploadOptions
+    from logfs.log.segment.segment import Segment
+    from logfs.store.checkpoints import Checkpoints
+    from logfs.store.commits.commit import Commits
+    from logfs.store.registry import PartitionRegistry
+    from logfs.store.tiering.tiered_logs import TieredLog, TieredLogs
+
+    Progress = Callable[[int], object]
+
+logger = logging.getLogger(__name__)
+
+
+class Copied(NamedTuple):
+    """What was copied: the number of segments, and the bytes of their .log files."""
+
+    segments: int
+    size_bytes: int
+
+
+class CopyPlan(NamedTuple):
+    """The segments that would be copied now, in order, and why the next one after them is not."""
+
+    segments: Sequence[Segment]
+    stays: str
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes of the .log files of the segments."""
+        return sum(segment.size_bytes for segment in self.segments)
+
+
+class _Stopped(Exception):
+    """The store is being closed."""
+
+
+class RemoteLogManager:
+    """The upkeep of the remote segments of a store. Any thread may call it; one run is active at a time."""
+
+    def __init__(
+        self,
+        registry: PartitionRegistry,
+        checkpoints: Checkpoints,
+        commits: Commits,
+        tiered: TieredLogs,
+    ) -> None:
+        self._registry = registry
+        self._checkpoints = checkpoints
+        self._commits = commits
+        self._tiered = tiered
+        self._running = threading.RLock()
+        self._stopped = threading.Event()
+        self.wake: Callable[[], object] = lambda: None
+        self.timer = Timer(registry.opened_ms, 0)
+        self.backoff = Backoff()
+        # The copies that are being made.
+        self._copying: set[uuid.UUID] = set()
+        # Totals since the store was opened, by Kafka's names of its metrics.
+        self.copied_bytes = 0
+        self.copied_segments = 0
+        self.copy_errors = 0
+        self.deleted_segments = 0
+        self.delete_errors = 0
+        # By partition, the segments and bytes that wait to be copied, as the last run found them.
+        self.lag: dict[str, Copied] = {}
+
+    def stop(self) -> None:
+        """End the copy that is running, and begin no other."""
+        self._stopped.set()
+        self.wake()
+
+    # Copying.
+
+    def plan(self, name: str) -> CopyPlan:
+        """Return which segments of a partition would be copied now. Raises `InvalidSetting` if it is not tiered."""
+        partition = self._registry[name]
+        return self._plan(partition, self._log_of(partition))
+
+    def _log_of(self, partition: Partition) -> TieredLog:
+        log = self._tiered.of(partition)
+        if log is None or not partition.config.remote_storage_enable:
+            raise InvalidSetting(
+                f"{partition.name.directory}: the topic is not tiered; set remote.storage.enable to true"
+            )
+        return log
+
+    def _plan(self, partition: Partition, log: TieredLog) -> CopyPlan:
+        """Return the sealed segments that end at or below the last stable offset, from the first one not copied on.
+
+        The caller has made them durable if it copies them.
+        """
+        if partition.config.remote_log_copy_disable:
+            return CopyPlan((), "remote.log.copy.disable is true")
+        begin = log.end_offset
+        with partition.lock:
+            local, stable = partition.local_segments, partition.last_stable_offset
+        found: list[Segment] = []
+        for segment, following in pairwise(local):
+            if following.base_offset <= max(begin, partition.log_start_offset):
+                continue
+            if following.base_offset > stable:
+                return CopyPlan(found, f"a transaction is open since offset {stable}")
+            found.append(segment)
+        return CopyPlan(found, "it is the active segment")
+
+    def copy(self, name: str, progress: Progress | None = None) -> Copied:
+        """Copy the segments of a partition that are due, one after another, and return how much that was.
+
+        `progress` is called with the number of bytes before each part of a segment is sent or read back. After an
+        error the segments that were copied before it stay copied. Raises `InvalidSetting` if the topic is not tiered,
+        `RemoteStorageError`, `PartitionFailed`, `Corrupt` and `OSError`.
+        """
+        with self._running:
+            try:
+                return self._copy(name, progress)
+            except _Stopped:
+                raise PartitionFailed(f"{name}: is not copied: the store is closed") from None
+
+    def _copy(self, name: str, progress: Progress | None = None) -> Copied:
+        partition = self._registry[name]
+        log = self._log_of(partition)
+        if partition.recovery_point < partition.active.base_offset:
+            # A power cut must not take from the disk what is in the bucket.
+            partition.flush()
+        plan = self._plan(partition, log)
+        done = Copied(0, 0)
+        if not plan.segments:
+            self.lag.pop(name, None)
+            return done
+        rate = self._registry.settings.broker_config.remote_log_manager_copy_max_bytes_per_second
+        throttle = Throttle(rate, self._stopped.wait)
+        with self._registry.doing("copying", name, 2 * plan.size_bytes) as work:
+
+            def spend(size: int) -> None:
+                if self._stopped.is_set():
+                    raise _Stopped
+                self._check_wanted(partition)
+                work.done_bytes += size
+                if progress is not None:
+                    progress(size)
+                throttle.spend(size)
+
+            for number, segment in enumerate(plan.segments):
+                left = plan.segments[number:]
+                self.lag[name] = Copied(len(left), sum(each.size_bytes for each in left))
+                self._copy_segment(partition, log, segment, spend)
+                done = Copied(done.segments + 1, done.size_bytes + segment.size_bytes)
+        self.lag.pop(name, None)
+        logger.info("%s: copied %d segments of %d bytes", name, *done)
+        return done
+
+    def _check_wanted(self, partition: Partition) -> None:
+        """Raise if the partition was deleted, or is not to be copied any more."""
+        if partition.failure is not None:
+            raise partition.failure
+        if not partition.config.copies_segments:
+            raise InvalidSetting(f"{partition.name.directory}: the topic is not tiered any more")
+
+    def _copy_segment(
+        self, partition: Partition, log: TieredLog, segment: Segment, spend: Callable[[int], None]
+    ) -> None:
+        """Copy one segment: its start is recorded, its objects are stored and read back, its end is recorded."""
+        from logfs.log.remote.segment_upload import upload
+
+        metadata = self._tiered.metadata
+        content = _content(partition, segment, self._registry.clock())
+        remote = _describe(partition, log.partition, segment, content, self._registry.clock())
+        self._copying.add(remote.segment_id)
+        try:
+            metadata.add(remote)
+            stored = upload(log.disk.objects, remote, content, self._options(log), spend)
+            custom = custom_metadata.encode(stored)
+            with partition.lock:
+                # Under the lock, so that the log has not been truncated or deleted since.
+                self._check_wanted(partition)
+                if not any(each is segment for each in partition.local_segments):
+                    raise PartitionFailed(f"{segment.path}: has left the log while it was copied")
+                update = SegmentUpdate(
+                    remote.partition,
+                    remote.segment_id,
+                    BROKER_ID,
+                    self._registry.clock(),
+                    custom,
+                    SegmentState.COPY_SEGMENT_FINISHED,
+                )
+                metadata.add(update)
+        except _Stopped:
+            raise
+        except Exception:
+            self.copy_errors += 1
+            raise
+        finally:
+            self._copying.discard(remote.segment_id)
+        self.copied_bytes += segment.size_bytes
+        self.copied_segments += 1
+        logger.debug("%s: copied", segment.path)
+
+    def _options(self, log: TieredLog) -> UploadOptions:
+        from logfs.log.remote.segment_upload import UploadOptions
+
+        broker = self._registry.settings.broker_config
+        return UploadOptions(
+            log.disk.place,
+            Layout(broker.remote_storage_layout),
+            broker.remote_storage_chunk_bytes,
+            broker.remote_storage_compression,
+        )
+
+    # Deleting.
+
+    def expire(self) -> int:
+        """Delete the remote segments that no log needs any more, and return how many were deleted.
+
+        These are the segments below the log start offset, of deleted partitions, of topics whose tiering was switched
+        off, and the copies that were cut off. An error of one segment is logged, and does not keep the others.
+        """
+        with self._running:
+            if not self._tiered.metadata.exists:
+                return 0
+            deleted = 0
+            for partition in self._tiered.metadata.partitions():
+                if self._stopped.is_set():
+                    break
+                deleted += self._expire(partition)
+            return deleted
+
+    def _expire(self, remote: RemotePartition) -> int:
+        metadata = self._tiered.metadata
+        name = f"{remote.topic}-{remote.partition}"
+        partition = self._live(remote, name)
+        if partition is not None:
+            self._mark_expired(partition, remote)
+        elif name in self._registry.homes and not metadata.is_deleted(remote):
+            # The partition is offline, or is not loaded: it is unknown what it needs.
+            return 0
+        deleted = 0
+        for each in list(metadata.segments(remote).values()):
+            if each.state is SegmentState.COPY_SEGMENT_STARTED:
+                if each.segment_id in self._copying:
+                    continue
+                metadata.update(each, state=SegmentState.DELETE_SEGMENT_STARTED)
+            elif each.state is not SegmentState.DELETE_SEGMENT_STARTED or self._is_needed(each):
+                continue
+            deleted += self._delete(each)
+        if metadata.is_deleted(remote) and not metadata.segments(remote):
+            metadata.end_deletion(remote)
+        return deleted
+
+    def _live(self, remote: RemotePartition, name: str) -> Partition | None:
+        """Return the partition whose remote segments these are; None if it is deleted, or not loaded."""
+        partition = self._registry.partitions.get(name)
+        if partition is None or partition.failure is not None:
+            return None
+        topic_id = read_topic_id(partition.disk, partition.directory)
+        return partition if topic_id == remote.topic_id else None
+
+    def _mark_expired(self, partition: Partition, remote: RemotePartition) -> None:
+        """Record which segments of a partition are to be deleted, once its log start offset is durable."""
+        name = partition.name.directory
+        is_switched_off = not partition.config.remote_storage_enable
+        finished = [
+            each
+            for each in self._tiered.metadata.segments(remote).values()
+            if each.state is SegmentState.COPY_SEGMENT_FINISHED
+        ]
+        if is_switched_off and finished:
+            if not partition.config.remote_log_delete_on_disable:
+                return
+            with self._registry.lock:
+                self._commits.clear_place(name)
+                partition.advance_log_start(partition.local_start_offset)
+        start = partition.log_start_offset
+        gone = [each for each in finished if is_switched_off or each.end_offset < start]
+        if gone:
+            with self._registry.lock:
+                self._checkpoints.write()
+            self._tiered.metadata.update(*gone, state=SegmentState.DELETE_SEGMENT_STARTED)
+            logger.info("%s: %d remote segments are to be deleted", name, len(gone))
+        if is_switched_off:
+            partition.detach_remote()
+
+    def _is_needed(self, segment: RemoteSegment) -> bool:
+        """Whether a reader may still read a segment that is to be deleted."""
+        known = self._tiered.known(segment.partition)
+        if known is not None and known.is_read(segment.segment_id):
+            return True
+        delay = self._registry.settings.log_config(segment.partition.topic).file_delete_delay_ms
+        return self._registry.clock() < segment.event_timestamp + delay
+
+    def _delete(self, segment: RemoteSegment) -> int:
+        from logfs.log.remote.segment_upload import delete_copy
+
+        try:
+            disk = self._tiered.disk()
+            delete_copy(disk.objects, segment, disk.place)
+        except (LogfsError, OSError) as error:
+            self.delete_errors += 1
+            logger.error(
+                "%s-%d: the remote segment from offset %d on is not deleted now: %s",
+                segment.partition.topic,
+                segment.partition.partition,
+                segment.start_offset,
+                error,
+            )
+            return 0
+        self._tiered.metadata.update(
+            segment, state=SegmentState.DELETE_SEGMENT_FINISHED, durable=False
+        )
+        self.deleted_segments += 1
+        return 1
+
+    # As upkeep.
+
+    def run_due(self) -> None:
+        """Copy what is due and delete what is not needed, if `remote.log.manager.task.interval.ms` has passed.
+
+        Errors are logged, and the partition is tried again after a wait.
+        """
+        registry = self._registry
+        timers = {MaintenanceTask.TIERING: self.timer}
+        broker = registry.settings.broker_config
+        if not due(timers, broker, registry.clock(), is_paused=registry.is_paused):
+            return
+        for name, partition in list(registry.partitions.items()):
+            if self._stopped.is_set():
+                return
+            if (
+                partition.config.copies_segments
+                and not partition.is_paused
+                and partition.failure is None
+            ):
+                self._attempt(name, partial(self.copy, name))
+        self._attempt("", self.expire)
+        self.timer = Timer(registry.clock())
+
+    def _attempt(self, name: str, work: Callable[[], object]) -> None:
+        task, now_ms = MaintenanceTask.TIERING, self._registry.clock()
+        if self.backoff.holds(task, name, now_ms):
+            return
+        try:
+            work()
+        except UnknownPartition:
+            # It was deleted meanwhile.
+            self.backoff.succeeded(task, name)
+        except Exception as error:
+            if self._stopped.is_set():
+                return
+            wait_ms = self.backoff.failed(task, name, self._registry.clock())
+            is_known = isinstance(error, LogfsError | OSError)
+            logger.error(
+                "%s: segments are not copied or deleted now, again in %d s: %s",
+                name or "tiering",
+                wait_ms // 1000,
+                error if is_known else repr(error),
+                exc_info=None if is_known else error,
+            )
+        else:
+            self.backoff.succeeded(task, name)
+
+
+def _content(partition: Partition, segment: Segment, now_ms: int) -> SegmentContent:
+    """Return what is copied of a sealed segment."""
+    from logfs.log.remote.segment_upload import SegmentContent
+
+    text = segment.end.text
+    files = {
+        names.OFFSET_INDEX: segment.offset_index.to_bytes(),
+        names.TIME_INDEX: segment.time_index.to_bytes(),
+        names.TEXT_INDEX: segment.text_index.to_bytes(),
+        EPOCHS: format_epochs(
+            [entry for entry in partition.epochs.entries if entry[1] < segment.next_offset]
+        ),
+        names.SNAPSHOT: _snapshot(partition, segment, now_ms),
+    }
+    aborted = segment.txn_index.to_bytes()
+    if aborted:
+        files[names.TXN_INDEX] = aborted
+    newest = segment.max_timestamp
+    time_offset = newest.offset if newest.timestamp >= 0 else None
+    return SegmentContent(
+        segment.read, files, time_offset, (text.records, text.lines, text.envelopes)
+    )
+
+
+def _snapshot(partition: Partition, segment: Segment, now_ms: int) -> bytes:
+    """Return the producers after a segment: the snapshot at its end, or else what the log gives."""
+    try:
+        return partition.snapshots.read(segment.next_offset)
+    except FileNotFoundError:
+        local = partition.local_segments
+        producers = partition.snapshots.producers_at(segment.next_offset, local, now_ms)
+        return format_snapshot(producers.entries())
+
+
+def _describe(
+    partition: Partition,
+    remote: RemotePartition,
+    segment: Segment,
+    content: SegmentContent,
+    now_ms: int,
+) -> RemoteSegment:
+    """Return the description of a copy that begins now."""
+    end = segment.next_offset
+    entries = partition.epochs.entries
+    epochs = [
+        (epoch, max(start, segment.base_offset))
+        for (epoch, start), following in zip(entries, [*entries[1:], (0, end)], strict=True)
+        if start < end and following[1] > segment.base_offset
+    ]
+    if not epochs:
+        raise RemoteStorageError(f"{segment.path}: has no leader epoch, so it cannot be copied")
+    return RemoteSegment(
+        remote,
+        uuid.uuid4(),
+        start_offset=segment.base_offset,
+        end_offset=end - 1,
+        broker_id=BROKER_ID,
+        max_timestamp=segment.largest_timestamp,
+        event_timestamp=now_ms,
+        leader_epochs=tuple(epochs),
+        size_bytes=segment.size_bytes,
+        txn_index_is_empty=names.TXN_INDEX not in content.files,
+    )

@@ -1,0 +1,232 @@
+"""The descriptions of all remote segments: the records of `__remote_log_metadata`, which is Kafka's topic (KIP-405).
+
+Its partitions are read once, and later calls read only their new records. So a read-only store sees the segments that
+another process copies and deletes.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING
+
+from logfs.errors import Corrupt, Unsupported
+from logfs.format.batches.record import Record
+from logfs.format.tiered import metadata_record
+from logfs.format.tiered.metadata_record import TOPIC, metadata_partition
+from logfs.format.tiered.remote_segment import (
+    DeletionState,
+    PartitionDeletion,
+    RemoteSegment,
+    SegmentState,
+    SegmentUpdate,
+)
+from logfs.log.segment.batch_iterator import DamagedRange
+from logfs.store.internal_topic import InternalTopic
+
+if TYPE_CHECKING:
+    import uuid
+    from collections.abc import Callable, Iterator, Mapping
+
+    from logfs.format.batches.batch import Batch
+    from logfs.format.tiered.metadata_record import MetadataRecord
+    from logfs.format.tiered.remote_segment import RemotePartition
+    from logfs.log.append.partition import Partition
+    from logfs.store.registry import PartitionRegistry
+
+logger = logging.getLogger(__name__)
+
+BROKER_ID = 0
+"""The broker id in the records of logfs, which is no broker."""
+
+
+class RemoteLogMetadata:
+    """The remote segments of a store, with their states. Any thread may call.
+
+    In a thread that must not wait, every call raises `WouldBlock` if it would. A damaged range of the topic is passed
+    over with a warning: a segment whose description is lost is missing from its log.
+    """
+
+    def __init__(self, registry: PartitionRegistry, create: Callable[[str], Partition]) -> None:
+        """Make the metadata of a store; nothing is read before the first call.
+
+        `create` is called with the name of a missing partition of the topic, creates it and returns it.
+        """
+        self._registry = registry
+        self._topic = InternalTopic(
+            registry,
+            create,
+            TOPIC,
+            "remote.log.metadata.topic.num.partitions",
+            # As Kafka creates the topic: no description is ever deleted.
+            lambda: {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"},
+            "the descriptions of remote segments",
+        )
+        self._lock = threading.RLock()
+        self._replays: dict[int, _Replay] = {}
+
+    @property
+    def exists(self) -> bool:
+        """Whether the store has any partition of the topic, so that there may be remote segments."""
+        return any(name.startswith(f"{TOPIC}-") for name in list(self._registry.homes))
+
+    def segments(self, partition: RemotePartition) -> Mapping[uuid.UUID, RemoteSegment]:
+        """Return the remote segments of a partition by their ids, those that were deleted left out.
+
+        Raises `PartitionFailed` if a partition of the topic is offline, and `OSError`.
+        """
+        return self._following(partition).segments.get(partition, {})
+
+    def partitions(self) -> list[RemotePartition]:
+        """Return the partitions that have remote segments, or whose deletion has not ended."""
+        with self._registry.disk.hold(self._lock):
+            self._topic.check_online()
+            found: set[RemotePartition] = set()
+            for log in self._topic.logs():
+                replay = self._replay(log)
+                found |= {name for name, segments in replay.segments.items() if segments}
+                found |= replay.deletions
+            return sorted(found)
+
+    def is_deleted(self, partition: RemotePartition) -> bool:
+        """Whether the deletion of the partition's remote segments has begun and not ended."""
+        return partition in self._following(partition).deletions
+
+    def add(self, *records: MetadataRecord, durable: bool = True) -> None:
+        """Append records of one partition, all or none; with `durable`, returns when they are safe from a power cut.
+
+        Raises the errors of `Store.create`, of an append and of a flush.
+        """
+        self._registry.disk.check_may_block()
+        with self._lock:
+            log = self._topic.log(self._number(records[0].partition))
+            log.append([Record(metadata_record.encode(record)) for record in records])
+        if durable:
+            log.flush()
+
+    def update(self, *segments: RemoteSegment, state: SegmentState, durable: bool = True) -> None:
+        """Append the next state of segments of one partition, as `add` does."""
+        now_ms = self._registry.clock()
+        updates = [
+            SegmentUpdate(each.partition, each.segment_id, BROKER_ID, now_ms, each.custom, state)
+            for each in segments
+        ]
+        if updates:
+            self.add(*updates, durable=durable)
+
+    def mark_deleted(self, partition: RemotePartition) -> None:
+        """Note durably that all remote segments of a partition are to be deleted, if it has any."""
+        segments = self.segments(partition)
+        if not segments:
+            return
+        now_ms = self._registry.clock()
+        marks = [
+            PartitionDeletion(partition, BROKER_ID, now_ms, state)
+            for state in (
+                DeletionState.DELETE_PARTITION_MARKED,
+                DeletionState.DELETE_PARTITION_STARTED,
+            )
+        ]
+        updates = [
+            SegmentUpdate(
+                partition,
+                each.segment_id,
+                BROKER_ID,
+                now_ms,
+                each.custom,
+                SegmentState.DELETE_SEGMENT_STARTED,
+            )
+            for each in segments.values()
+        ]
+        self.add(*marks, *updates)
+
+    def end_deletion(self, partition: RemotePartition) -> None:
+        """Note that the last remote segment of a deleted partition is gone."""
+        state = DeletionState.DELETE_PARTITION_FINISHED
+        self.add(
+            PartitionDeletion(partition, BROKER_ID, self._registry.clock(), state), durable=False
+        )
+
+    def _number(self, partition: RemotePartition) -> int:
+        return metadata_partition(partition, self._topic.partition_count())
+
+    def _following(self, partition: RemotePartition) -> _Replay:
+        """Return the records about a partition, up to the newest."""
+        with self._registry.disk.hold(self._lock):
+            name = f"{TOPIC}-{self._number(partition)}"
+            self._topic.check_online(name)
+            log = self._registry.find(name)
+            return _Replay() if log is None else self._replay(log)
+
+    def _replay(self, log: Partition) -> _Replay:
+        known = self._replays.get(log.partition)
+        if known is None or known.log is not log:
+            known = self._replays[log.partition] = _Replay(log)
+        known.catch_up()
+        return known
+
+
+class _Replay:
+    """What the records of one partition of the topic say, up to the offset that was read."""
+
+    def __init__(self, log: Partition | None = None) -> None:
+        self.log = log
+        self.segments: dict[RemotePartition, dict[uuid.UUID, RemoteSegment]] = {}
+        self.deletions: set[RemotePartition] = set()
+        self._end = 0
+
+    def catch_up(self) -> None:
+        log = self.log
+        assert log is not None
+        log.refresh()
+        end = log.log_end_offset
+        if end == self._end:
+            return
+        log.check_may_block()
+        if end < self._end:
+            # A crash has taken records that were not durable.
+            self.segments, self.deletions, self._end = {}, set(), 0
+        for batch in self._batches(max(self._end, log.log_start_offset), end):
+            for record in batch.records():
+                if self._end <= record.offset < end:
+                    self._apply(record)
+        self._end = end
+
+    def _batches(self, offset: int, end: int) -> Iterator[Batch]:
+        log = self.log
+        assert log is not None
+        while True:
+            try:
+                for batch in log.batches(offset, end):
+                    if not batch.header.is_control:
+                        yield batch
+                return
+            except DamagedRange as damage:
+                logger.warning("remote log metadata: %s", damage)
+                offset = damage.next_offset
+
+    def _apply(self, record: Record) -> None:
+        try:
+            found = metadata_record.parse(record.value or b"")
+        except (Corrupt, Unsupported) as error:
+            logger.warning(
+                "remote log metadata: offset %d of partition %s is skipped: %s",
+                record.offset,
+                self.log,
+                error,
+            )
+            return
+        if found is None:
+            return
+        here = self.segments.setdefault(found.partition, {})
+        if isinstance(found, RemoteSegment):
+            here[found.segment_id] = found
+        elif isinstance(found, PartitionDeletion):
+            if found.state is DeletionState.DELETE_PARTITION_FINISHED:
+                self.deletions.discard(found.partition)
+            else:
+                self.deletions.add(found.partition)
+        elif found.state is SegmentState.DELETE_SEGMENT_FINISHED:
+            here.pop(found.segment_id, None)
+        elif found.segment_id in here:
+            here[found.segment_id] = here[found.segment_id].updated(found)

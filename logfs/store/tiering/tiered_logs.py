@@ -1,0 +1,230 @@
+"""The remote segments of each tiered partition, as its log reads them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from typing import TYPE_CHECKING
+
+from logfs.errors import Corrupt, InvalidStore
+from logfs.format.tiered import custom_metadata
+from logfs.format.tiered.metadata_record import TOPIC
+from logfs.format.tiered.remote_segment import RemotePartition, SegmentState
+from logfs.log.disk.bucket_path import BucketPath, as_path
+from logfs.log.follow.live_partition import ReadOnlyPartition
+from logfs.store.directory.topic_id import read_topic_id
+from logfs.store.tiering.metadata import RemoteLogMetadata
+
+if TYPE_CHECKING:
+    import uuid
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from logfs.format.tiered.remote_segment import RemoteSegment
+    from logfs.log.append.partition import Partition
+    from logfs.log.follow.tiered_segment import TieredSegment
+    from logfs.log.remote.tiered_disk import TieredDisk
+    from logfs.log.segment.segment import Segment
+    from logfs.store.registry import PartitionRegistry
+
+logger = logging.getLogger(__name__)
+
+
+class TieredLog:
+    """The remote segments of one partition. Any thread may call any method.
+
+    Each reads the newest descriptions first, and raises what that raises.
+    """
+
+    def __init__(
+        self, partition: RemotePartition, metadata: RemoteLogMetadata, disk: TieredDisk, root: Path
+    ) -> None:
+        self.partition = partition
+        self.disk = disk
+        self._metadata = metadata
+        self._directory = root / f"{partition.topic}-{partition.partition}"
+        self._lock = threading.Lock()
+        # Readers may hold a segment that has left the log.
+        self._known: weakref.WeakValueDictionary[uuid.UUID, TieredSegment] = (
+            weakref.WeakValueDictionary()
+        )
+
+    def finished(self) -> list[RemoteSegment]:
+        """Return the segments whose copy is finished, in the order of their offsets, without gaps or overlaps.
+
+        Of several copies that begin at one offset, the newest counts.
+        """
+        newest: dict[int, RemoteSegment] = {}
+        for each in self._metadata.segments(self.partition).values():
+            if each.state is SegmentState.COPY_SEGMENT_FINISHED:
+                other = newest.get(each.start_offset)
+                if other is None or other.event_timestamp <= each.event_timestamp:
+                    newest[each.start_offset] = each
+        found: list[RemoteSegment] = []
+        for _, each in sorted(newest.items()):
+            if not found or each.start_offset > found[-1].end_offset:
+                found.append(each)
+        return found
+
+    @property
+    def end_offset(self) -> int:
+        """The offset after the last one that is copied; 0 if there is none."""
+        copied = self.finished()
+        return copied[-1].end_offset + 1 if copied else 0
+
+    def segments_between(self, log_start_offset: int, offset: int) -> list[Segment]:
+        """Return the segments with records in [log_start_offset, offset); those that begin before `offset`."""
+        found = [
+            self._segment(each)
+            for each in self.finished()
+            if each.end_offset >= log_start_offset and each.start_offset < offset
+        ]
+        if found and found[-1].next_offset != offset:
+            logger.warning(
+                "%s: the remote segments end at offset %d, and the local ones begin at %d",
+                self._directory,
+                found[-1].next_offset,
+                offset,
+            )
+        return [*found]
+
+    def copies_of(self, segments: Sequence[Segment]) -> list[Segment]:
+        """Return the copies of the first of `segments`, up to the first one that is not copied."""
+        copied = {each.start_offset: each for each in self.finished()}
+        found: list[Segment] = []
+        for segment in segments:
+            copy = copied.get(segment.base_offset)
+            if copy is None or copy.end_offset + 1 != segment.next_offset:
+                break
+            found.append(self._segment(copy))
+        return found
+
+    def is_read(self, segment_id: uuid.UUID) -> bool:
+        """Whether a reader or the log holds a segment."""
+        return segment_id in self._known
+
+    def _segment(self, remote: RemoteSegment) -> TieredSegment:
+        from logfs.log.follow.tiered_segment import TieredSegment
+
+        with self._lock:
+            segment = self._known.get(remote.segment_id)
+            if segment is None:
+                stored = custom_metadata.parse(remote.custom)
+                segment = TieredSegment(self.disk, self._directory, remote, stored)
+                self._known[remote.segment_id] = segment
+            return segment
+
+
+class TieredLogs:
+    """The tiered partitions of a store, available as `store.tiered`."""
+
+    def __init__(self, registry: PartitionRegistry, create: Callable[[str], Partition]) -> None:
+        """Make the tiered partitions of a store; nothing is read or requested yet.
+
+        `create` creates a partition of `__remote_log_metadata`.
+        """
+        self._registry = registry
+        self.metadata = RemoteLogMetadata(registry, create)
+        self._lock = threading.Lock()
+        self._disk: TieredDisk | None = None
+        self._logs: dict[RemotePartition, TieredLog] = {}
+
+    def identify(self, partition: Partition) -> RemotePartition | None:
+        """Return a partition with the id of its topic; None if its `partition.metadata` has none."""
+        topic_id = read_topic_id(partition.disk, partition.directory)
+        if topic_id is None:
+            return None
+        return RemotePartition(topic_id, partition.topic, partition.partition)
+
+    def of(self, partition: Partition) -> TieredLog | None:
+        """Return the remote part of a partition; None if its topic is not tiered.
+
+        In a store that is read only and has no settings of the topic, remote segments show that it is. Raises
+        `InvalidStore` if there is no `remote.storage.url`, or if it cannot be used, and the errors of the metadata.
+        """
+        if partition.topic == TOPIC or partition.disk.is_remote:
+            return None
+        registry = self._registry
+        is_enabled = partition.config.remote_storage_enable
+        if not is_enabled and not (registry.read_only and self.metadata.exists):
+            return None
+        named = self.identify(partition)
+        if named is None:
+            return None
+        known = self._logs.get(named)
+        if known is not None:
+            return known
+        url = registry.settings.broker_config.remote_storage_url
+        if not is_enabled and (not url or not self.metadata.segments(named)):
+            return None
+        disk = self.disk()
+        with self._lock:
+            return self._logs.setdefault(named, TieredLog(named, self.metadata, disk, disk.root))
+
+    def known(self, partition: RemotePartition) -> TieredLog | None:
+        """Return the remote part of a partition that somebody has used."""
+        return self._logs.get(partition)
+
+    def disk(self) -> TieredDisk:
+        """Return the disk of the bucket. Raises `InvalidStore` if it is not set, or cannot be used."""
+        with self._lock:
+            if self._disk is None:
+                from logfs.log.remote.tiered_disk import TieredDisk
+
+                config = self._registry.settings.broker_config
+                url = as_path(config.remote_storage_url)
+                if not isinstance(url, BucketPath):
+                    raise InvalidStore(
+                        "remote.storage.url is not set; set it to the bucket of the tiered topics, as in "
+                        "'logfs config LOGDIR remote.storage.url=s3://bucket/prefix'"
+                    )
+                base = f"{url.key}/" if url.key else ""
+                place = base + config.remote_storage_prefix
+                root = BucketPath(f"{url}/{config.remote_storage_prefix}")
+                self._disk = TieredDisk(
+                    root,
+                    place,
+                    is_live=self._registry.read_only,
+                    cache_bytes=config.remote_storage_cache_bytes,
+                )
+                self._registry.disk.share_blocking(self._disk)
+            return self._disk
+
+    def attach(self, partition: Partition, log_start_offset: int) -> None:
+        """Let the log of a partition that was just loaded begin with its remote segments, if it has any.
+
+        `log_start_offset` is that of the checkpoint. Raises what `of` raises, and `Corrupt` if the local log ends
+        before the end of its copies.
+        """
+        log = self.of(partition)
+        if log is None:
+            return
+        end = log.end_offset
+        if end > partition.log_end_offset:
+            raise Corrupt(
+                f"{partition.directory}: the log ends at offset {partition.log_end_offset}, but is copied up to "
+                f"{end}; restore its newest segments, or delete the partition"
+            )
+        remote = log.segments_between(log_start_offset, partition.local_start_offset)
+        partition.attach_remote(remote, log_start_offset)
+        if isinstance(partition, ReadOnlyPartition):
+            partition.remote_between = log.segments_between
+
+    def forget_from(self, partition: Partition, offset: int) -> None:
+        """Note that the remote segments with records at or after `offset` are to be deleted, before a truncation."""
+        log = self.of(partition)
+        if log is not None:
+            gone = [each for each in log.finished() if each.end_offset >= offset]
+            self.metadata.update(*gone, state=SegmentState.DELETE_SEGMENT_STARTED)
+
+    def forget_partition(self, topic_id: uuid.UUID | None, directory: str) -> None:
+        """Note durably that the remote segments of a deleted partition are to be deleted, if it has any."""
+        if topic_id is not None and self.metadata.exists:
+            topic, _, number = directory.rpartition("-")
+            self.metadata.mark_deleted(RemotePartition(topic_id, topic, int(number)))
+
+    def release(self) -> None:
+        """Close what reads have kept open, at the end of a store."""
+        if self._disk is not None:
+            self._disk.release()
