@@ -36,6 +36,7 @@ COMMANDS = {
     "delete-records": "make the records below an offset unreadable",
     "retain": "drop the segments eligible for deletion, or list them with the reasons",
     "compact": "keep only the newest record of each key",
+    "tier": "copy sealed segments into an object store, or list what would be copied",
     "move": "move a partition to another log directory",
     "describe": "sizes and offsets of partitions",
     "append": "append lines or JSON envelopes",

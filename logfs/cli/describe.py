@@ -45,7 +45,7 @@ def _print_json(store: Store, topics: set[str] | None) -> None:
         partitions = [
             {
                 "partition": name,
-                "size": store[name].size_bytes,
+                "size": store[name].local_bytes,
                 "offsetLag": 0,
                 "isFuture": False,
             }
@@ -86,7 +86,7 @@ def _broker_id(store: Store) -> int:
 def _print_table(store: Store, topics: set[str] | None) -> None:
     from logfs.format.base.times import format_time
 
-    rows = [("PARTITION", "START", "END", "SIZE", "SEGMENTS", "LAST RECORD", "LOG DIR")]
+    rows = [("PARTITION", "START", "END", "SIZE", "LOCAL", "SEGMENTS", "LAST RECORD", "LOG DIR")]
     for name in store:
         partition = store[name]
         if topics is None or partition.topic in topics:
@@ -96,12 +96,13 @@ def _print_table(store: Store, topics: set[str] | None) -> None:
                     str(partition.log_start_offset),
                     str(partition.log_end_offset),
                     str(partition.size_bytes),
+                    str(partition.local_bytes),
                     str(len(partition.segments)),
                     format_time(partition.last_timestamp),
                     str(store.home(name)),
                 )
             )
-    print("\n".join(table_lines(rows, numbers=range(1, 5))))
+    print("\n".join(table_lines(rows, numbers=range(1, 6))))
     for failure in store.failed:
         print(failure)
     for name, reason in sorted(store.offline.items()):

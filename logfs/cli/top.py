@@ -28,9 +28,10 @@ _BYTES_OUT = "kafka_server_brokertopicmetrics_bytesout_total"
 class Row(NamedTuple):
     """One partition in the table. None stands for an unknown value.
 
-    `size` is in bytes. `start` and `end` are the log start and end offsets. `records` (appended), `bytes_in` and
-    `bytes_out` are rates per second. `dirty` is the cleaner's dirty ratio, from 0 to 1, and `lag` the largest lag of
-    a consumer group, in offsets. `state` has words such as "offline" and "damaged", or is empty.
+    `size` is in bytes, and so is `remote`, what the object store has of a tiered log. `start` and `end` are the log
+    start and end offsets. `records` (appended), `bytes_in` and `bytes_out` are rates per second. `dirty` is the
+    cleaner's dirty ratio, from 0 to 1, and `lag` the largest lag of a consumer group, in offsets. `state` has words
+    such as "offline" and "damaged", or is empty.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Row(NamedTuple):
     dirty: float | None = None
     lag: float | None = None
     state: str = ""
+    remote: float | None = None
 
 
 # The sort keys by name: the letter that selects the key in the live table, and the function for `sorted`.
@@ -60,6 +62,7 @@ SORTS: Mapping[str, tuple[str, Callable[[Row], float]]] = {
 _HEADINGS = (
     "PARTITION",
     "SIZE",
+    "REMOTE",
     "SEGMENTS",
     "START",
     "END",
@@ -164,6 +167,7 @@ def rows(before: StoreSnapshot, after: StoreSnapshot, seconds: float) -> list[Ro
                 value("logfs_cleaner_dirty_ratio"),
                 lags.get(labels),
                 ",".join(states),
+                value("kafka_server_brokertopicmetrics_remotelogsizebytes"),
             )
         )
     return found + [Row(name, 0, 0, 0, 0, state="offline") for name in after.status["offline"]]
@@ -181,6 +185,7 @@ def table(found: Sequence[Row], sort: str, count: int | None) -> list[str]:
             (
                 row.name,
                 _size(row.size),
+                "-" if row.remote is None else _size(row.remote),
                 f"{row.segments:.0f}",
                 f"{row.start:.0f}",
                 f"{row.end:.0f}",

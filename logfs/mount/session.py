@@ -190,7 +190,7 @@ async def _serve(
         nursery.start_soon(_upkeep, lambda: update_key_indexes(store), interval)
         if not store.read_only:
             # A round may take minutes, so no other upkeep waits for it. A request for a round wakes its task at once.
-            for worker in (store.compactor, store.mover):
+            for worker in (store.compactor, store.mover, store.remote_log_manager):
                 alarm = _Alarm()
                 worker.wake = alarm.ring
                 nursery.start_soon(_upkeep, worker.run_due, _UPKEEP_SECONDS, alarm.sleep)
@@ -201,6 +201,7 @@ async def _serve(
         stopping.set()
         store.compactor.stop()
         store.mover.stop()
+        store.remote_log_manager.stop()
         store.stop_loading()
         nursery.cancel_scope.cancel()
 

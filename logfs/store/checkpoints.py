@@ -49,9 +49,8 @@ class Checkpoints:
         starts = {
             partition.name: partition.log_start_offset
             for partition in here
-            # Kafka always writes that of a tiered log, which may be below the local segments.
-            if partition.log_start_offset > partition.segments[0].base_offset
-            or partition.segments[0].is_tiered
+            # That of a tiered log may be below the local segments.
+            if partition.log_start_offset != partition.local_start_offset
         }
         for directory, home in self._registry.homes.items():
             # The partition is offline or was not loaded: it keeps its entries.

@@ -59,9 +59,10 @@ class InternalTopic:
 
     def logs(self) -> list[Partition]:
         """Return the partitions that exist and are not offline."""
-        for name in [*self._registry.unloaded]:
+        for name in [*self._registry.homes]:
             if name.startswith(f"{self.topic}-"):
-                self._registry.find(name)
+                # Also in a store that was opened for one other partition.
+                self._registry.include(name)
         # Make a list first: another thread may be creating a partition.
         return [log for log in list(self._registry.partitions.values()) if log.topic == self.topic]
 
@@ -77,7 +78,7 @@ class InternalTopic:
             # A broker keeps its settings elsewhere.
             for setting, text in self._settings().items():
                 settings.set_topic(self.topic, setting, text)
-        if name not in registry and name not in registry.offline:
+        if registry.include(name) is None and name not in registry.offline:
             if self._count_setting not in settings.broker_overrides:
                 # Afterwards the partitions that exist here do not show it.
                 settings.set_broker(self._count_setting, str(self.partition_count()))

@@ -246,6 +246,17 @@ class PartitionLoader:
         self._registry.unloaded[name.directory] = UnloadedPartition(name, log_dir, path)
         self._registry.homes[name.directory] = log_dir
 
+    def include(self, name: str) -> None:
+        """Note a partition that is in a log directory and was not wanted, unless the directory is leased."""
+        registry = self._registry
+        with registry.lock:
+            home = registry.homes.get(name)
+            if home is None or name in registry or name in registry.offline:
+                return
+            if not isinstance(home, LeasedLogDir):
+                parsed = names.parse_directory(name)
+                registry.unloaded[name] = UnloadedPartition(parsed, home, home.path / name)
+
     def load_all(self, *, gently: bool = False) -> None:
         """Load the partitions that are not loaded yet, several at a time if any may need recovery.
 
@@ -373,7 +384,11 @@ class PartitionLoader:
             if self._registry.read_only
             else Partition(*known, load())
         )
-        self._tiered.attach(partition, start.log_start_offset)
+        if not isinstance(log_dir, LeasedLogDir):
+            self._tiered.attach(partition, start.log_start_offset)
+        elif start.is_tiered:
+            # The remote segments stay with the holder of the lock.
+            partition.log_start_offset = min(start.log_start_offset, partition.log_start_offset)
         return partition
 
     def _report(self, work: BackgroundOperation, size: int) -> None:

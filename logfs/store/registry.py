@@ -142,6 +142,14 @@ class PartitionRegistry:
         except (LogfsError, OSError):
             return None
 
+    def include(self, name: str) -> Partition | None:
+        """Return a partition, loaded, even if the store was opened without it; None if it is unknown or offline.
+
+        The store then has the partition as if it had been opened with it. Returns None also in a log directory that
+        another process has locked, if its lease is for another partition.
+        """
+        raise NotImplementedError
+
     def load(self, unloaded: UnloadedPartition) -> Partition:
         """Load a partition, and return it; if another thread is loading it, wait for that thread.
 

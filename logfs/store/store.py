@@ -191,6 +191,10 @@ class Store(PartitionRegistry):
     def load(self, unloaded: UnloadedPartition) -> Partition:
         return self._loader.load(unloaded)
 
+    def include(self, name: str) -> Partition | None:
+        self._loader.include(name)
+        return self.find(name)
+
     @property
     def recovered_bytes(self) -> int:
         """The number of bytes that were read to recover partitions, since the store was opened."""

@@ -157,6 +157,11 @@ class Partition(Reader):
         return self.local_segments[0].base_offset
 
     @property
+    def local_bytes(self) -> int:
+        """The size of the .log files in the partition directory."""
+        return sum(segment.size_bytes for segment in self.local_segments)
+
+    @property
     def config(self) -> LogConfig:
         """The topic's settings in force."""
         return self._get_config()

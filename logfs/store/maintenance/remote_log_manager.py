@@ -99,7 +99,7 @@ class RemoteLogManager:
         self.copy_errors = 0
         self.deleted_segments = 0
         self.delete_errors = 0
-        # By partition, the segments and bytes that wait to be copied, as the last run found them.
+        # By partition, what waits to be copied, as the run that is active sees it.
         self.lag: dict[str, Copied] = {}
 
     def stop(self) -> None:
@@ -113,6 +113,11 @@ class RemoteLogManager:
         """Return which segments of a partition would be copied now. Raises `InvalidSetting` if it is not tiered."""
         partition = self._registry[name]
         return self._plan(partition, self._log_of(partition))
+
+    def lag_of(self, partition: Partition, log: TieredLog) -> Copied:
+        """Return how much of a tiered log waits to be copied."""
+        plan = self._plan(partition, log)
+        return Copied(len(plan.segments), plan.size_bytes)
 
     def _log_of(self, partition: Partition) -> TieredLog:
         log = self._tiered.of(partition)

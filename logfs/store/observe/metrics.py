@@ -108,6 +108,7 @@ def metrics(store: Store, more: Iterable[Family] = ()) -> bytes:
             *_dirty(store, plans),
             *_cleaner(store, plans),
             *_retention(store),
+            *_tiering(store),
             *_directories(store),
             *_upkeep(store),
             *_groups(store),
@@ -127,7 +128,11 @@ def _of(partition: Partition) -> dict[str, object]:
 
 # The metrics of each partition: name, help text, and the function that returns the value.
 _LOGS: Sequence[tuple[str, str, Callable[[Partition], float]]] = (
-    ("kafka_log_log_size", "Bytes of the .log files of a partition.", lambda p: p.size_bytes),
+    (
+        "kafka_log_log_size",
+        "Bytes of the .log files of a partition in its directory.",
+        lambda p: p.local_bytes,
+    ),
     ("kafka_log_log_numlogsegments", "Segments of a partition.", lambda p: len(p.segments)),
     (
         "kafka_log_log_logstartoffset",
@@ -295,6 +300,53 @@ def _retention(store: Store) -> Iterator[Family]:
     ):
         samples = [Sample(counts[cause], {"reason": cause.value}) for cause in RetentionCause]
         yield Family(f"logfs_retention_{name}_total", COUNTER, text, samples)
+
+
+# Tiered storage, by Kafka's names of its metrics (KIP-405, KIP-963).
+
+
+def _tiering(store: Store) -> Iterator[Family]:
+    prefix = "kafka_server_brokertopicmetrics_remote"
+    logs = []
+    for _, partition in sorted(store.partitions.items()):
+        try:
+            log = store.tiered.of(partition)
+        except (LogfsError, OSError):
+            continue
+        if log is not None:
+            logs.append((partition, log))
+    sizes = [(_of(p), sum(each.size_bytes for each in log.finished())) for p, log in logs]
+    yield Family(
+        f"{prefix}logsizebytes",
+        GAUGE,
+        "Bytes of a tiered log's .log files in the object store.",
+        [Sample(size, labels) for labels, size in sizes],
+    )
+    manager = store.remote_log_manager
+    lags = [(_of(p), manager.lag_of(p, log)) for p, log in logs if not store.read_only]
+    for name, text, values in (
+        ("bytes", "Bytes", [lag.size_bytes for _, lag in lags]),
+        ("segments", "Segments", [lag.segments for _, lag in lags]),
+    ):
+        yield Family(
+            f"{prefix}copylag{name}",
+            GAUGE,
+            f"{text} of a tiered log that wait to be copied into the object store.",
+            [Sample(value, labels) for (labels, _), value in zip(lags, values, strict=True)],
+        )
+    requests, fetched = store.tiered.fetched()
+    for name, text, value in (
+        ("copybytes", "Bytes of .log files copied into the object store", manager.copied_bytes),
+        ("copyrequests", "Segments copied into the object store", manager.copied_segments),
+        ("copyerrors", "Copies of a segment that failed", manager.copy_errors),
+        ("fetchbytes", "Bytes fetched from the object store", fetched),
+        ("fetchrequests", "Chunks fetched from the object store", requests),
+        ("deleterequests", "Segments deleted in the object store", manager.deleted_segments),
+        ("deleteerrors", "Deletions of a segment that failed", manager.delete_errors),
+    ):
+        yield _single(
+            f"{prefix}{name}_total", COUNTER, f"{text} since the store was opened.", value
+        )
 
 
 # The store as a whole.

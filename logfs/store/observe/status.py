@@ -37,6 +37,7 @@ def partition_status(partition: Partition, store: Store | None = None) -> dict[s
         "cleanup_policy": ",".join(sorted(config.cleanup_policy)),
         "retention_ms": config.retention_ms,
         "retention_bytes": config.retention_bytes,
+        **_tiering(partition),
         "last_cleaning_ms": partition.cleaned_ms,
         "uncleanable": None if partition.uncleanable is None else str(partition.uncleanable),
         "paused": partition.is_paused,
@@ -51,15 +52,29 @@ def partition_status(partition: Partition, store: Store | None = None) -> dict[s
     }
 
 
+def _tiering(partition: Partition) -> dict[str, Any]:
+    """Return where a tiered log is: what is on the local disk, and what only in the object store."""
+    if not partition.config.remote_storage_enable and not partition.segments[0].is_tiered:
+        return {}
+    local = partition.local_segments
+    return {
+        "local_start_offset": local[0].base_offset,
+        "local_segments": len(local),
+        "local_bytes": partition.local_bytes,
+    }
+
+
 def _partition_upkeep(store: Store, partition: Partition) -> dict[str, Any]:
     """Return what upkeep did to a partition last, what it does now, and when it is due next (ms since the epoch)."""
     name = partition.name.directory
     works = [work_status(work) for work in list(store.background) if work.name == name]
     due = {} if partition.is_paused or store.is_paused else _next_due(store)
+    lag = store.remote_log_manager.lag.get(name)
     cleaned, retained = store.compactor.last.get(name), store.retainer.last.get(name)
     return {
         "background": works,
         "compaction_requested": store.compactor.is_requested(name),
+        "copy_lag_bytes": 0 if lag is None else lag.size_bytes,
         "last_cleaning": cleaned and _cleaning(cleaned),
         "last_retention": retained and _retention(retained),
         "next_due_ms": due,
@@ -92,9 +107,14 @@ def _next_due(store: Store) -> dict[str, int]:
 
 
 def _first_timestamp(partition: Partition) -> int:
-    """Return the timestamp (ms) of the first readable record; -1 if there is none, or it cannot be read."""
+    """Return the timestamp (ms) of the first readable record; -1 if there is none, or it cannot be read.
+
+    Also -1 if the record is in an object store: no request is sent for a status.
+    """
     from logfs.errors import LogfsError
 
+    if partition.segments[0].is_tiered:
+        return -1
     try:
         offset = partition.first_offset_from(partition.log_start_offset)
         record = None if offset is None else partition.record(offset)
@@ -124,7 +144,8 @@ def upkeep_status(store: Store) -> dict[str, Any]:
         "last_run_seconds": round(scheduler.last_run_seconds, 6),
         "next_due_ms": _next_due(store),
         "waiting_after_errors": [
-            f"{task.value} {name}".strip() for task, name in scheduler.backoff
+            f"{task.value} {name}".strip()
+            for task, name in (*scheduler.backoff, *store.remote_log_manager.backoff)
         ],
         "last_retention": {n: _retention(done) for n, done in sorted(store.retainer.last.items())},
         "last_cleaning": {n: _cleaning(done) for n, done in sorted(store.compactor.last.items())},
@@ -142,7 +163,7 @@ def upkeep_text(store: Store) -> str:
         else:
             seconds = max(due_ms - store.clock(), 0) / 1000
             lines.append(f"{task.value}: due in {seconds:.0f} s")
-    for task, name in scheduler.backoff:
+    for task, name in (*scheduler.backoff, *store.remote_log_manager.backoff):
         lines.append(f"{task.value}{' of ' if name else ''}{name} has failed and will be retried")
     return "".join(f"{line}\n" for line in lines)
 

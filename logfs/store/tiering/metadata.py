@@ -155,7 +155,7 @@ class RemoteLogMetadata:
         with self._registry.disk.hold(self._lock):
             name = f"{TOPIC}-{self._number(partition)}"
             self._topic.check_online(name)
-            log = self._registry.find(name)
+            log = self._registry.include(name)
             return _Replay() if log is None else self._replay(log)
 
     def _replay(self, log: Partition) -> _Replay:

@@ -147,7 +147,8 @@ class TieredLogs:
             return None
         registry = self._registry
         is_enabled = partition.config.remote_storage_enable
-        if not is_enabled and not (registry.read_only and self.metadata.exists):
+        has_bucket = bool(registry.settings.broker_config.remote_storage_url)
+        if not is_enabled and not (registry.read_only and has_bucket):
             return None
         named = self.identify(partition)
         if named is None:
@@ -155,8 +156,7 @@ class TieredLogs:
         known = self._logs.get(named)
         if known is not None:
             return known
-        url = registry.settings.broker_config.remote_storage_url
-        if not is_enabled and (not url or not self.metadata.segments(named)):
+        if not is_enabled and not self.metadata.segments(named):
             return None
         disk = self.disk()
         with self._lock:
@@ -190,6 +190,11 @@ class TieredLogs:
                 )
                 self._registry.disk.share_blocking(self._disk)
             return self._disk
+
+    def fetched(self) -> tuple[int, int]:
+        """Return how many chunks were fetched, and their bytes, since the store was opened."""
+        disk = self._disk
+        return (0, 0) if disk is None else (disk.chunks.requests, disk.chunks.fetched_bytes)
 
     def attach(self, partition: Partition, log_start_offset: int) -> None:
         """Let the log of a partition that was just loaded begin with its remote segments, if it has any.
