@@ -249,6 +249,9 @@ class PartitionLoader:
     def include(self, name: str) -> None:
         """Note a partition that is in a log directory and was not wanted, unless the directory is leased."""
         registry = self._registry
+        if name in registry or name not in registry.homes:
+            # Without the lock, which callers may need to take before a lock that they hold.
+            return
         with registry.lock:
             home = registry.homes.get(name)
             if home is None or name in registry or name in registry.offline:

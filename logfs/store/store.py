@@ -357,6 +357,7 @@ class Store(PartitionRegistry):
             raise OffsetOutOfRange(f"{name}: no such offset {offset}")
         partition = self[name]
         with self.lock:
+            partition.check_truncatable(offset)
             self.commits.clear_place(name)
             if offset < partition.recovery_point:
                 # First: after a crash in between, dropped records must not count as durable records that are lost.

@@ -15,7 +15,6 @@ import pytest
 
 import logfs
 from logfs.errors import Corrupt, InvalidStore, LogfsError, RemoteStorageError
-from logfs.log.remote import object_store as module
 from logfs.store.store import Store
 from tests.support.bucket import put_aiven, put_local, sealed_segments
 from tests.support.object_server import (
@@ -25,14 +24,12 @@ from tests.support.object_server import (
     Fault,
     ObjectServer,
     Request,
-    environment,
-    object_server,
 )
 from tests.support.requirements import DEEP
 from tests.support.stores import set_topic
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     from tests.support.mounts import Mount
@@ -40,30 +37,6 @@ if TYPE_CHECKING:
 RECORDS = 3000
 URL = f"s3://{BUCKET}/tiered-"
 FAULTS = 1000 if DEEP else 60
-
-
-@pytest.fixture(scope="module")
-def running() -> Iterator[ObjectServer]:
-    """One server for all tests."""
-    with object_server() as server:
-        yield server
-
-
-@pytest.fixture
-def server(
-    running: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[ObjectServer]:
-    """The server, found by the environment, with an empty bucket, an empty cache, and short times."""
-    for key in running.stored_keys():
-        running.delete(key)
-    running.requests.clear()
-    for name, value in environment(running).items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(module, "_REQUEST_SECONDS", 2)
-    monkeypatch.setattr(module, "_RETRY_SECONDS", 3)
-    yield running
-    running.fault = lambda request: None
 
 
 @pytest.fixture

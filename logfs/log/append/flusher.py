@@ -29,10 +29,13 @@ class FlushedLog(Protocol):
 
     disk: Disk
     directory: Path
-    segments: tuple[Segment, ...]
     snapshots: ProducerSnapshots
     failure: PartitionFailed | UnknownPartition | None
     lock: threading.RLock
+
+    @property
+    def local_segments(self) -> Sequence[Segment]:
+        """The segments in the partition directory."""
 
     @property
     def config(self) -> LogConfig:
@@ -75,7 +78,7 @@ class Flusher:
         One sealed segment is enough if those of all partitions together take too many descriptors. `flush.messages`
         is the value that was in force at the last append.
         """
-        segments, point = self._log.segments, self.recovery_point
+        segments, point = self._log.local_segments, self.recovery_point
         if point < segments[-1].base_offset:
             most = 1 if too_many_unflushed() else _MOST_UNFLUSHED
             if len(segments) > most and segments[-most].base_offset >= point:
@@ -91,7 +94,7 @@ class Flusher:
         if since is None or log.log_end_offset == self.recovery_point or log.failure is not None:
             return False
         return (
-            self.recovery_point < log.segments[-1].base_offset
+            self.recovery_point < log.local_segments[-1].base_offset
             or now_ms - since >= log.config.flush_ms
         )
 
@@ -136,7 +139,7 @@ class Flusher:
                 raise log.failure
             with log.lock:
                 end_offset = log.log_end_offset
-                segments = log.segments
+                segments = log.local_segments
                 directory_is_dirty, self._directory_is_dirty = self._directory_is_dirty, False
                 since_ms, self._unflushed_since_ms = self._unflushed_since_ms, None
             if end_offset <= self.recovery_point and not directory_is_dirty:

@@ -579,16 +579,20 @@ class Partition(Reader):
             if offset >= self.log_end_offset:
                 self.epochs.truncate_from_end(self.log_end_offset)
                 return False
-            if offset < self.local_start_offset and self.segments[0].is_tiered:
-                raise OffsetOutOfRange(
-                    f"{self.name.directory}: offset {offset} is below {self.local_start_offset}, where the local "
-                    "segments begin; a log cannot be truncated to an end in the object store"
-                )
+            self.check_truncatable(offset)
             try:
                 self._truncate(offset)
             except OSError as error:
                 raise self.fail("a truncation failed", error) from error
             return True
+
+    def check_truncatable(self, offset: int) -> None:
+        """Raise `OffsetOutOfRange` if the log cannot end at an offset, because only the object store has it."""
+        if self.segments[0].is_tiered and offset < self.local_start_offset:
+            raise OffsetOutOfRange(
+                f"{self.name.directory}: offset {offset} is below {self.local_start_offset}, where the local "
+                "segments begin; a log cannot be truncated to an end in the object store"
+            )
 
     def _truncate(self, offset: int) -> None:
         now_ms = self._clock()

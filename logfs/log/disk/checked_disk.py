@@ -90,6 +90,9 @@ class CheckedDisk(Disk):
     def allow_blocking(self) -> None:
         self.disk.allow_blocking()
 
+    def share_blocking(self, other: Disk) -> None:
+        self.disk.share_blocking(other)
+
     def check_may_block(self) -> None:
         self.disk.check_may_block()
 

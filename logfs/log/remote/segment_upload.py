@@ -183,7 +183,12 @@ class _Sender:
                 yield data
 
         self._store.put(key, counted)
-        found = self._read_back(key, sent[0])
+        try:
+            found = self._read_back(key, sent[0])
+        except FileNotFoundError:
+            raise RemoteStorageError(
+                f"{self._store.url(key)}: was stored, but is not there"
+            ) from None
         if found != tuple(sent):
             raise RemoteStorageError(
                 f"{self._store.url(key)}: {sent[0]} bytes with the CRC-32C {sent[1]:08x} were stored, but "

@@ -285,7 +285,9 @@ class RemoteLogManager:
             elif each.state is not SegmentState.DELETE_SEGMENT_STARTED or self._is_needed(each):
                 continue
             deleted += self._delete(each)
-        if metadata.is_deleted(remote) and not metadata.segments(remote):
+        states = {each.state for each in metadata.segments(remote).values()}
+        if metadata.is_deleted(remote) and SegmentState.DELETE_SEGMENT_STARTED not in states:
+            # Those that are left are of a partition that was created again, under the topic's id.
             metadata.end_deletion(remote)
         return deleted
 
@@ -323,9 +325,13 @@ class RemoteLogManager:
             partition.detach_remote()
 
     def _is_needed(self, segment: RemoteSegment) -> bool:
-        """Whether a reader may still read a segment that is to be deleted."""
+        """Whether a reader may still read a segment that is to be deleted.
+
+        Of a deleted partition, readers have as much time as for its local files.
+        """
         known = self._tiered.known(segment.partition)
-        if known is not None and known.is_read(segment.segment_id):
+        is_deleted = self._tiered.metadata.is_deleted(segment.partition)
+        if known is not None and known.is_read(segment.segment_id) and not is_deleted:
             return True
         delay = self._registry.settings.log_config(segment.partition.topic).file_delete_delay_ms
         return self._registry.clock() < segment.event_timestamp + delay

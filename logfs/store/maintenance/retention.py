@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from logfs.config import LogConfig
-    from logfs.log.append.partition import Partition
     from logfs.log.segment.segment import Segment
     from logfs.store.checkpoints import Checkpoints
     from logfs.store.commits.commit import Commits
@@ -307,12 +306,16 @@ class Retainer:
             return self.segments.total() - before
 
     def _drop(self, name: str, found: RetentionPlan) -> None:
-        partition = self._registry[name]
+        if found.expired:
+            self._drop_expired(name, found.expired)
         if found.released:
-            self._release(name, partition, found.released)
-        sizes = {gone.segment.base_offset: gone.segment.size_bytes for gone in found.expired}
-        dropped = {segment.base_offset for segment in partition.drop_oldest(len(found.expired))}
-        expired = [gone for gone in found.expired if gone.segment.base_offset in dropped]
+            self._release(name, found.released)
+
+    def _drop_expired(self, name: str, expired: Sequence[Expired]) -> None:
+        partition = self._registry[name]
+        sizes = {gone.segment.base_offset: gone.segment.size_bytes for gone in expired}
+        dropped = {segment.base_offset for segment in partition.drop_oldest(len(expired))}
+        expired = [gone for gone in expired if gone.segment.base_offset in dropped]
         if not expired:
             return
         self._note(expired, sizes)
@@ -328,8 +331,9 @@ class Retainer:
             start,
         )
 
-    def _release(self, name: str, partition: Partition, released: Sequence[Expired]) -> None:
+    def _release(self, name: str, released: Sequence[Expired]) -> None:
         """Drop local segments whose copies in the object store are read from now on."""
+        partition = self._registry[name]
         log = self._tiered.of(partition)
         assert log is not None, "the plan was made with it"
         copies = log.copies_of([gone.segment for gone in released])

@@ -43,8 +43,9 @@ BROKER_ID = 0
 class RemoteLogMetadata:
     """The remote segments of a store, with their states. Any thread may call.
 
-    In a thread that must not wait, every call raises `WouldBlock` if it would. A damaged range of the topic is passed
-    over with a warning: a segment whose description is lost is missing from its log.
+    In a thread that must not wait, every call raises `WouldBlock` if it would. A caller may hold the lock of a
+    partition of another topic, if this topic already has the partition that the records belong to. A damaged range of
+    the topic is passed over with a warning: a segment whose description is lost is missing from its log.
     """
 
     def __init__(self, registry: PartitionRegistry, create: Callable[[str], Partition]) -> None:
@@ -62,7 +63,8 @@ class RemoteLogMetadata:
             lambda: {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"},
             "the descriptions of remote segments",
         )
-        self._lock = threading.RLock()
+        # The last one to be taken: whoever holds it waits for no other lock of the store.
+        self._lock = threading.Lock()
         self._replays: dict[int, _Replay] = {}
 
     @property
@@ -79,14 +81,15 @@ class RemoteLogMetadata:
 
     def partitions(self) -> list[RemotePartition]:
         """Return the partitions that have remote segments, or whose deletion has not ended."""
+        self._topic.check_online()
+        logs = self._topic.logs()
+        found: set[RemotePartition] = set()
         with self._registry.disk.hold(self._lock):
-            self._topic.check_online()
-            found: set[RemotePartition] = set()
-            for log in self._topic.logs():
+            for log in logs:
                 replay = self._replay(log)
                 found |= {name for name, segments in replay.segments.items() if segments}
                 found |= replay.deletions
-            return sorted(found)
+        return sorted(found)
 
     def is_deleted(self, partition: RemotePartition) -> bool:
         """Whether the deletion of the partition's remote segments has begun and not ended."""
@@ -98,9 +101,8 @@ class RemoteLogMetadata:
         Raises the errors of `Store.create`, of an append and of a flush.
         """
         self._registry.disk.check_may_block()
-        with self._lock:
-            log = self._topic.log(self._number(records[0].partition))
-            log.append([Record(metadata_record.encode(record)) for record in records])
+        log = self._topic.log(self._number(records[0].partition))
+        log.append([Record(metadata_record.encode(record)) for record in records])
         if durable:
             log.flush()
 
@@ -116,7 +118,11 @@ class RemoteLogMetadata:
 
     def mark_deleted(self, partition: RemotePartition) -> None:
         """Note durably that all remote segments of a partition are to be deleted, if it has any."""
-        segments = self.segments(partition)
+        segments = [
+            each
+            for each in self.segments(partition).values()
+            if each.state is not SegmentState.DELETE_SEGMENT_STARTED
+        ]
         if not segments:
             return
         now_ms = self._registry.clock()
@@ -136,7 +142,7 @@ class RemoteLogMetadata:
                 each.custom,
                 SegmentState.DELETE_SEGMENT_STARTED,
             )
-            for each in segments.values()
+            for each in segments
         ]
         self.add(*marks, *updates)
 
@@ -152,11 +158,13 @@ class RemoteLogMetadata:
 
     def _following(self, partition: RemotePartition) -> _Replay:
         """Return the records about a partition, up to the newest."""
+        name = f"{TOPIC}-{self._number(partition)}"
+        self._topic.check_online(name)
+        log = self._registry.include(name)
+        if log is None:
+            return _Replay()
         with self._registry.disk.hold(self._lock):
-            name = f"{TOPIC}-{self._number(partition)}"
-            self._topic.check_online(name)
-            log = self._registry.include(name)
-            return _Replay() if log is None else self._replay(log)
+            return self._replay(log)
 
     def _replay(self, log: Partition) -> _Replay:
         known = self._replays.get(log.partition)

@@ -1,0 +1,737 @@
+"""Tiered logs: segments are copied into an object store, and the log reads as if they had stayed."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+import logfs
+from logfs.errors import InvalidSetting, OffsetOutOfRange, RemoteStorageError
+from logfs.format.text.rendering import View
+from logfs.log.read.read_committed import Isolation
+from logfs.log.remote import object_store
+from logfs.log.remote.object_store import ObjectStore
+from logfs.store.store import Store
+from logfs.store.tiering.metadata import RemoteLogMetadata
+from tests.support.batches import NOW, Producer
+from tests.support.object_server import BUCKET, SLOW_DOWN, Answer, Request
+from tests.support.processes import wait_for
+from tests.support.stores import Clock, abandon, assert_clean, set_topic
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from logfs.log.append.partition import Partition
+    from tests.support.mounts import Mount
+    from tests.support.object_server import ObjectServer
+
+STORED = {
+    "aiven": {},
+    "compressed": {"remote.storage.compression": "true", "remote.storage.chunk.bytes": "3000"},
+    "local": {"remote.storage.layout": "local"},
+}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache directory that is empty at first."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def bucket(tmp_path: Path) -> Path:
+    """The directory that stands for the bucket."""
+    return tmp_path / "bucket"
+
+
+def tiered(store: Store, bucket: Path | str, **settings: object) -> Partition:
+    """Create `orders-0` with small segments, whose topic is tiered."""
+    url = bucket if isinstance(bucket, str) else f"file://{bucket}"
+    store.settings.set_broker("remote.storage.url", url)
+    known = {
+        "segment_bytes": 4000,
+        "index_interval_bytes": 300,
+        "remote_storage_enable": "true",
+        "local_retention_bytes": 5000,
+        "file_delete_delay_ms": 0,
+        "retention_ms": -1,
+        "local_retention_ms": -1,
+        **settings,
+    }
+    if known["retention_ms"] != -1:
+        known["local_retention_ms"] = -2
+    set_topic(store, "orders", **known)
+    return store.create("orders-0")
+
+
+def fill(partition: Partition, count: int = 1000) -> None:
+    """Append records with times that go back and forth, in batches of 20."""
+    first = partition.log_end_offset
+    for start in range(first, first + count, 20):
+        partition.append(
+            [
+                logfs.Record(
+                    b"value %d" % n, key=b"%d" % (n % 50), timestamp=NOW - 10**6 + n - n % 7 * 30
+                )
+                for n in range(start, start + 20)
+            ]
+        )
+
+
+def tier(store: Store, name: str = "orders-0") -> None:
+    """Copy what is due, and drop and delete what retention asks for."""
+    store.tier(name)
+    store.retain()
+    store.remote_log_manager.expire()
+
+
+def objects(bucket: Path) -> list[str]:
+    """Return the names of all objects in a directory that stands for a bucket."""
+    return sorted(str(path.relative_to(bucket)) for path in bucket.rglob("*") if path.is_file())
+
+
+def start_offsets(bucket: Path) -> list[int]:
+    """Return the first offsets of the segments that are in a bucket."""
+    return sorted({int(path.rpartition("/")[2].split("-")[0]) for path in objects(bucket)})
+
+
+# Reading.
+
+
+@pytest.mark.parametrize("stored", STORED)
+def test_a_tiered_log_reads_as_one_that_never_was(
+    log_dir: Path, bucket: Path, tmp_path: Path, clock: Clock, stored: str
+) -> None:
+    """200 segments, two of them local: every record by offset and by time, texts, keys, ranges and the last records.
+
+    The same with another process's view of it, after a clean close, and after a crash.
+    """
+    with Store(log_dir, clock=clock) as store:
+        for name, value in STORED[stored].items():
+            store.settings.set_broker(name, value)
+        partition = tiered(store, bucket, segment_bytes=500, local_retention_bytes=500)
+        fill(partition, 4200)
+        assert len(partition.segments) >= 200
+        partition.flush()
+        # A copy that was never tiered.
+        plain = tmp_path / "plain"
+        shutil.copytree(log_dir, plain)
+        (plain / "orders@p").write_bytes(b"retention.ms=-1\n")
+        tier(store)
+        assert len(partition.local_segments) == 2
+        with Store(plain, clock=clock) as other:
+            twin = other["orders-0"]
+            assert_same(partition, twin, every=True)
+            with Store(log_dir, read_only=True, clock=clock) as reading:
+                assert_same(reading["orders-0"], twin)
+    with Store(log_dir, clock=clock) as store, Store(plain, clock=clock) as other:
+        assert_same(store["orders-0"], other["orders-0"])
+        fill(store["orders-0"], 100)
+        fill(other["orders-0"], 100)
+        store["orders-0"].flush()
+        abandon(store)
+        with Store(log_dir, clock=clock) as again:
+            assert len(again["orders-0"].local_segments) < 20
+            assert_same(again["orders-0"], other["orders-0"])
+
+
+def assert_same(log: Partition, twin: Partition, *, every: bool = False) -> None:
+    """Assert that two logs read the same."""
+    chance = random.Random(1)
+    assert (log.log_start_offset, log.log_end_offset) == (
+        twin.log_start_offset,
+        twin.log_end_offset,
+    )
+    assert log.size_bytes == twin.size_bytes
+    records = list(twin.read())
+    assert list(log.read()) == records
+    end = twin.log_end_offset
+    for offset in range(end) if every else chance.sample(range(end), 60):
+        assert log.record(offset) == records[offset]
+    times = [r.timestamp for r in (records if every else chance.sample(records, 60))]
+    for time in times:
+        assert time is not None
+        assert log.offset_for_time(time) == twin.offset_for_time(time)
+        assert log.offset_for_time(time, shown=True) == twin.offset_for_time(time, shown=True)
+    for special in (-1, -2, -3):
+        assert log.offset_for_time(special) == twin.offset_for_time(special)
+    for view in (View.LINES, View.ENVELOPES):
+        text, expected = log.text(view), twin.text(view)
+        assert text.size == expected.size
+        for position in [0, *(chance.randrange(text.size) for _ in range(30))]:
+            assert text.read(position, 500) == expected.read(position, 500)
+    for key in (b"0", b"7", b"49"):
+        assert log.newest(key) == twin.newest(key)
+    assert log.offset_of_last(10) == twin.offset_of_last(10)
+    assert log.last_offset() == twin.last_offset()
+    first = chance.randrange(end)
+    assert list(log.read(first, first + 100)) == records[first : first + 100]
+    assert log.epochs.entries == twin.epochs.entries
+
+
+def test_what_needs_no_object(log_dir: Path, server: ObjectServer, clock: Clock) -> None:
+    """The size of the text, the last records, the list of segments and the status: not one request."""
+    with Store(log_dir, clock=clock) as store:
+        partition = tiered(store, f"s3://{BUCKET}/tiered")
+        fill(partition)
+        expected = partition.text(View.LINES).size
+        tier(store)
+    server.requests.clear()
+    for read_only in (False, True):
+        with Store(log_dir, clock=clock, read_only=read_only) as store:
+            partition = store["orders-0"]
+            assert len(partition.local_segments) < len(partition.segments)
+            assert partition.text(View.LINES).size == expected
+            assert partition.record(partition.offset_of_last(10)) is not None
+            assert partition.offset_for_time(NOW + 1) is None
+            assert partition.size_bytes > 5000
+    assert not server.requests
+
+
+@pytest.mark.parametrize("stored", STORED)
+def test_a_cold_lookup_needs_three_requests(
+    log_dir: Path, server: ObjectServer, clock: Clock, stored: str
+) -> None:
+    """By offset: at most the manifest, the indexes and a chunk; the same chunk serves its neighbours."""
+    with Store(log_dir, clock=clock) as store:
+        for name, value in STORED[stored].items():
+            if name != "remote.storage.chunk.bytes":
+                store.settings.set_broker(name, value)
+        fill(tiered(store, f"s3://{BUCKET}/tiered"))
+        tier(store)
+    server.requests.clear()
+    with Store(log_dir, clock=clock) as store:
+        partition = store["orders-0"]
+        for offset in (50, 333, 600):
+            before = len(server.requests)
+            assert partition.record(offset) is not None
+            assert 0 < len(server.requests) - before <= 3
+            before = len(server.requests)
+            assert partition.record(offset) is not None
+            assert len(server.requests) == before
+
+
+def test_transactions_are_hidden_across_tiers(log_dir: Path, bucket: Path, clock: Clock) -> None:
+    """Aborted ones of remote segments are hidden; an open one keeps its segments from being copied."""
+    with Store(log_dir, clock=clock) as store:
+        partition = tiered(store, bucket, segment_bytes=500)
+        producer = Producer(partition, 7)
+        for number in range(60):
+            producer.send(f"key {number}")
+            producer.end(commit=number % 3 > 0)
+        expected = list(partition.committed.read())
+        tier(store)
+        assert len(partition.segments) - len(partition.local_segments) > 5
+        assert list(partition.committed.read()) == expected
+        unstable = producer.send("open")
+        for _ in range(20):
+            Producer(partition, 8, transactional=False).sequence = 0
+            partition.append([b"x" * 100])
+        tier(store)
+        copied = store.tiered.of(partition)
+        assert copied is not None
+        assert copied.end_offset <= unstable
+        assert "transaction" in store.remote_log_manager.plan("orders-0").stays
+    with Store(log_dir, read_only=True) as store:
+        assert list(store["orders-0"].isolated(Isolation.READ_COMMITTED).read()) == expected
+
+
+def test_producers_survive_a_crash_when_only_the_active_segment_is_local(
+    log_dir: Path, bucket: Path, clock: Clock
+) -> None:
+    """A batch that its producer sends again is recognised, although the first copy is only in the object store."""
+    with Store(log_dir, clock=clock) as store:
+        partition = tiered(store, bucket, local_retention_bytes=0)
+        producer = Producer(partition, 7, transactional=False)
+        first = producer.send("once")
+        sent = producer.sent
+        partition.roll(clock())
+        tier(store)
+        assert partition.local_start_offset == partition.log_end_offset
+        abandon(store)
+        with Store(log_dir, clock=clock) as again:
+            found = again["orders-0"].append_batch(sent)
+            assert (found.first_offset, found.duplicate) == (first, True)
+
+
+def test_a_reader_goes_on_while_its_segments_leave(
+    log_dir: Path, bucket: Path, clock: Clock
+) -> None:
+    """A text that was opened before, in this process and in another, reads the same bytes."""
+    with Store(log_dir, clock=clock) as store:
+        partition = tiered(store, bucket)
+        fill(partition)
+        partition.flush()
+        with Store(log_dir, read_only=True) as other:
+            text, seen = partition.text(View.LINES), other["orders-0"].text(View.LINES)
+            whole = text.read(0, text.size)
+            assert text.read(0, 100) == seen.read(0, 100) == whole[:100]
+            tier(store)
+            clock.now_ms += 1000
+            store.upkeep()
+            for view in (text, seen, partition.text(View.LINES)):
+                assert view.read(0, len(whole)) == whole
+            other.refresh()
+            assert other["orders-0"].text(View.LINES).read(0, len(whole)) == whole
+            assert len(list(other["orders-0"].read())) == 1000
+
+
+# Copying.
+
+
+def test_objects_are_those_of_the_layout(log_dir: Path, bucket: Path, clock: Clock) -> None:
+    """What is in the bucket alone reads as the sealed part of the log, byte for byte."""
+    with Store(log_dir, clock=clock) as store:
+        partition = tiered(store, bucket)
+        fill(partition)
+        logs = {s.base_offset: s.path.read_bytes() for s in partition.segments[:-1]}
+        expected = list(partition.read(0, partition.active.base_offset))
+        tier(store)
+        named = store.tiered.identify(partition)
+    assert start_offsets(bucket) == sorted(logs)
+    for path in bucket.rglob("*.log"):
+        assert path.read_bytes() == logs[int(path.name.split("-")[0])]
+    assert named is not None
+    with logfs.open(f"file://{bucket}", read_only=True) as alone:
+        assert list(alone["orders-0"].read()) == expected
+        assert alone["orders-0"].text(View.LINES).size == sum(
+            len(r.value or b"") + 1 for r in expected
+        )
+
+
+class Killed(BaseException):
+    """Stands for the end of the process at this point."""
+
+
+def test_a_kill_at_any_step_leaves_neither_loss_nor_garbage(
+    log_dir: Path, bucket: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before and after each request and each record, twice in a row; then everything is copied, and nothing else."""
+    with Store(log_dir, clock=clock) as store:
+        fill(tiered(store, bucket), 500)
+        expected = list(store["orders-0"].read())
+    left = [0]
+
+    def counted(call: Callable[..., object]) -> Callable[..., object]:
+        def stopping(*arguments: object, **more: object) -> object:
+            left[0] -= 1
+            if left[0] == 0:
+                raise Killed
+            found = call(*arguments, **more)
+            left[0] -= 1
+            if left[0] == 0:
+                raise Killed
+            return found
+
+        return stopping
+
+    for owner, name in (
+        (ObjectStore, "put"),
+        (ObjectStore, "get"),
+        (ObjectStore, "delete"),
+        (RemoteLogMetadata, "add"),
+    ):
+        monkeypatch.setattr(owner, name, counted(getattr(owner, name)))
+    chance = random.Random(2)
+    kills = 0
+    for _ in range(60):
+        left[0] = chance.randrange(1, 25)
+        store = Store(log_dir, clock=clock)
+        try:
+            tier(store)
+            clock.now_ms += 1000
+        except Killed:
+            kills += 1
+            abandon(store)
+        else:
+            store.close()
+    left[0] = -1
+    assert kills > 20
+    with Store(log_dir, clock=clock) as store:
+        tier(store)
+        clock.now_ms += 1000
+        store.remote_log_manager.expire()
+        partition = store["orders-0"]
+        assert list(partition.read()) == expected
+        log = store.tiered.of(partition)
+        assert log is not None
+        # Four objects of each segment, and no other.
+        assert len(objects(bucket)) == 4 * len(log.finished())
+        assert log.end_offset == partition.active.base_offset
+
+
+@pytest.mark.parametrize("layout", ["aiven", "local"])
+def test_faults_of_the_server(
+    log_dir: Path, server: ObjectServer, clock: Clock, layout: str
+) -> None:
+    """500, SlowDown, answers that are cut, and wrong bytes: no local segment goes before its copy is right."""
+    chance = random.Random(3)
+    kinds = [
+        Answer("500 Internal Server Error"),
+        Answer("503 Slow Down", SLOW_DOWN.encode()),
+        Answer("403 Forbidden"),
+        Answer("404 Not Found"),
+        Answer(is_cut=True),
+        Answer(change=lambda body: bytes([body[0] ^ 1]) + body[1:] if body else body),
+    ]
+    with Store(log_dir, clock=clock) as store:
+        store.settings.set_broker("remote.storage.layout", layout)
+        partition = tiered(store, f"s3://{BUCKET}/tiered")
+        fill(partition, 400)
+        expected = list(partition.read())
+        errors = 0
+        for _ in range(12):
+            server.fault = lambda request: chance.choice(kinds) if chance.random() < 0.15 else None
+            try:
+                tier(store)
+            except RemoteStorageError:
+                errors += 1
+            server.fault = lambda request: None
+            assert list(partition.read()) == expected
+            clock.now_ms += 1000
+        assert errors
+        tier(store)
+        clock.now_ms += 1000
+        store.remote_log_manager.expire()
+        log = store.tiered.of(partition)
+        assert log is not None
+        assert log.end_offset == partition.active.base_offset
+        assert {int(k.rpartition("/")[2][:20]) for k in server.stored_keys()} == {
+            each.start_offset for each in log.finished()
+        }
+        count = {"aiven": 4, "local": 6}[layout]
+        assert len(server.stored_keys()) == count * len(log.finished())
+
+
+def test_a_copy_that_reads_back_wrong_does_not_count(
+    log_dir: Path, server: ObjectServer, clock: Clock
+) -> None:
+    """It is an error that names the object, and the local segment stays."""
+    with Store(log_dir, clock=clock) as store:
+        partition = tiered(store, f"s3://{BUCKET}/tiered")
+        fill(partition)
+        files = len(partition.local_segments)
+
+        def fault(request: Request) -> Answer | None:
+            wrong = Answer(change=lambda body: body[:-1] + bytes([body[-1] ^ 1]))
+            return wrong if request.method == "GET" and request.key.endswith(".log") else None
+
+        server.fault = fault
+        with pytest.raises(RemoteStorageError, match=r"s3://.*\.log: .* CRC-32C"):
+            store.tier("orders-0")
+        store.retain()
+        assert len(partition.local_segments) == files
+        server.fault = lambda request: None
+        tier(store)
+        assert len(partition.local_segments) < files
+
+
+def test_upkeep_copies_and_waits_after_an_error(
+    log_dir: Path, bucket: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every `remote.log.manager.task.interval.ms`; what fails is tried again after a wait, and counted."""
+    with Store(log_dir, clock=clock) as store:
+        partition = tiered(store, bucket)
+        fill(partition)
+        manager = store.remote_log_manager
+        monkeypatch.setattr(object_store, "_RETRY_SECONDS", 0)
+        bucket.parent.joinpath("bucket").write_bytes(b"")
+        store.upkeep()
+        assert manager.copy_errors == 1
+        assert list(manager.backoff)
+        bucket.unlink()
+        clock.now_ms += 500
+        store.upkeep()
+        assert manager.copied_segments == 0
+        clock.now_ms += 60_000
+        store.upkeep()
+        assert manager.copied_segments == len(partition.segments) - 1
+        assert not list(manager.backoff)
+        assert not manager.lag
+
+
+# Retention (KIP-405).
+
+
+def test_what_is_not_copied_stays(log_dir: Path, bucket: Path, clock: Clock) -> None:
+    """Neither total nor local retention drops a segment before it is copied; without copying, the total does."""
+    with Store(log_dir, clock=clock) as store:
+        partition = tiered(store, bucket, retention_bytes=9000, local_retention_bytes=5000)
+        fill(partition)
+        store.retain()
+        assert partition.log_start_offset == 0
+        tier(store)
+        assert partition.log_start_offset > 0
+        assert partition.size_bytes - partition.segments[0].size_bytes <= 9000
+        assert partition.local_bytes < 9000
+        start = partition.log_start_offset
+        set_topic(store, "orders", remote_log_copy_disable="true")
+        fill(partition)
+        local = partition.local_start_offset
+        assert store.tier("orders-0") == 0
+        store.retain()
+        # Only as much as the whole log may have stays, although the newest segments are not copied.
+        assert partition.log_start_offset > max(start, local)
+        assert not partition.segments[0].is_tiered
+
+
+def test_remote_segments_go_with_the_log_start(log_dir: Path, bucket: Path, clock: Clock) -> None:
+    """`delete_records` and retention by time: the log start moves first, then objects go, after the delay."""
+    with Store(log_dir, clock=clock) as store:
+        partition = tiered(store, bucket, file_delete_delay_ms=60_000, retention_ms=10 * 10**6)
+        fill(partition)
+        tier(store)
+        records = list(partition.read())
+        before = start_offsets(bucket)
+        store.delete_records("orders-0", 500)
+        text = partition.text(View.LINES)
+        store.retain()
+        store.remote_log_manager.expire()
+        assert start_offsets(bucket) == before
+        clock.now_ms += 60_001
+        store.remote_log_manager.expire()
+        assert start_offsets(bucket)[0] == partition.segments[0].base_offset <= 500
+        assert text.read(0, 10) == b"value 500\n"
+        assert list(partition.read()) == records[500:]
+    with Store(log_dir, clock=clock) as store:
+        assert list(store["orders-0"].read()) == records[500:]
+        clock.now_ms += 10 * 10**6
+        tier(store)
+        assert store["orders-0"].log_start_offset == store["orders-0"].local_start_offset
+        clock.now_ms += 60_001
+        store.remote_log_manager.expire()
+        log = store.tiered.of(store["orders-0"])
+        assert log is not None
+        assert not log.finished() or log.end_offset > store["orders-0"].log_start_offset
+
+
+def test_a_deleted_partition_leaves_no_object(log_dir: Path, bucket: Path, clock: Clock) -> None:
+    """And another one of the same name, also of the same topic id, has nothing of it."""
+    with Store(log_dir, clock=clock) as store:
+        fill(tiered(store, bucket))
+        second = store.create("orders-1")
+        fill(second)
+        for name in ("orders-0", "orders-1"):
+            tier(store, name)
+        kept = list(second.read())
+        store.delete("orders-0")
+        again = store.create("orders-0")
+        assert again.log_start_offset == again.log_end_offset == 0
+        fill(again, 300)
+        tier(store)
+        clock.now_ms += 1000
+        store.upkeep()
+        store.remote_log_manager.expire()
+        assert [r.offset for r in again.read()] == [*range(300)]
+        assert list(second.read()) == kept
+        store.delete("orders-0")
+        store.delete("orders-1")
+        # With the topic's settings, its own delay is gone.
+        clock.now_ms += 60_001
+        store.upkeep()
+        store.remote_log_manager.expire()
+        assert not objects(bucket)
+        assert not store.tiered.metadata.partitions()
+
+
+def test_a_crash_in_a_deletion_leaves_no_object(
+    log_dir: Path, bucket: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the directory was renamed, and before the deletion of its remote segments was recorded."""
+    store = Store(log_dir, clock=clock)
+    fill(tiered(store, bucket))
+    tier(store)
+
+    def kill(*_: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RemoteLogMetadata, "mark_deleted", kill)
+        with pytest.raises(Killed):
+            store.delete("orders-0")
+    abandon(store)
+    with Store(log_dir, clock=clock) as store:
+        store.upkeep()
+        clock.now_ms += 60_001
+        store.remote_log_manager.expire()
+        assert not objects(bucket)
+
+
+def test_tiering_is_switched_off(log_dir: Path, bucket: Path, clock: Clock) -> None:
+    """Only with `remote.log.delete.on.disable`, which deletes the remote segments; the log begins locally then."""
+    with Store(log_dir, clock=clock) as store:
+        partition = tiered(store, bucket)
+        fill(partition)
+        tier(store)
+        with pytest.raises(InvalidSetting, match=r"remote\.log\.copy\.disable"):
+            set_topic(store, "orders", remote_storage_enable="false")
+        set_topic(store, "orders", remote_log_delete_on_disable="true")
+        local = partition.local_start_offset
+        set_topic(store, "orders", remote_storage_enable="false")
+        store.remote_log_manager.expire()
+        assert partition.log_start_offset == local == partition.segments[0].base_offset
+        clock.now_ms += 1000
+        store.remote_log_manager.expire()
+        assert not objects(bucket)
+    with Store(log_dir, clock=clock) as store:
+        assert store["orders-0"].log_start_offset == local
+        assert [r.offset for r in store["orders-0"].read()] == [*range(local, 1000)]
+
+
+def test_a_truncation_takes_copies_with_it(log_dir: Path, bucket: Path, clock: Clock) -> None:
+    """Those that hold a dropped record; a log cannot end where only the object store has it."""
+    with Store(log_dir, clock=clock) as store:
+        partition = tiered(store, bucket, local_retention_bytes=9000)
+        fill(partition)
+        tier(store)
+        local = partition.local_start_offset
+        with pytest.raises(OffsetOutOfRange, match="object store"):
+            store.truncate("orders-0", local - 10)
+        log = store.tiered.of(partition)
+        assert log is not None
+        assert log.end_offset == partition.active.base_offset
+        store.truncate("orders-0", local + 10)
+        assert log.end_offset <= local + 10
+        fill(partition, 400)
+        records = list(partition.read())
+        tier(store)
+        clock.now_ms += 1000
+        store.remote_log_manager.expire()
+        assert list(partition.read()) == records
+    with Store(log_dir, clock=clock) as store:
+        assert list(store["orders-0"].read()) == records
+
+
+# Settings, and the store as a whole.
+
+
+def test_settings_are_checked(log_dir: Path, bucket: Path, clock: Clock) -> None:
+    """Kafka's checks, a bucket before a tiered topic, and no credentials in a URL."""
+    with Store(log_dir, clock=clock) as store:
+        store.create("orders-0")
+        with pytest.raises(InvalidSetting, match=r"remote\.storage\.url"):
+            set_topic(store, "orders", remote_storage_enable="true")
+        for url in ("s3://key:secret@bucket/x", "http://bucket", "bucket", "s3://b?X-Amz-Key=1"):
+            with pytest.raises(InvalidSetting, match="s3://"):
+                store.settings.set_broker("remote.storage.url", url)
+        store.settings.set_broker("remote.storage.url", f"file://{bucket}")
+        set_topic(store, "orders", remote_storage_enable="true")
+        with pytest.raises(InvalidSetting, match="compact"):
+            set_topic(store, "orders", cleanup_policy="compact")
+        with pytest.raises(InvalidSetting, match=r"local\.retention"):
+            set_topic(store, "orders", local_retention_ms=10**12)
+        store.create("plain-0")
+        with pytest.raises(InvalidSetting, match="not tiered"):
+            store.tier("plain-0")
+
+
+def test_a_store_that_is_opened_for_one_partition(
+    log_dir: Path, bucket: Path, clock: Clock
+) -> None:
+    """It has the remote segments, too, and its close forgets neither them nor the log start."""
+    with Store(log_dir, clock=clock) as store:
+        fill(tiered(store, bucket))
+        tier(store)
+        store.delete_records("orders-0", 30)
+    with Store(log_dir, clock=clock, only="orders-0") as store:
+        assert len(list(store["orders-0"].read())) == 970
+        store["orders-0"].append([b"more"])
+    with Store(log_dir, clock=clock) as store:
+        assert [r.offset for r in store["orders-0"].read()] == [*range(30, 1001)]
+
+
+def test_a_tiered_partition_is_moved(
+    log_dir: Path, bucket: Path, tmp_path: Path, clock: Clock
+) -> None:
+    """Its local segments go to the other log directory, and the remote ones stay its own."""
+    other = tmp_path / "other"
+    with Store([log_dir, other], clock=clock) as store:
+        partition = tiered(store, bucket)
+        fill(partition)
+        tier(store)
+        records = list(partition.read())
+        store.move("orders-0", other if store.home("orders-0") == log_dir else log_dir)
+        assert list(partition.read()) == records
+        clock.now_ms += 1000
+        store.upkeep()
+        store.remote_log_manager.expire()
+        assert list(partition.read()) == records
+    with Store([log_dir, other], clock=clock) as store:
+        assert list(store["orders-0"].read()) == records
+
+
+def test_a_lost_object_is_an_error_of_its_records(
+    log_dir: Path, bucket: Path, clock: Clock
+) -> None:
+    """The error names the object; all other records are read, and appended."""
+    with Store(log_dir, clock=clock) as store:
+        partition = tiered(store, bucket)
+        fill(partition)
+        tier(store)
+        base = partition.segments[2].base_offset
+        for path in list(bucket.rglob(f"{base:020}-*")):
+            path.unlink()
+        with pytest.raises(RemoteStorageError, match=f"{base:020}"):
+            partition.record(base)
+        assert partition.record(base - 1) is not None
+        assert partition.record(partition.segments[2].next_offset) is not None
+        partition.append([b"more"])
+        found = subprocess.run(
+            [sys.executable, "-m", "logfs", "check", str(log_dir)],
+            capture_output=True,
+            check=False,
+            timeout=120,
+        )
+        assert found.returncode == 1
+        assert f"{base:020}".encode() in found.stdout + found.stderr
+        shutil.rmtree(log_dir)
+
+
+def test_the_command(log_dir: Path, bucket: Path, clock: Clock) -> None:
+    """`logfs tier` shows what it would do, and does it."""
+    with Store(log_dir) as store:
+        fill(tiered(store, bucket))
+
+    def run(*words: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "logfs", *words], capture_output=True, check=True, timeout=120
+        )
+        return done.stdout.decode()
+
+    dry = run("tier", "-n", str(log_dir))
+    assert dry.count("would be copied") > 3
+    assert not bucket.exists()
+    assert "segments of" in run("tier", str(log_dir))
+    assert start_offsets(bucket)[0] == 0
+    assert run("tier", str(log_dir)).startswith("orders-0: 0 segments")
+    assert run("cat", "-o", "3..5", f"{log_dir}/orders-0") == "value 3\nvalue 4\n"
+    assert run("tail", "-n", "1", f"{log_dir}/orders-0") == "value 999\n"
+    assert_clean(log_dir)
+
+
+def test_a_mount_tiers_by_itself(
+    log_dir: Path, server: ObjectServer, make_mount: Callable[..., Mount]
+) -> None:
+    """Segments leave the disk while records are written; reads go on, and an unreachable server is EIO for some."""
+    with Store(log_dir) as store:
+        store.settings.set_broker("remote.log.manager.task.interval.ms", "200")
+        store.settings.set_broker("log.retention.check.interval.ms", "200")
+        store.settings.set_broker("log.initial.task.delay.ms", "0")
+        tiered(store, f"s3://{BUCKET}/tiered")
+    mount = make_mount()
+    orders = mount.path / "orders-0"
+    lines = b"".join(b"line %04d\n" % n for n in range(3000))
+    for at in range(0, len(lines), 3000):
+        with (orders / "append").open("ab") as append:
+            append.write(lines[at : at + 3000])
+    wait_for(lambda: len(list((log_dir / "orders-0").glob("*.log"))) <= 3, 60)
+    assert (orders / "records").stat().st_size == len(lines)
+    assert (orders / "records").read_bytes() == lines
+    assert (orders / "offsets/0").read_bytes() == b"line 0000"
