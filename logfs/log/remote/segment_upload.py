@@ -15,7 +15,7 @@ import crc32c
 from logfs.errors import RemoteStorageError
 from logfs.format.base import names
 from logfs.format.batches.compression import zstd_frame
-from logfs.format.tiered import manifest, object_keys
+from logfs.format.tiered import custom_metadata, manifest, object_keys
 from logfs.format.tiered.chunk_index import ChunkIndex
 from logfs.format.tiered.custom_metadata import MANIFEST, Layout, StoredSegment
 from logfs.log.remote.layouts import CHUNK_BYTES, IN_MANIFEST, LAYOUTS, key_of, plain_chunks
@@ -76,8 +76,12 @@ def upload(
 
 
 def delete_copy(store: ObjectStore, segment: RemoteSegment, place: str) -> None:
-    """Delete the objects of a segment in either layout, in the reverse order of their storing; any may be missing."""
-    for layout in LAYOUTS.values():
+    """Delete the objects of a segment, in the reverse order of their storing; any may be missing.
+
+    The layout of a copy that was cut off is unknown: then the objects of both are deleted.
+    """
+    stored = custom_metadata.parse(segment.custom)
+    for layout in LAYOUTS.values() if stored is None else [LAYOUTS[stored.layout]]:
         for suffix in reversed(layout.stored):
             store.delete(layout.key(key_of(segment), suffix, place))
 
