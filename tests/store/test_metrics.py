@@ -335,8 +335,11 @@ METRIC = re.compile(r"\b(?:kafka|logfs|process)_[a-z0-9_]+\b")
 
 
 @pytest.fixture
-def everything(mount: Mount) -> Scrape:
+def everything(mount: Mount, tmp_path: Path) -> Scrape:
     """A scrape of a mount on which each family has a sample."""
+    (mount.path / ".logfs/config/remote.storage.url").write_text(f"file://{tmp_path}/bucket")
+    mount.partition("tiered-0")
+    (mount.path / "tiered-0/config/remote.storage.enable").write_text("true")
     keys = mount.partition("keys-0")
     (keys / "config/cleanup.policy").write_text("compact")
     (mount.path / ".logfs/config/log.cleaner.io.max.bytes.per.second").write_text("50000")

@@ -267,11 +267,11 @@ NOT_HERE = {
     "leader.replication.throttled.replicas": "replication",
     "min.insync.replicas": "replication",
     "unclean.leader.election.enable": "replication",
-    "local.retention.bytes": "tiered storage",
-    "local.retention.ms": "tiered storage",
-    "remote.log.copy.disable": "tiered storage",
-    "remote.log.delete.on.disable": "tiered storage",
-    "remote.storage.enable": "tiered storage",
+    "local.retention.bytes": "tests/store/test_tiering.py",
+    "local.retention.ms": "tests/store/test_tiering.py",
+    "remote.log.copy.disable": "tests/store/test_tiering.py",
+    "remote.log.delete.on.disable": "tests/store/test_tiering.py",
+    "remote.storage.enable": "tests/store/test_tiering.py",
     "message.downconversion.enable": "old consumers of a broker",
     "message.format.version": "nothing, since Kafka 3.0",
 }
@@ -323,8 +323,10 @@ def other_value(setting: Setting) -> str:
     return "*" if "throttled" in setting.name else "2.8"
 
 
-def test_the_files_of_settings_on_a_mount(mount: Mount) -> None:
+def test_the_files_of_settings_on_a_mount(mount: Mount, tmp_path: Path) -> None:
     """A text that is written to a setting's file is in force, also after a restart; a bad text is EINVAL."""
+    # A tiered topic needs a bucket, and loses its remote segments knowingly.
+    (mount.path / ".logfs/config/remote.storage.url").write_text(f"file://{tmp_path}/bucket")
     for number, (name, setting) in enumerate(TOPIC_SETTINGS.items()):
         path = mount.partition(f"topic{number}-0") / "config" / name
         assert path.read_text() == f"{value_in_force(name, {}, {})}\n"
@@ -341,6 +343,8 @@ def test_the_files_of_settings_on_a_mount(mount: Mount) -> None:
     for number, (name, setting) in enumerate(TOPIC_SETTINGS.items()):
         path = mount.path / f"topic{number}-0/config" / name
         assert path.read_text() == f"{other_value(setting)}\n"
+        if name == "remote.storage.enable":
+            path.with_name("remote.log.delete.on.disable").write_text("true")
         path.write_text("\n")
         assert path.read_text() == f"{value_in_force(name, {}, {})}\n"
 

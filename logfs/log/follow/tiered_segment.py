@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from logfs.format.base import names
 from logfs.format.text.rendering import TextSize
 from logfs.log.follow.live_segment import LiveSegment
+from logfs.log.remote.bucket_disk import number_of
 from logfs.log.segment.index import TimeEntry
 from logfs.log.segment.segment_end import UNMEASURED, SegmentEnd
 
@@ -41,6 +42,9 @@ class TieredSegment(LiveSegment):
         super().__init__(disk, directory, remote.start_offset)
         self.remote = remote
         found = disk.add(directory, remote, stored)
+        self.inode = found.inode
+        # As a process that opens the bucket alone finds it.
+        self.directory_inode = number_of(type(found).directory(remote.partition, disk.place))
         self.identify(
             {suffix: found.inode for suffix in found.files if suffix in names.SEGMENT_FILES}
         )

@@ -168,7 +168,7 @@ def _partition_of(place: PartitionPlace, segments: Sequence[BucketSegment]) -> _
                 files[names.stem(following.start_offset) + suffix] = Entry(segment, suffix)
     if segments:
         files[names.LEADER_EPOCHS] = Entry(segments[-1], EPOCHS)
-    return _Partition(_number(place.prefix), segments, files)
+    return _Partition(number_of(place.prefix), segments, files)
 
 
 @dataclass(slots=True, eq=False)
@@ -236,7 +236,7 @@ class BucketDisk(ReadOnlyDisk):
         found: list[_DirEntry] = []
         if not below:
             found = [
-                _DirEntry(path / name, _number(str(places)), is_directory=True)
+                _DirEntry(path / name, number_of(str(places)), is_directory=True)
                 for name, places in self._places.get().items()
             ]
         elif len(below) == 1:
@@ -262,7 +262,7 @@ class BucketDisk(ReadOnlyDisk):
             return self.stat_file(self.open(path))
         if not below:
             self._places.get()
-            return _stat(_DIRECTORY, 1, 0, self._places.changed_ns)
+            return _stat(_DIRECTORY, ROOT_INODE, 0, self._places.changed_ns)
         partition = self._partition(path)
         inode = partition.get().inode
         return _stat(_DIRECTORY, inode, 0, partition.changed_ns)
@@ -272,7 +272,12 @@ class BucketDisk(ReadOnlyDisk):
             return super().open(path, write=write, create=create)
         if len(self._below(path)) != 2:
             raise missing(path)
-        _, segments, files = self._partition(path.parent).get()
+        listing = self._partition(path.parent)
+        _, segments, files = listing.get()
+        if path.name not in files:
+            # Another process may know a newer listing.
+            listing.doubt()
+            _, segments, files = listing.get()
         entry = files.get(path.name)
         if entry is None:
             raise missing(path)
@@ -292,7 +297,9 @@ class BucketDisk(ReadOnlyDisk):
         """Return the listing of the partition at a path. Raises `FileNotFoundError` if there is none."""
         name = path.name
         if name not in self._places.get():
-            raise missing(path)
+            self._places.doubt()
+            if name not in self._places.get():
+                raise missing(path)
         listing = self._partitions.get(name)
         if listing is None:
             look = partial(self._list_partition, name)
@@ -408,6 +415,9 @@ class BucketDisk(ReadOnlyDisk):
         return log.size
 
 
+# In place of the inode number of a bucket.
+ROOT_INODE = 1
+
 _FILE = stat.S_IFREG | 0o444
 _DIRECTORY = stat.S_IFDIR | 0o755
 
@@ -422,13 +432,13 @@ def missing(path: Path) -> FileNotFoundError:
     return FileNotFoundError(errno.ENOENT, "no such object", str(path))
 
 
-def _number(text: str) -> int:
+def number_of(text: str) -> int:
     """Return a number in place of an inode number for a name."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big") | 1
 
 
 def _inode(entry: Entry) -> int:
-    return _number(entry.content.decode()) if entry.segment is None else entry.segment.inode
+    return number_of(entry.content.decode()) if entry.segment is None else entry.segment.inode
 
 
 def _stat(mode: int, inode: int, size: int, changed_ns: int) -> os.stat_result:

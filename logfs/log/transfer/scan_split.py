@@ -116,6 +116,9 @@ def ranges_reaching(reader: Reader, timestamp: int) -> list[tuple[int, int]]:
 
 def _first_reaching(segment: Segment, timestamp: int) -> int:
     """Return an offset below which all records of a segment are earlier than `timestamp`; its end if all are."""
+    if segment.is_tiered:
+        # Its description says it without a request.
+        return segment.next_offset if segment.largest_timestamp < timestamp else segment.base_offset
     index = segment.time_index
     try:
         # While a segment is written, its last entry does not cover all records, and an entry may predate a

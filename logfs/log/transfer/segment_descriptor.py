@@ -7,13 +7,15 @@ also leave the log after it was described; `FileIdentity.has_left` distinguishes
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from logfs.format.base import names
 from logfs.format.text.rendering import NO_TEXT
-from logfs.log.disk.bucket_path import as_path
+from logfs.log.disk.bucket_path import BucketPath, as_path
 from logfs.log.disk.disk import Gone
+from logfs.log.follow.tiered_segment import TieredSegment
+from logfs.log.remote.bucket_disk import ROOT_INODE
 from logfs.log.remote.disks import read_only_disk
 from logfs.log.segment.index import TimeEntry
 from logfs.log.segment.segment import Segment
@@ -102,7 +104,8 @@ class FileIdentity:
         cannot find its file does not see the files of this log. True also if the partition was moved or created
         again. Raises `OSError`.
         """
-        if reader.disk.stat(reader.directory).st_ino != self.directory_inode:
+        is_tiered = isinstance(as_path(self.directory), BucketPath) and not reader.disk.is_remote
+        if not is_tiered and reader.disk.stat(reader.directory).st_ino != self.directory_inode:
             # The partition was deleted and recreated, or moved to another log directory.
             return True
         for _ in range(_TRIES):
@@ -194,6 +197,8 @@ class SegmentDescriptor:
 
 def _inode(reader: ReadableLog, segment: Segment) -> int | None:
     """Return the inode number of the .log file that a segment reads. Raises `Gone`, `OSError`."""
+    if isinstance(segment, TieredSegment):
+        return segment.inode
     try:
         return reader.disk.stat_file(segment.file).st_ino
     except (FileNotFoundError, Gone):
@@ -233,6 +238,14 @@ def describe_segments(
             log_dir_inode=log_dir_inode,
             previous=previous,
         )
+        if isinstance(segment, TieredSegment):
+            # Other processes read it from the bucket, not through this log directory.
+            file = replace(
+                file,
+                directory=str(segment.path.parent),
+                directory_inode=segment.directory_inode,
+                log_dir_inode=ROOT_INODE,
+            )
         yield segment, SegmentDescriptor(file, is_last, segment.gaps)
         previous = segment.base_offset, inode
 
