@@ -117,6 +117,11 @@ def _check_together(values: Mapping[str, Any]) -> None:
         )
     for name in ("retention.bytes", RETENTION_MS):
         total, local = values[name], values[f"local.{name}"]
+        if values["remote.log.copy.disable"] and local not in (AS_TOTAL, total):
+            raise InvalidSetting(
+                f"remote.log.copy.disable: nothing leaves the local disk for the object store any more, so"
+                f" local.{name}, {local}, must be as {name}, {total}; set it to {AS_TOTAL} first"
+            )
         if total >= 0 and (local == -1 or local > total):
             raise InvalidSetting(
                 f"local.{name}: {local} is more than {name}, {total};"
@@ -229,13 +234,8 @@ class LogConfig:
 
     @property
     def local_limits(self) -> tuple[int, int]:
-        """How many bytes of a tiered log stay on the local disk, and for how many ms; negative is unlimited.
-
-        Once nothing is copied any more, Kafka applies the limits of the whole log.
-        """
+        """How many bytes of a tiered log stay on the local disk, and for how many ms; negative is unlimited."""
         size, age = self.local_retention_bytes, self.local_retention_ms
-        if self.remote_log_copy_disable:
-            size = age = AS_TOTAL
         return (
             self.retention_bytes if size == AS_TOTAL else size,
             self.retention_ms if age == AS_TOTAL else age,

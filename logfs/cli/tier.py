@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
             _tier(store, name, dry_run=arguments.dry_run)
         if not arguments.dry_run:
             dropped = store.retain(names)
-            deleted = store.remote_log_manager.expire()
+            deleted = store.remote_log_manager.deleted_segments
             print(f"dropped {dropped} segments here, and deleted {deleted} in the object store")
         return int(bool(store.failed))
 

@@ -409,9 +409,12 @@ class Store(PartitionRegistry):
     def retain(self, names: Iterable[str] | None = None) -> int:
         """Drop all segments eligible for deletion (kafka-storage 7), and return how many were dropped.
 
-        Without `names`, all partitions are examined, except failed ones and those whose upkeep is paused.
+        Without `names`, all partitions are examined, except failed ones and those whose upkeep is paused. What no log
+        needs any more in the object store is deleted there, too, once `file.delete.delay.ms` has passed.
         """
-        return self.retainer.retain(names)
+        dropped = self.retainer.retain(names)
+        self.remote_log_manager.expire()
+        return dropped
 
     def tier(self, name: str) -> int:
         """Copy the sealed segments of a tiered partition into the object store now, and return how many were copied.

@@ -21,10 +21,11 @@ from tests.support.processes import wait_for
 
 if TYPE_CHECKING:
     import uuid
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
     from pathlib import Path
 
     from tests.kafka.helper import Helper
+    from tests.kafka.tools import Tools
 
 # Everything but the active segment leaves the broker's disk once it is copied.
 TIERED = {"remote_storage_enable": "true", "local_retention_ms": 1, **SMALL}
@@ -37,10 +38,9 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("tiered")
 
 
-@pytest.fixture(scope="module")
-def broker(kafka: Distribution, directory: Path) -> Iterator[Broker]:
-    """A broker that copies segments into `bucket`."""
-    settings = {
+def tiered_settings(directory: Path) -> dict[str, object]:
+    """Return the settings of a broker with tiered storage, whose bucket is below a directory."""
+    return {
         "remote.log.storage.system.enable": "true",
         "remote.log.storage.manager.class.name": "org.apache.kafka.server.log.remote.storage.LocalTieredStorage",
         "remote.log.storage.manager.impl.prefix": "rsm.config.",
@@ -51,8 +51,13 @@ def broker(kafka: Distribution, directory: Path) -> Iterator[Broker]:
         "remote.log.manager.task.interval.ms": 200,
         "log.retention.check.interval.ms": 200,
     }
+
+
+@pytest.fixture(scope="module")
+def broker(kafka: Distribution, directory: Path) -> Iterator[Broker]:
+    """A broker that copies segments into `bucket`."""
     tiered = replace(kafka, broker=tiered_class_path())
-    with Broker(tiered, directory / "broker", **settings) as broker:
+    with Broker(tiered, directory / "broker", **tiered_settings(directory)) as broker:
         yield broker.start()
 
 
@@ -63,22 +68,25 @@ def client(helper: Helper, broker: Broker) -> Client:
     for topic in TOPICS:
         kind = {"message_timestamp_type": "LogAppendTime"} if topic == "append-time" else {}
         client.create_topic(topic, **TIERED, **kind)
-    _write(client, 0)
+    _write(client, 0, TOPICS)
     broker.restart()
-    _write(client, 1)
+    _write(client, 1, TOPICS)
     for topic in TOPICS:
         wait_for(lambda topic=topic: _is_copied(broker, topic), 60)
     return client
 
 
-def _write(client: Client, turn: int) -> None:
+def _write(client: Client, turn: int, topics: Collection[str]) -> None:
     chance = random.Random(turn)
     for codec in CODECS:
-        client.produce(f"codec-{codec}", *batches(chance, turn, 60), compression_type=codec)
-    client.produce("append-time", *batches(chance, turn, 60))
-    shuffled = batches(chance, turn, 60)
-    chance.shuffle(shuffled)
-    client.produce("unordered", *shuffled)
+        if f"codec-{codec}" in topics:
+            client.produce(f"codec-{codec}", *batches(chance, turn, 60), compression_type=codec)
+    if "append-time" in topics:
+        client.produce("append-time", *batches(chance, turn, 60))
+    if "unordered" in topics:
+        shuffled = batches(chance, turn, 60)
+        chance.shuffle(shuffled)
+        client.produce("unordered", *shuffled)
     for number in range(12):
         with client.producer(transactional_id="one") as producer:
             producer.begin()
@@ -186,3 +194,60 @@ def test_the_bucket_is_mounted_while_the_broker_runs(
     expected = b"".join((r.value or b"") + b"\n" for r in bucket["codec-lz4-0"].read())
     assert (mount.path / "codec-lz4-0/records").read_bytes() == expected
     assert not [each for each in check([place]) if each.severity is Severity.ERROR]
+
+
+# The other direction.
+
+
+def test_a_broker_reads_what_logfs_has_copied(
+    kafka: Distribution, helper: Helper, tools: Tools, tmp_path: Path
+) -> None:
+    """Its consumers get the same records and offsets by time, from objects and descriptions that logfs has written.
+
+    Kafka's own tool prints the descriptions.
+    """
+    settings = tiered_settings(tmp_path)
+    settings["remote.log.manager.task.interval.ms"] = 3_600_000
+    tiered = replace(kafka, broker=tiered_class_path())
+    with Broker(tiered, tmp_path / "broker", **settings) as broker:
+        client = Client(helper, broker.start().servers)
+        topics = ("codec-zstd", "transactions")
+        for topic in topics:
+            # The broker copies nothing itself.
+            client.create_topic(
+                topic, **TIERED | {"remote_log_copy_disable": "true", "local_retention_ms": -2}
+            )
+        _write(client, 0, topics)
+        broker.restart()
+        _write(client, 1, topics)
+        expected = {
+            (topic, isolation): client.consume(topic, isolation=isolation)
+            for topic in topics
+            for isolation in (UNCOMMITTED, COMMITTED)
+        }
+        times = [r.timestamp for r in expected["codec-zstd", UNCOMMITTED][::40] if r.timestamp]
+        found = client.offsets_for_times("codec-zstd", times)
+        broker.stop()
+        with logfs.open(broker.log_dir) as store:
+            for name, value in {
+                "remote.storage.url": f"file://{tmp_path}/bucket",
+                "remote.storage.prefix": "kafka-tiered-storage/",
+                "remote.storage.layout": "local",
+            }.items():
+                store.settings.set_broker(name, value)
+            for topic in topics:
+                store.settings.set_topic(topic, "remote.storage.enable", "true")
+                store.settings.set_topic(topic, "local.retention.bytes", "0")
+                store.settings.set_topic(topic, "retention.ms", "-1")
+                assert store.tier(f"{topic}-0") > 2
+            store.retain([f"{topic}-0" for topic in topics])
+            for topic in topics:
+                assert len(store[f"{topic}-0"].local_segments) == 1
+                assert list(store[f"{topic}-0"].read()) == expected[topic, UNCOMMITTED]
+        described = sorted(broker.log_dir.glob("__remote_log_metadata-*/*.log"))
+        dumped = tools.dump(*described, options="--remote-log-metadata-decoder").out
+        assert dumped.count("COPY_SEGMENT_STARTED") == dumped.count("COPY_SEGMENT_FINISHED") > 4
+        broker.start()
+        for (topic, isolation), records in expected.items():
+            assert client.consume(topic, isolation=isolation) == records
+        assert client.offsets_for_times("codec-zstd", times) == found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from tests.support.requirements import need
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from pyspark.sql import SparkSession
 
@@ -43,7 +45,19 @@ def need_spark() -> None:
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+def aws_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of the files `credentials` and `config` that the Python workers of Spark use, none at first.
+
+    The workers have the environment with which the session began, so that a test can only write these files.
+    """
+    directory = tmp_path_factory.mktemp("aws")
+    os.environ["AWS_SHARED_CREDENTIALS_FILE"] = str(directory / "credentials")
+    os.environ["AWS_CONFIG_FILE"] = str(directory / "config")
+    return directory
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory, aws_files: Path) -> Iterator[SparkSession]:
     """The only Spark session of a run, with `format("logfs")`. Skipped without Java or pyspark."""
     need_spark()
     import logfs.spark

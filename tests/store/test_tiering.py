@@ -388,7 +388,7 @@ def test_faults_of_the_server(
         expected = list(partition.read())
         errors = 0
         for _ in range(12):
-            server.fault = lambda request: chance.choice(kinds) if chance.random() < 0.15 else None
+            server.fault = lambda request: chance.choice(kinds) if chance.random() < 0.3 else None
             try:
                 tier(store)
             except RemoteStorageError:
@@ -472,7 +472,9 @@ def test_what_is_not_copied_stays(log_dir: Path, bucket: Path, clock: Clock) -> 
         assert partition.size_bytes - partition.segments[0].size_bytes <= 9000
         assert partition.local_bytes < 9000
         start = partition.log_start_offset
-        set_topic(store, "orders", remote_log_copy_disable="true")
+        with pytest.raises(InvalidSetting, match=r"set it to -2 first"):
+            set_topic(store, "orders", remote_log_copy_disable="true")
+        set_topic(store, "orders", local_retention_bytes=-2, remote_log_copy_disable="true")
         fill(partition)
         local = partition.local_start_offset
         assert store.tier("orders-0") == 0

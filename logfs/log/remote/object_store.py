@@ -14,6 +14,7 @@ import re
 import time
 from contextlib import suppress
 from datetime import timedelta
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -120,11 +121,22 @@ class ObjectStore:
                 raise
 
         def send() -> None:
+            left, first, size = parts(), [], 0
             try:
+                for data in left:
+                    first.append(data)
+                    size += len(memoryview(data))
+                    if size > _PART_BYTES:
+                        break
+                else:
+                    # In one request, where several parts would be three.
+                    self._obstore.put(self._store, key, b"".join(first), use_multipart=False)
+                    return
                 self._obstore.put(
                     self._store,
                     key,
-                    parts(),
+                    chain(first, left),
+                    use_multipart=True,
                     chunk_size=_PART_BYTES,
                     max_concurrency=_MOST_PARTS,
                 )
@@ -149,8 +161,15 @@ class ObjectStore:
 
     def delete(self, key: str) -> None:
         """Delete an object; a missing one is no error."""
-        with suppress(FileNotFoundError):
+        try:
             self._ask(key, lambda: self._obstore.delete(self._store, key))
+        except FileNotFoundError:
+            # S3 never says so of an object, but of a bucket.
+            with suppress(FileNotFoundError):
+                self.size(key)
+                raise RemoteStorageError(
+                    f"{self.url(key)}: is there, but was not deleted"
+                ) from None
         if self._place.scheme == "file":
             # What a kill left of an upload has the object's name, and a number behind it.
             path = Path("/", key)

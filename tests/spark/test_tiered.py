@@ -1,0 +1,113 @@
+"""Tiered logs in Spark: tasks read remote segments straight from the object store, with the same rows and offsets."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+
+import logfs
+from logfs.store.store import Store
+from tests.support.object_server import BUCKET, ObjectServer, object_server
+from tests.support.stores import set_topic
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, SparkSession
+
+ORDER = ("partition", "offset")
+
+
+@pytest.fixture
+def server(aws_files: Path) -> Iterator[ObjectServer]:
+    """An S3 server that this process and Spark's workers find through the files of Amazon's tools."""
+    with object_server() as server:
+        (aws_files / "credentials").write_text(
+            "[default]\naws_access_key_id = AKIATESTTESTTESTTEST\n"
+            "aws_secret_access_key = secret-of-the-tests\n"
+        )
+        (aws_files / "config").write_text(
+            f"[default]\nregion = us-east-1\nendpoint_url = {server.endpoint}\n"
+        )
+        yield server
+    for path in aws_files.iterdir():
+        path.unlink()
+
+
+def load(spark: SparkSession, path: Path) -> DataFrame:
+    return spark.read.format("logfs").option("subscribe", "orders").load(str(path))
+
+
+@pytest.mark.parametrize("layout", ["aiven", "local"])
+def test_a_tiered_log_reads_as_before(
+    spark: SparkSession,
+    server: ObjectServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    layout: str,
+) -> None:
+    """Batches, filters, splits, streams, `stats` and `verify`; a segment that leaves after the plan is read, too."""
+    from logfs.spark import jobs
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    log_dir, plain = tmp_path / "log", tmp_path / "plain"
+    with Store(log_dir) as store:
+        store.settings.set_broker("remote.storage.url", f"s3://{BUCKET}/spark")
+        store.settings.set_broker("remote.storage.prefix", "tiered-")
+        store.settings.set_broker("remote.storage.layout", layout)
+        set_topic(
+            store,
+            "orders",
+            segment_bytes=4000,
+            index_interval_bytes=500,
+            remote_storage_enable="true",
+            local_retention_bytes=5000,
+            file_delete_delay_ms=0,
+        )
+        for number in range(2):
+            partition = store.create(f"orders-{number}")
+            for first in range(0, 600, 20):
+                partition.append(
+                    [logfs.Record(b"value %d" % n, b"%d" % n) for n in range(first, first + 20)]
+                )
+    shutil.copytree(log_dir, plain)
+    wanted = load(spark, plain).orderBy(*ORDER).collect()
+    assert len(wanted) == 1200
+    # Planned while all segments are local, and read when most are not.
+    planned = load(spark, log_dir).orderBy(*ORDER)
+    with Store(log_dir) as store:
+        for name in ("orders-0", "orders-1"):
+            store.tier(name)
+        store.retain()
+        assert store["orders-0"].segments[0].is_tiered
+    before = len(server.gets())
+    assert planned.collect() == wanted
+    assert len(server.gets()) > before
+    assert load(spark, log_dir).orderBy(*ORDER).collect() == wanted
+    some = "partition = 1 AND offset >= 117 AND offset < 130"
+    found = load(spark, log_dir).where(some).orderBy(*ORDER).collect()
+    assert [row.offset for row in found] == [*range(117, 130)]
+    small = spark.read.format("logfs").options(subscribe="orders", minPartitions="20")
+    assert small.load(str(log_dir)).orderBy(*ORDER).collect() == wanted
+    query = (
+        spark.readStream.format("logfs")
+        .options(subscribe="orders", startingOffsets="earliest")
+        .load(str(log_dir))
+        .writeStream.format("memory")
+        .queryName(f"tiered_{layout}")
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination(120)
+    assert spark.table(f"tiered_{layout}").orderBy(*ORDER).collect() == wanted
+    counted = jobs.stats(spark, log_dir, topics=["orders"])
+    expected = jobs.stats(spark, plain, topics=["orders"])
+    assert [each.counts.records for each in counted.topics] == [
+        each.counts.records for each in expected.topics
+    ]
+    report = jobs.verify(spark, log_dir)
+    assert report.records >= 1200
+    assert not report.findings
