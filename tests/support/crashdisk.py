@@ -684,6 +684,13 @@ class Workload:
             going = {offset for offset in going if plan and offset < plan.log_start_offset}
             self._drop(name, going, self.store.retain)
 
+    def tier(self, name: str) -> None:
+        """Copy the sealed segments of a partition into the object store, and drop local ones."""
+        if name in self.store and self.step(lambda: self.store.tier(name)):
+            # Nothing is copied before it is durable.
+            self._settle(name)
+            self.step(lambda: self.store.retain([name]))
+
     def upkeep(self, later_ms: int) -> None:
         """Advance the clock, and do the upkeep that is due, except compaction."""
         self.now_ms += later_ms
@@ -1114,9 +1121,9 @@ def _read_by_key(partition: Partition, records: dict[int, Sent], damaged: set[in
 
 
 def observe_store(store: Store) -> dict[str, Observed]:
-    """Return what is observed of each partition; none may be offline."""
+    """Return what is observed of each partition but those of the store's own topic; none may be offline."""
     assert not store.offline, store.offline
-    return {name: observe(store[name]) for name in store}
+    return {n: observe(store[n]) for n in store if not n.startswith("__remote_log_metadata-")}
 
 
 def hold(found: dict[str, Observed], oracle: Oracle) -> None:
@@ -1255,7 +1262,7 @@ def verify(root: Path, oracle: Oracle, now_ms: int = LATER_MS) -> Counter[str]:
             overrides = dict(store.settings.topic_overrides(topic))
             assert overrides in known, f"settings of {topic}: {overrides}"
         hold_retention(store)
-        for name in store:
+        for name in found:
             end = store[name].log_end_offset
             assert store[name].append([Record(*AFTERWARDS)]) == end
             store[name].flush()

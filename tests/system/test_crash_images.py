@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 from collections import Counter
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -27,7 +29,7 @@ from tests.support.crashdisk import RecordingDisk, State, Workload
 from tests.support.requirements import DEEP
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from logfs.format.files.commit_file import CommitLog, Pending, StagedFile
@@ -303,6 +305,40 @@ def moving(work: Workload) -> None:
     work.flush("a-0")
 
 
+def tiering(work: Workload) -> None:
+    """Segments are copied, and then dropped from the disk. The bucket is as it is at the end: it only gets more."""
+    bucket = tempfile.mkdtemp(dir=crashdisk.fast_directory())
+    BUCKETS.append(bucket)
+    work.store.settings.set_broker("remote.storage.url", f"file://{bucket}")
+    for name, value in {**crashdisk.SMALL, "retention.ms": "-1"}.items():
+        work.store.settings.set_topic("__remote_log_metadata", name, value)
+    work.create("a-0")
+    work.configure("a", "remote.storage.enable", "true")
+    work.configure("a", "local.retention.bytes", "0")
+    for number in range(8):
+        work.append("a-0", line(number) * 3)
+    work.since = len(work.disk.ops)
+    work.tier("a-0")
+    work.append("a-0", line(8), line(9))
+    work.flush("a-0")
+    work.append("a-0", line(10) * 5)
+    work.upkeep(100_000)
+    work.tier("a-0")
+    work.append("a-0", b"not flushed")
+
+
+# The directories that stand for buckets, which the states of a workload need.
+BUCKETS: list[str] = []
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _remove_buckets() -> Iterator[None]:
+    yield
+    for bucket in BUCKETS:
+        shutil.rmtree(bucket)
+    BUCKETS.clear()
+
+
 WORKLOADS: dict[str, Callable[[Workload], None]] = {
     workload.__name__: workload
     for workload in (
@@ -322,6 +358,7 @@ WORKLOADS: dict[str, Callable[[Workload], None]] = {
         committing_late,
         looking_up,
         moving,
+        tiering,
     )
 }
 

@@ -54,8 +54,9 @@ class StoredSegment(NamedTuple):
     """How logfs has stored a segment.
 
     `sizes` has the size in bytes of each file by its suffix (".index"), without the .log file. `chunk_bytes` is the
-    size of a chunk of the .log file, and `is_compressed` tells whether the chunks are. `time_offset` is the last
-    offset of the batch with the greatest timestamp; None if no record has a timestamp. `text` is the number of the
+    size of a chunk of the .log file, and `is_compressed` tells whether the chunks are. `first_offset` is that of the
+    first record; None if there is none but control records. `time_offset` is the last offset of the batch with the
+    greatest timestamp; None if no record has a timestamp. `text` is the number of the
     segment's records, and the bytes of its lines and of its envelopes.
     """
 
@@ -63,6 +64,7 @@ class StoredSegment(NamedTuple):
     chunk_bytes: int
     is_compressed: bool
     sizes: Mapping[str, int]
+    first_offset: int | None
     time_offset: int | None
     text: tuple[int, int, int]
 
@@ -74,7 +76,8 @@ def encode(stored: StoredSegment) -> bytes:
         _LAYOUTS.index(stored.layout),
         stored.chunk_bytes,
         int(stored.is_compressed),
-        0 if stored.time_offset is None else stored.time_offset + 1,
+        _or_zero(stored.first_offset),
+        _or_zero(stored.time_offset),
         *stored.text,
         *(stored.sizes.get(suffix, 0) for suffix in _FILES),
     )
@@ -97,13 +100,14 @@ def parse(custom: bytes | None) -> StoredSegment | None:
     if not numbers or numbers[0] != _VERSION:
         return None
     try:
-        _, layout, chunk_bytes, is_compressed, time_offset, *text = numbers[:8]
-        sizes = dict(zip(_FILES, numbers[8:], strict=True))
+        _, layout, chunk_bytes, is_compressed, first_offset, time_offset, *text = numbers[:9]
+        sizes = dict(zip(_FILES, numbers[9:], strict=True))
         return StoredSegment(
             _LAYOUTS[layout],
             chunk_bytes,
             bool(is_compressed),
             {suffix: size for suffix, size in sizes.items() if size},
+            first_offset - 1 if first_offset else None,
             time_offset - 1 if time_offset else None,
             (text[0], text[1], text[2]),
         )
@@ -111,6 +115,10 @@ def parse(custom: bytes | None) -> StoredSegment | None:
         raise Corrupt(
             f"custom metadata: {len(numbers)} numbers are not those of a segment"
         ) from None
+
+
+def _or_zero(offset: int | None) -> int:
+    return 0 if offset is None else offset + 1
 
 
 def _field(custom: bytes) -> bytes | None:

@@ -49,10 +49,13 @@ class TieredSegment(LiveSegment):
             {suffix: found.inode for suffix in found.files if suffix in names.SEGMENT_FILES}
         )
         self.next_base = remote.end_offset + 1
+        # The offset of the first record; None if there is none but control records.
+        self.first_offset: int | None = remote.start_offset
         text = UNMEASURED
         time_offset: int | None = remote.end_offset
         if stored is not None:
             text, time_offset = TextSize(*stored.text), stored.time_offset
+            self.first_offset = stored.first_offset
         newest = TimeEntry(-1, remote.start_offset)
         if time_offset is not None:
             newest = TimeEntry(remote.max_timestamp, time_offset)

@@ -35,12 +35,13 @@ _READ_BYTES = 8 << 20
 class SegmentContent(NamedTuple):
     """What is copied of a segment: `read(position, size)` gives bytes of its .log file, and `files` the others.
 
-    `files` has the content of each other file by its suffix (".index"). `time_offset` and `text` are those of
-    `StoredSegment`.
+    `files` has the content of each other file by its suffix (".index"). `first_offset`, `time_offset` and `text` are
+    those of `StoredSegment`.
     """
 
     read: Callable[[int, int], Buffer]
     files: Mapping[str, bytes]
+    first_offset: int | None
     time_offset: int | None
     text: tuple[int, int, int]
 
@@ -155,6 +156,7 @@ class _Sender:
             chunk_bytes,
             is_compressed,
             {**sizes, **more},
+            content.first_offset,
             content.time_offset,
             content.text,
         )

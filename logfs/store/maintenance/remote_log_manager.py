@@ -425,9 +425,13 @@ def _content(partition: Partition, segment: Segment, now_ms: int) -> SegmentCont
     if aborted:
         files[names.TXN_INDEX] = aborted
     newest = segment.max_timestamp
-    time_offset = newest.offset if newest.timestamp >= 0 else None
+    first = partition.first_offset_from(segment.base_offset)
     return SegmentContent(
-        segment.read, files, time_offset, (text.records, text.lines, text.envelopes)
+        segment.read,
+        files,
+        first if first is not None and first < segment.next_offset else None,
+        newest.offset if newest.timestamp >= 0 else None,
+        (text.records, text.lines, text.envelopes),
     )
 
 
