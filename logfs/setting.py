@@ -434,7 +434,10 @@ def topic_setting(name: str) -> Setting:
     try:
         return TOPIC_SETTINGS[name]
     except KeyError:
-        raise InvalidSetting(f"{name:.80}: there is no topic-level setting of that name") from None
+        hint = "; it is the store's: give no --topic" if name in BROKER_SETTINGS else ""
+        raise InvalidSetting(
+            f"{name:.80}: there is no topic-level setting of that name{hint}"
+        ) from None
 
 
 def broker_setting(name: str) -> Setting:
@@ -442,4 +445,7 @@ def broker_setting(name: str) -> Setting:
     try:
         return BROKER_SETTINGS[name]
     except KeyError:
-        raise InvalidSetting(f"{name:.80}: there is no broker-level setting of that name") from None
+        hint = "; it is a topic's: give --topic" if name in TOPIC_SETTINGS else ""
+        raise InvalidSetting(
+            f"{name:.80}: there is no broker-level setting of that name{hint}"
+        ) from None

@@ -26,6 +26,7 @@ import pipeline  # noqa: F401  (its rows)
 import scanning  # noqa: F401  (its rows)
 import small_writes  # noqa: F401  (its rows)
 import starting  # noqa: F401  (its rows)
+import tiered  # noqa: F401  (its rows)
 import upkeep  # noqa: F401  (its rows)
 from rows import ROWS
 

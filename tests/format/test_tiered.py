@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import uuid
+from contextlib import suppress
 
 import orjson
 import pytest
@@ -17,8 +18,15 @@ from hypothesis import strategies as st
 from logfs.errors import Corrupt, LogfsError, Unsupported
 from logfs.format.batches.compression import zstd_frame
 from logfs.format.files.checkpoint import text_to_uuid
-from logfs.format.tiered import chunk_index, manifest, metadata_record, object_keys
+from logfs.format.tiered import (
+    chunk_index,
+    custom_metadata,
+    manifest,
+    metadata_record,
+    object_keys,
+)
 from logfs.format.tiered.chunk_index import Chunk, ChunkIndex, pack_sizes, unpack_sizes
+from logfs.format.tiered.custom_metadata import Layout, StoredSegment
 from logfs.format.tiered.manifest import Manifest, Slice
 from logfs.format.tiered.object_keys import SegmentKey
 from logfs.format.tiered.remote_segment import (
@@ -366,3 +374,43 @@ def test_the_metadata_partition_is_stable(topic_id: int, partition: int, found: 
     """The numbers are those of Kafka's partitioner, with which `tests/kafka` compares many more."""
     where = RemotePartition(uuid.UUID(int=topic_id), "t", partition)
     assert metadata_record.metadata_partition(where) == found
+
+
+# What logfs adds.
+
+SIZES = st.integers(0, 2**31 - 1)
+OFFSETS = st.none() | st.integers(0, 2**62)
+
+
+@given(
+    st.builds(
+        StoredSegment,
+        layout=st.sampled_from(Layout),
+        chunk_bytes=st.integers(1, 2**31 - 1),
+        is_compressed=st.booleans(),
+        sizes=st.dictionaries(
+            st.sampled_from([".index", ".timeindex", ".snapshot", ".textindex", ".rsm-manifest"]),
+            st.integers(1, 2**31 - 1),
+        ),
+        first_offset=OFFSETS,
+        time_offset=OFFSETS,
+        text=st.tuples(SIZES, st.integers(0, 2**50), st.integers(0, 2**50)),
+    )
+)
+def test_custom_metadata_is_read_as_written(stored: StoredSegment) -> None:
+    """It is less than Kafka allows."""
+    custom = custom_metadata.encode(stored)
+    assert len(custom) < 128
+    assert custom_metadata.parse(custom) == stored
+
+
+@given(st.binary(max_size=60))
+@example(b"\x01\x00\x02\x08\x01")
+@example(b"\x02\x00\x01\x05\xa8\x46\x01\x00")
+def test_custom_metadata_of_others(custom: bytes) -> None:
+    """It is ignored, or reported as malformed."""
+    found = None
+    with suppress(Corrupt):
+        found = custom_metadata.parse(custom)
+    assert found is None
+    assert custom_metadata.parse(None) is None

@@ -16,6 +16,8 @@ from logfs.format.text.rendering import View
 from logfs.log.read.read_committed import Isolation
 from logfs.log.remote import object_store
 from logfs.log.remote.object_store import ObjectStore
+from logfs.mount.nodes.offsets import first_offsets
+from logfs.store.observe.status import partition_status
 from logfs.store.store import Store
 from logfs.store.tiering.metadata import RemoteLogMetadata
 from tests.support.batches import NOW, Producer
@@ -192,6 +194,8 @@ def test_what_needs_no_object(log_dir: Path, server: ObjectServer, clock: Clock)
             assert partition.record(partition.offset_of_last(10)) is not None
             assert partition.offset_for_time(NOW + 1) is None
             assert partition.size_bytes > 5000
+            assert len(list(first_offsets(partition))) == len(partition.segments)
+            assert partition_status(partition)["local_segments"] == len(partition.local_segments)
     assert not server.requests
 
 
