@@ -289,6 +289,7 @@ class BrokerConfig:
     remote_storage_cache_bytes: int = _default("remote.storage.cache.bytes")
     remote_storage_chunk_bytes: int = _default("remote.storage.chunk.bytes")
     remote_storage_compression: bool = _default("remote.storage.compression")
+    remote_storage_encryption_key: str = _default("remote.storage.encryption.key")
     remote_storage_layout: str = _default("remote.storage.layout")
     remote_storage_prefix: str = _default("remote.storage.prefix")
     remote_storage_url: str = _default("remote.storage.url")
@@ -304,6 +305,13 @@ class BrokerConfig:
         each other (kafka-storage 11.2).
         """
         config = cls(**_attributes(cls, _check_texts(broker)))
+        if config.remote_storage_layout == "local" and (
+            config.remote_storage_compression or config.remote_storage_encryption_key
+        ):
+            raise InvalidSetting(
+                "remote.storage.layout: local neither compresses nor encrypts; reset remote.storage.compression and"
+                " remote.storage.encryption.key, or use aiven"
+            )
         threads, size = config.log_cleaner_threads, config.log_cleaner_dedupe_buffer_size
         if size <= threads * MIB:
             raise InvalidSetting(

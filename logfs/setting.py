@@ -218,6 +218,7 @@ _BUCKET = Pattern(
     "a URL such as s3://bucket/prefix, gs://…, az://… or file:///directory, without credentials",
 )
 _KEY_PREFIX = Pattern(r"[A-Za-z0-9._/-]*", "letters, digits and . _ - /")
+_KEY_NAME = Pattern(r"[A-Za-z0-9._-]{0,200}", "letters, digits and . _ -")
 _VERSION = Pattern(r"[0-9]+(\.[0-9]+){1,3}(-IV[0-9]+)?", "a version such as 3.0-IV1")
 
 _MAX = str(LONG_MAX)
@@ -413,6 +414,8 @@ _BROKER_ROWS = (
          "The size of the chunks of a segment that are compressed and fetched one by one."),
     _row(BOOLEAN, "remote.storage.compression", "false", None,
          "Whether the chunks are compressed with zstd; batches that are compressed already gain nothing."),
+    _row(STRING, "remote.storage.encryption.key", "", _KEY_NAME,
+         "The name of the RSA key that new remote segments are encrypted with; its file is outside of the store."),
     _row(LONG, "remote.storage.cache.bytes", "4294967296", 0,
          "How much the cache of fetched chunks may take on the disk of each user."),
 )

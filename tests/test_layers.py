@@ -73,6 +73,7 @@ IMPORTERS = {
     "zstandard": ["format/batches/compression.py"],
     "crc32c": ["format/", "log/segment/", "log/remote/"],
     "obstore": ["log/remote/object_store.py"],
+    "Cryptodome": ["log/remote/encryption.py"],
     "fcntl": ["store/directory/lock.py", "mount/", "cli/", "log/disk/disk.py"],
 }
 FILE_LINES = 800

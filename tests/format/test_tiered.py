@@ -388,6 +388,7 @@ OFFSETS = st.none() | st.integers(0, 2**62)
         layout=st.sampled_from(Layout),
         chunk_bytes=st.integers(1, 2**31 - 1),
         is_compressed=st.booleans(),
+        is_encrypted=st.booleans(),
         sizes=st.dictionaries(
             st.sampled_from([".index", ".timeindex", ".snapshot", ".textindex", ".rsm-manifest"]),
             st.integers(1, 2**31 - 1),

@@ -54,7 +54,8 @@ class StoredSegment(NamedTuple):
     """How logfs has stored a segment.
 
     `sizes` has the size in bytes of each file by its suffix (".index"), without the .log file. `chunk_bytes` is the
-    size of a chunk of the .log file, and `is_compressed` tells whether the chunks are. `first_offset` is that of the
+    size of a chunk of the .log file. The chunks are compressed if `is_compressed`, and everything but the manifest is
+    encrypted if `is_encrypted`; the sizes are those before that. `first_offset` is that of the
     first record; None if there is none but control records. `time_offset` is the last offset of the batch with the
     greatest timestamp; None if no record has a timestamp. `text` is the number of the
     segment's records, and the bytes of its lines and of its envelopes.
@@ -63,6 +64,7 @@ class StoredSegment(NamedTuple):
     layout: Layout
     chunk_bytes: int
     is_compressed: bool
+    is_encrypted: bool
     sizes: Mapping[str, int]
     first_offset: int | None
     time_offset: int | None
@@ -75,7 +77,7 @@ def encode(stored: StoredSegment) -> bytes:
         _VERSION,
         _LAYOUTS.index(stored.layout),
         stored.chunk_bytes,
-        int(stored.is_compressed),
+        stored.is_compressed | stored.is_encrypted << 1,
         _or_zero(stored.first_offset),
         _or_zero(stored.time_offset),
         *stored.text,
@@ -100,12 +102,13 @@ def parse(custom: bytes | None) -> StoredSegment | None:
     if not numbers or numbers[0] != _VERSION:
         return None
     try:
-        _, layout, chunk_bytes, is_compressed, first_offset, time_offset, *text = numbers[:9]
+        _, layout, chunk_bytes, changes, first_offset, time_offset, *text = numbers[:9]
         sizes = dict(zip(_FILES, numbers[9:], strict=True))
         return StoredSegment(
             _LAYOUTS[layout],
             chunk_bytes,
-            bool(is_compressed),
+            bool(changes & 1),
+            bool(changes & 2),
             {suffix: size for suffix, size in sizes.items() if size},
             first_offset - 1 if first_offset else None,
             time_offset - 1 if time_offset else None,

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from logfs.format.tiered.chunk_index import ChunkIndex
     from logfs.log.disk.disk import Disk, File
     from logfs.log.remote.chunk_cache import ChunkCache
+    from logfs.log.remote.encryption import DataKey
     from logfs.log.remote.object_store import ObjectStore
 
 logger = logging.getLogger(__name__)
@@ -36,17 +37,24 @@ _MOST_REQUESTS = 16
 
 
 class StoredFile(NamedTuple):
-    """`size` bytes of an object, from `position` on, as they were before the object's chunks were compressed."""
+    """`size` bytes of an object, from `position` on, as they were before the object's chunks were transformed.
+
+    The chunks begin at byte `begin` of the object. Each is decrypted with `data_key`, if there is one, and then
+    decompressed, if `is_compressed`.
+    """
 
     key: str
     position: int
     size: int
     chunks: ChunkIndex
     is_compressed: bool
+    begin: int = 0
+    data_key: DataKey | None = None
 
 
 class _ChunkId(NamedTuple):
     key: str
+    begin: int
     number: int
 
 
@@ -114,7 +122,7 @@ class ChunkReader:
         changed = False
         numbers = stored.chunks.chunks(stored.position + start, stored.position + end)
         for number in numbers[:_MOST_AHEAD]:
-            which, chunk = _ChunkId(stored.key, number), stored.chunks[number]
+            which, chunk = _ChunkId(stored.key, stored.begin, number), stored.chunks[number]
             with self._lock:
                 tries = self._tries.get(which, 0)
                 if tries == _MOST_TRIES:
@@ -131,7 +139,7 @@ class ChunkReader:
         self, stored: StoredFile, number: int, following: Callable[[], StoredFile | None]
     ) -> File:
         """Return the open file of a chunk, which is fetched if it is not here."""
-        which = _ChunkId(stored.key, number)
+        which = _ChunkId(stored.key, stored.begin, number)
         file = self._opened(which)
         if file is None:
             self._disk.check_may_block()
@@ -151,7 +159,7 @@ class ChunkReader:
 
     def _begin(self, stored: StoredFile, number: int) -> Future[File]:
         """Begin to fetch a chunk, if that has not begun yet; return what will be its open file."""
-        which = _ChunkId(stored.key, number)
+        which = _ChunkId(stored.key, stored.begin, number)
         with self._lock:
             coming = self._coming.get(which)
             if coming is not None:
@@ -169,7 +177,7 @@ class ChunkReader:
         return coming
 
     def _fetch(self, coming: Future[File], stored: StoredFile, number: int) -> None:
-        which = _ChunkId(stored.key, number)
+        which = _ChunkId(stored.key, stored.begin, number)
         try:
             file = self._get(stored, number)
         except BaseException as error:
@@ -186,7 +194,7 @@ class ChunkReader:
 
     def _name(self, stored: StoredFile, number: int) -> str:
         """Return what no other chunk of any bucket is called."""
-        return f"{self._place}\n{stored.key}\n{number} {stored.chunks[number].size}"
+        return f"{self._place}\n{stored.key}\n{stored.begin} {number} {stored.chunks[number].size}"
 
     def _get(self, stored: StoredFile, number: int) -> File:
         name = self._name(stored, number)
@@ -204,18 +212,20 @@ class ChunkReader:
 
     def _request(self, stored: StoredFile, number: int) -> memoryview | bytes:
         chunk = stored.chunks[number]
-        data: memoryview | bytes = self._store.get(stored.key, chunk.stored_at, chunk.stored_size)
+        start = stored.begin + chunk.stored_at
+        data: memoryview | bytes = self._store.get(stored.key, start, chunk.stored_size)
         self.requests += 1
         self.fetched_bytes += len(data)
-        end = chunk.stored_at + chunk.stored_size
-        what = f"{self._place}/{stored.key}: bytes {chunk.stored_at} to {end}"
+        what = f"{self._place}/{stored.key}: bytes {start} to {start + chunk.stored_size}"
         if len(data) != chunk.stored_size:
             raise Corrupt(f"{what}: the object ends after {len(data)} of them")
-        if stored.is_compressed:
-            try:
+        try:
+            if stored.data_key is not None:
+                data = stored.data_key.decrypt(data)
+            if stored.is_compressed:
                 data = decompress(Codec.ZSTD, bytes(data), limit=chunk.size)
-            except Corrupt as error:
-                raise Corrupt(f"{what}: {error}") from None
+        except Corrupt as error:
+            raise Corrupt(f"{what}: {error}") from None
         if len(data) != chunk.size:
             raise Corrupt(f"{what}: hold {len(data)} bytes of the segment, not {chunk.size}")
         return data

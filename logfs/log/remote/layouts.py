@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, ClassVar
 
-from logfs.errors import Corrupt, Unsupported
+from logfs.errors import Corrupt, InvalidStore, Unsupported
 from logfs.format.base import names
 from logfs.format.tiered import manifest, object_keys
 from logfs.format.tiered.chunk_index import ChunkIndex
@@ -21,6 +21,7 @@ from logfs.format.tiered.object_keys import (
     parse_local_key,
 )
 from logfs.log.remote.chunk_reader import StoredFile
+from logfs.log.remote.encryption import OVERHEAD_BYTES, unwrap
 from logfs.log.remote.object_store import StoredObject
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
     from logfs.format.tiered.custom_metadata import StoredSegment
     from logfs.format.tiered.remote_segment import RemotePartition, RemoteSegment
+    from logfs.log.remote.encryption import DataKey
 
 # A .log file without a manifest is fetched in chunks of this size, which is the default of Aiven's plugin.
 CHUNK_BYTES = 4 << 20
@@ -49,10 +51,11 @@ def whole(found: StoredObject) -> StoredFile:
     return StoredFile(found.key, 0, size, ChunkIndex(max(size, 1), size, size, size), False)
 
 
-def plain_chunks(chunk_bytes: int, file_bytes: int) -> ChunkIndex:
-    """Return the chunks of a file whose bytes are stored as they are."""
+def plain_chunks(chunk_bytes: int, file_bytes: int, longer: int = 0) -> ChunkIndex:
+    """Return the chunks of a file whose bytes are stored as they are, or each chunk `longer` by some bytes."""
     last = file_bytes % chunk_bytes or min(file_bytes, chunk_bytes)
-    return ChunkIndex(chunk_bytes, file_bytes, min(chunk_bytes, file_bytes), last)
+    size = min(chunk_bytes, file_bytes)
+    return ChunkIndex(chunk_bytes, file_bytes, size + longer, last + longer)
 
 
 def key_of(segment: RemoteSegment) -> SegmentKey:
@@ -129,7 +132,7 @@ class BucketSegment:
         """Return where the file with a suffix (".log") is; None if the segment has none.
 
         `read` returns the content of a small file, and raises what a request raises. Raises `Corrupt` for a malformed
-        manifest, `Unsupported` for encrypted objects.
+        manifest, `Unsupported` for one of a later release, and `InvalidStore` without the key of encrypted objects.
         """
         raise NotImplementedError
 
@@ -149,26 +152,30 @@ class AivenSegment(BucketSegment):
     def __init__(self, key: SegmentKey, objects: Mapping[str, StoredObject]) -> None:
         super().__init__(key, objects)
         self._manifest: manifest.Manifest | None = None
+        self._data_key: DataKey | None = None
         self._reading = threading.Lock()
 
     @classmethod
     def of(cls, segment: RemoteSegment, stored: StoredSegment, place: str) -> Self:
         copy = super().of(segment, stored, place)
-        if not stored.is_compressed:
-            # Otherwise only the manifest tells where the chunks are.
+        if not stored.is_compressed and not stored.is_encrypted:
+            # Otherwise only the manifest tells where the chunks are, or has the key.
             chunks = plain_chunks(stored.chunk_bytes, segment.size_bytes)
             copy._manifest = manifest.Manifest(chunks, _slices(stored), False, None, segment)
         return copy
 
     @staticmethod
     def _sizes(segment: RemoteSegment, stored: StoredSegment) -> dict[str, int]:
+        longer = OVERHEAD_BYTES if stored.is_encrypted else 0
         sizes = {
             object_keys.LOG: segment.size_bytes,
-            object_keys.INDEXES: sum(each.size for each in _slices(stored).values()),
+            object_keys.INDEXES: sum(
+                each.size + longer for each in _slices(stored).values() if each.size
+            ),
             object_keys.MANIFEST: stored.sizes.get(MANIFEST, 0),
         }
         text = stored.sizes.get(names.TEXT_INDEX)
-        return sizes | ({object_keys.TEXT: text} if text else {})
+        return sizes | ({object_keys.TEXT: text + longer} if text else {})
 
     @staticmethod
     def directory(partition: RemotePartition, place: str) -> str:
@@ -183,21 +190,31 @@ class AivenSegment(BucketSegment):
         return parse_aiven_key(key, place)
 
     def file(self, suffix: str, read: Callable[[StoredFile], bytes]) -> StoredFile | None:
-        if suffix == names.TEXT_INDEX:
-            text = self.objects.get(object_keys.TEXT)
-            return None if text is None else whole(text)
+        if suffix == names.TEXT_INDEX and object_keys.TEXT not in self.objects:
+            return None
         described = self._manifest or self._read_manifest(read)
         if suffix == names.LOG:
             chunks = described.chunks
-            log = self.objects[object_keys.LOG]
-            return StoredFile(log.key, 0, chunks.file_bytes, chunks, described.is_compressed)
-        found = described.indexes.get(IN_MANIFEST[suffix])
-        if found is None or not found.size:
+            key = self.objects[object_keys.LOG].key
+            return StoredFile(
+                key, 0, chunks.file_bytes, chunks, described.is_compressed, data_key=self._data_key
+            )
+        if suffix == names.TEXT_INDEX:
+            stored = whole(self.objects[object_keys.TEXT])
+            found = manifest.Slice(0, stored.size)
+        else:
+            stored = whole(self.objects[object_keys.INDEXES])
+            found = described.indexes.get(IN_MANIFEST[suffix], manifest.Slice(0, 0))
+        if not found.size:
             return None
-        stored = whole(self.objects[object_keys.INDEXES])
         if found.position + found.size > stored.size:
             raise Corrupt(f"{stored.key}: has {stored.size} bytes, less than the manifest says")
-        return stored._replace(position=found.position, size=found.size)
+        if self._data_key is None:
+            # One request for all indexes.
+            return stored._replace(position=found.position, size=found.size)
+        size = max(found.size - OVERHEAD_BYTES, 0)
+        alone = ChunkIndex(max(size, 1), size, found.size, found.size)
+        return StoredFile(stored.key, 0, size, alone, False, found.position, self._data_key)
 
     def _read_manifest(self, read: Callable[[StoredFile], bytes]) -> manifest.Manifest:
         with self._reading:
@@ -206,8 +223,8 @@ class AivenSegment(BucketSegment):
                 try:
                     described = manifest.parse(read(whole(found)))
                     if described.encryption is not None:
-                        raise Unsupported("the segment is encrypted, which logfs does not read yet")
-                except (Corrupt, Unsupported) as error:
+                        self._data_key = unwrap(described.encryption)
+                except (Corrupt, Unsupported, InvalidStore) as error:
                     raise type(error)(f"{found.key}: {error}") from None
                 if described.segment is not None:
                     self.end_offset = described.segment.end_offset

@@ -48,8 +48,10 @@ _AWS_KEYS = {
     "endpoint_url": "endpoint",
 }
 
-# How obstore tells that the server answered with an error; it has repeated the request itself where that may help.
+# How obstore tells that the server answered with an error, and that the error may pass: it has repeated the request
+# a few times by then.
 _REFUSED = re.compile(r"non-2xx status code|status: [345]\d\d")
+_MAY_PASS = re.compile(r"(status code|status): (5\d\d|429)")
 _CODE = re.compile(r"<Code>([^<]{1,80})</Code>")
 _SENTENCE = re.compile(r"<Message>([^<]{1,200})</Message>")
 
@@ -204,7 +206,9 @@ class ObjectStore:
                 ) from None
             except Exception as error:
                 # obstore repeats a request that was not answered, but not one whose answer was cut off.
-                if _REFUSED.search(str(error)) or time.monotonic() > end:
+                text = str(error)
+                is_final = _REFUSED.search(text) and not _MAY_PASS.search(text)
+                if is_final or time.monotonic() > end:
                     raise RemoteStorageError(
                         f"{self.url(key)}: the object store failed: {_reason(error)}"
                     ) from None

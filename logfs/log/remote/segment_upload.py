@@ -18,6 +18,7 @@ from logfs.format.batches.compression import zstd_frame
 from logfs.format.tiered import custom_metadata, manifest, object_keys
 from logfs.format.tiered.chunk_index import ChunkIndex
 from logfs.format.tiered.custom_metadata import MANIFEST, Layout, StoredSegment
+from logfs.log.remote.encryption import OVERHEAD_BYTES, new_data_key
 from logfs.log.remote.layouts import CHUNK_BYTES, IN_MANIFEST, LAYOUTS, key_of, plain_chunks
 
 if TYPE_CHECKING:
@@ -49,13 +50,15 @@ class SegmentContent(NamedTuple):
 class UploadOptions(NamedTuple):
     """Where segments are stored, and how: the prefix of the keys, the layout, and the size of a chunk in bytes.
 
-    With `compress`, the chunks of Aiven's layout are compressed with zstd.
+    In Aiven's layout, the chunks are compressed with zstd with `compress`, and everything is encrypted with
+    `key_id`, the name of an RSA key.
     """
 
     place: str
     layout: Layout
     chunk_bytes: int = CHUNK_BYTES
     compress: bool = False
+    key_id: str = ""
 
 
 def upload(
@@ -107,54 +110,60 @@ class _Sender:
                 self._send(suffix, partial(self._chunks, content, CHUNK_BYTES))
             elif suffix in content.files:
                 self._send_whole(suffix, content.files[suffix])
-        return self._stored(content, CHUNK_BYTES, {}, is_compressed=False)
+        return self._stored(content, UploadOptions(self._options.place, Layout.LOCAL), {})
 
     def send_objects(self, content: SegmentContent) -> StoredSegment:
         """Store the .log file in chunks, the joined indexes, the text index, and the manifest, as Aiven's plugin."""
         options, size = self._options, self._segment.size_bytes
-        indexes, slices = manifest.join_indexes(
-            {name: content.files[s] for s, name in IN_MANIFEST.items() if s in content.files}
-        )
+        key = new_data_key(options.key_id) if options.key_id else None
         sizes: list[int] = []
 
-        def compressed() -> Iterator[bytes]:
+        def sealed(data: bytes) -> bytes:
+            return key.encrypt(data) if key is not None and data else data
+
+        def transformed() -> Iterator[Buffer]:
             # An upload that is tried again begins anew.
             sizes.clear()
             for chunk in self._chunks(content, options.chunk_bytes):
-                frame = zstd_frame(chunk)
-                sizes.append(len(frame))
-                yield frame
+                data = zstd_frame(chunk) if options.compress else chunk
+                if key is not None:
+                    data = key.encrypt(data)
+                sizes.append(len(memoryview(data)))
+                yield data
 
+        self._send(object_keys.LOG, transformed)
         if options.compress:
-            self._send(object_keys.LOG, compressed)
             chunks = ChunkIndex(options.chunk_bytes, size, [*sizes], sizes[-1] if sizes else 0)
         else:
-            self._send(object_keys.LOG, partial(self._chunks, content, options.chunk_bytes))
-            chunks = plain_chunks(options.chunk_bytes, size)
+            longer = OVERHEAD_BYTES if key is not None and size else 0
+            chunks = plain_chunks(options.chunk_bytes, size, longer)
+        indexes, slices = manifest.join_indexes(
+            {
+                name: sealed(content.files[suffix])
+                for suffix, name in IN_MANIFEST.items()
+                if suffix in content.files
+            }
+        )
         self._send_whole(object_keys.INDEXES, indexes)
         text = content.files.get(names.TEXT_INDEX)
         if text:
-            self._send_whole(object_keys.TEXT, text)
+            self._send_whole(object_keys.TEXT, sealed(text))
+        encryption = None if key is None else key.fields()
         described = manifest.encode(
-            manifest.Manifest(chunks, slices, options.compress, None, self._segment)
+            manifest.Manifest(chunks, slices, options.compress, encryption, self._segment)
         )
         self._send_whole(object_keys.MANIFEST, described)
-        more = {MANIFEST: len(described)}
-        return self._stored(content, options.chunk_bytes, more, is_compressed=options.compress)
+        return self._stored(content, options, {MANIFEST: len(described)})
 
     def _stored(
-        self,
-        content: SegmentContent,
-        chunk_bytes: int,
-        more: Mapping[str, int],
-        *,
-        is_compressed: bool,
+        self, content: SegmentContent, options: UploadOptions, more: Mapping[str, int]
     ) -> StoredSegment:
         sizes = {suffix: len(data) for suffix, data in content.files.items()}
         return StoredSegment(
-            self._options.layout,
-            chunk_bytes,
-            is_compressed,
+            options.layout,
+            options.chunk_bytes,
+            options.compress,
+            bool(options.key_id),
             {**sizes, **more},
             content.first_offset,
             content.time_offset,

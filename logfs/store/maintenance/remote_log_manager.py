@@ -247,6 +247,7 @@ class RemoteLogManager:
             Layout(broker.remote_storage_layout),
             broker.remote_storage_chunk_bytes,
             broker.remote_storage_compression,
+            broker.remote_storage_encryption_key,
         )
 
     # Deleting.

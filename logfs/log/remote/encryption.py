@@ -1,0 +1,140 @@
+"""Encrypted segments, as Aiven's plugin makes them: a key for each segment, which is wrapped by an RSA key.
+
+Each chunk, and each index, is encrypted by itself with AES-256-GCM: 12 bytes of a nonce, the ciphertext, 16 bytes of
+a tag. The manifest has the segment's key, wrapped by RSA-OAEP with SHA3-512, and data that is authenticated with each
+chunk.
+
+The RSA keys are files: `ID.pem`, a private key in PKCS #8, in the directory `$LOGFS_KEYS`, by default
+`~/.config/logfs/keys`. They are never in a log directory, and their content is in no message.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+import re
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from logfs.errors import Corrupt, InvalidStore, Unsupported
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from typing_extensions import Buffer
+
+_NONCE_BYTES = 12
+_TAG_BYTES = 16
+_KEY_BYTES = 32
+
+OVERHEAD_BYTES = _NONCE_BYTES + _TAG_BYTES
+"""How much longer an encrypted chunk is."""
+
+_KEY_ID = re.compile(r"[A-Za-z0-9._-]{1,200}")
+
+
+class DataKey(NamedTuple):
+    """The key of one segment, what is authenticated with each chunk, and the key wrapped, as the manifest has it."""
+
+    key: bytes
+    aad: bytes
+    wrapped: str
+
+    def fields(self) -> dict[str, str]:
+        """Return the `encryption` of the segment's manifest."""
+        return {"dataKey": self.wrapped, "aad": base64.b64encode(self.aad).decode()}
+
+    def encrypt(self, chunk: Buffer) -> bytes:
+        """Return an encrypted chunk."""
+        nonce = os.urandom(_NONCE_BYTES)
+        parts: tuple[bytes, bytes] = self._cipher(nonce).encrypt_and_digest(bytes(chunk))
+        return b"".join((nonce, *parts))
+
+    def decrypt(self, stored: Buffer) -> bytes:
+        """Return the content of an encrypted chunk. Raises `Corrupt` if it is not what was encrypted."""
+        data = memoryview(stored)
+        if len(data) < OVERHEAD_BYTES:
+            raise Corrupt(f"{len(data)} bytes are no encrypted chunk")
+        nonce, sealed, tag = data[:_NONCE_BYTES], data[_NONCE_BYTES:-_TAG_BYTES], data[-_TAG_BYTES:]
+        try:
+            opened: bytes = self._cipher(bytes(nonce)).decrypt_and_verify(bytes(sealed), bytes(tag))
+        except ValueError:
+            raise Corrupt("the encrypted bytes are not what was stored") from None
+        return opened
+
+    def _cipher(self, nonce: bytes) -> Any:
+        from Cryptodome.Cipher import AES
+
+        cipher = AES.new(self.key, AES.MODE_GCM, nonce=nonce, mac_len=_TAG_BYTES)
+        cipher.update(self.aad)
+        return cipher
+
+
+def new_data_key(key_id: str) -> DataKey:
+    """Return a key for a new segment, wrapped by the RSA key of that id. Raises `InvalidStore` without that key."""
+    key = os.urandom(_KEY_BYTES)
+    wrapped = _oaep(key_id).encrypt(key)
+    text = f"{key_id}:{base64.b64encode(wrapped).decode()}"
+    return DataKey(key, os.urandom(_KEY_BYTES), text)
+
+
+def unwrap(fields: Mapping[str, Any]) -> DataKey:
+    """Return the key of a segment from the `encryption` of its manifest.
+
+    Raises `InvalidStore` without the RSA key, `Corrupt` for a malformed field or another RSA key of that id.
+    """
+    try:
+        wrapped = fields["dataKey"]
+        key_id, colon, data = wrapped.partition(":")
+        aad = base64.b64decode(fields["aad"], validate=True)
+        secret = base64.b64decode(data, validate=True)
+    except (KeyError, TypeError, AttributeError, binascii.Error) as error:
+        raise Corrupt(f"encryption: {type(error).__name__}: {error}") from None
+    if not colon:
+        raise Corrupt("encryption: the data key does not name the key that has wrapped it")
+    try:
+        key = _oaep(key_id).decrypt(secret)
+    except ValueError:
+        raise Corrupt(
+            f"encryption: the data key was not wrapped by the key {_path(key_id)}"
+        ) from None
+    if len(key) != _KEY_BYTES:
+        raise Unsupported(f"encryption: a data key of {len(key)} bytes is not one of AES-256")
+    return DataKey(key, aad, wrapped)
+
+
+def _path(key_id: str) -> Path:
+    if not _KEY_ID.fullmatch(key_id):
+        raise Corrupt(f"encryption: {key_id[:40]!r} is not the name of a key")
+    home = os.environ.get("LOGFS_KEYS")
+    config = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
+    return (Path(home) if home else Path(config).expanduser() / "logfs/keys") / f"{key_id}.pem"
+
+
+@lru_cache(maxsize=16)
+def _oaep(key_id: str) -> Any:
+    """Return what wraps and unwraps with an RSA key."""
+    path = _path(key_id)
+    try:
+        from Cryptodome.Cipher import PKCS1_OAEP
+        from Cryptodome.Hash import SHA3_512
+        from Cryptodome.PublicKey import RSA
+    except ImportError as error:
+        raise InvalidStore(
+            f"encrypted segments need pycryptodomex ({error}); install logfs[tiered]"
+        ) from None
+    try:
+        key = RSA.import_key(path.read_bytes())
+    except (OSError, ValueError, IndexError, TypeError) as error:
+        # The library's message may quote the file.
+        reason = error.strerror if isinstance(error, OSError) else "it is no RSA key in PEM"
+        raise InvalidStore(
+            f"the key {path} of encrypted segments cannot be read: {reason}; LOGFS_KEYS names its directory"
+        ) from None
+    if not key.has_private():
+        raise InvalidStore(
+            f"the key {path} of encrypted segments is a public key; put the private key there"
+        )
+    return PKCS1_OAEP.new(key, hashAlgo=SHA3_512)  # type: ignore[arg-type]
