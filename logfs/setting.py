@@ -98,6 +98,9 @@ class Pattern:
         return self.form
 
 
+_CREDENTIALS = re.compile(r"(://)[^/@]*(?=@)|(?<=\?)().*")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
     """The definition of one setting (kafka-storage 11).
@@ -132,7 +135,9 @@ class Setting:
         except ValueError:
             value = None
         if value is None or (self.valid is not None and not self.valid.admits(value)):
-            raise InvalidSetting(f"{self.name}: {text!r:.80} is refused; give {self.allowed}")
+            # Somebody may have written a password into a URL.
+            shown = _CREDENTIALS.sub(r"\1***", text)
+            raise InvalidSetting(f"{self.name}: {shown!r:.80} is refused; give {self.allowed}")
         return value
 
     def format(self, value: Value) -> str:

@@ -86,23 +86,26 @@ def _broker_id(store: Store) -> int:
 def _print_table(store: Store, topics: set[str] | None) -> None:
     from logfs.format.base.times import format_time
 
-    rows = [("PARTITION", "START", "END", "SIZE", "LOCAL", "SEGMENTS", "LAST RECORD", "LOG DIR")]
-    for name in store:
+    chosen = [name for name in store if topics is None or store[name].topic in topics]
+    # Of a tiered log, only a part is in the log directory.
+    shows_local = any(store[name].config.remote_storage_enable for name in chosen)
+    local = ["LOCAL"] if shows_local else []
+    rows = [["PARTITION", "START", "END", "SIZE", *local, "SEGMENTS", "LAST RECORD", "LOG DIR"]]
+    for name in chosen:
         partition = store[name]
-        if topics is None or partition.topic in topics:
-            rows.append(
-                (
-                    name,
-                    str(partition.log_start_offset),
-                    str(partition.log_end_offset),
-                    str(partition.size_bytes),
-                    str(partition.local_bytes),
-                    str(len(partition.segments)),
-                    format_time(partition.last_timestamp),
-                    str(store.home(name)),
-                )
-            )
-    print("\n".join(table_lines(rows, numbers=range(1, 6))))
+        rows.append(
+            [
+                name,
+                str(partition.log_start_offset),
+                str(partition.log_end_offset),
+                str(partition.size_bytes),
+                *([str(partition.local_bytes)] if shows_local else []),
+                str(len(partition.segments)),
+                format_time(partition.last_timestamp),
+                str(store.home(name)),
+            ]
+        )
+    print("\n".join(table_lines(rows, numbers=range(1, 5 + len(local)))))
     for failure in store.failed:
         print(failure)
     for name, reason in sorted(store.offline.items()):

@@ -49,5 +49,10 @@ def _explain(store: Store, name: str, *, dry_run: bool) -> None:
     for segment, _, reason in plan.expired:
         offsets = f"{segment.base_offset}..{segment.next_offset}"
         print(f"  {segment.path.name} ({offsets}, {segment.size_bytes} bytes) {word}: {reason}")
+    for segment, _, reason in plan.released:
+        offsets = f"{segment.base_offset}..{segment.next_offset}"
+        print(
+            f"  {segment.path.name} ({offsets}, {segment.size_bytes} bytes) {word} here, and is copied: {reason}"
+        )
     if plan.stays:
         print(f"  {store[name].segments[len(plan.expired)].path.name} stays: {plan.stays}")

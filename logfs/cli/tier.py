@@ -33,7 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Copy what is due in each partition, then drop local segments and delete remote ones as retention asks.
 
-    A mount does the same in the background. The exit code is 1 if a log directory has failed. Raises
+    A mount does the same in the background. The exit code is 1 if a log directory has failed, or a
+    partition is offline. Raises
     `InvalidSetting` for a partition whose topic is not tiered, and `RemoteStorageError`.
     """
     from logfs.store.store import Store
@@ -45,7 +46,9 @@ def run(arguments: argparse.Namespace) -> int:
         names = arguments.partition or [
             name for name in store if store[name].config.remote_storage_enable
         ]
-        if not names:
+        for name, reason in sorted(store.offline.items()):
+            print(f"{name}: offline: {reason}")
+        if not names and not store.offline:
             print("no topic is tiered: set remote.storage.enable to true for one")
         for name in names:
             _tier(store, name, dry_run=arguments.dry_run)
@@ -53,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
             dropped = store.retain(names)
             deleted = store.remote_log_manager.deleted_segments
             print(f"dropped {dropped} segments here, and deleted {deleted} in the object store")
-        return int(bool(store.failed))
+        return int(bool(store.failed or store.offline))
 
 
 def _tier(store: Store, name: str, *, dry_run: bool) -> None:

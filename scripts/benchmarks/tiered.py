@@ -62,6 +62,7 @@ def tiered_log(scratch: Path, size: int) -> tuple[Path, Path]:
 
     log_dir, bucket = scratch / "log", scratch / "bucket"
     log_dir.mkdir()
+    bucket.mkdir()
     lines = Lines(100)
     build(log_dir, PARTITION, lines, size // 100, MIB)
     topic = PARTITION.rpartition("-")[0]

@@ -45,6 +45,8 @@ ON_LOG_DIRS = (
     "retain LOGDIR",
     "retain --dry-run LOGDIR",
     "status LOGDIR",
+    "tier LOGDIR",
+    "tier --dry-run LOGDIR",
     "top --once LOGDIR",
 )
 # Commands that take a partition of a log directory.

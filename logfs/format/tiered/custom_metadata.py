@@ -7,6 +7,7 @@ Kafka's flexible messages, with one field; Aiven's plugin uses such a section, t
 
 from __future__ import annotations
 
+import struct
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,10 +18,11 @@ from logfs.format.base.varint import encode as encode_number
 from logfs.format.tiered import object_keys
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 _TAG = 9000
 _VERSION = 0
+_CRC_BYTES = 4
 
 EPOCHS = ".leader_epoch_checkpoint"
 """The suffix of the leader epochs that are copied with a segment."""
@@ -55,10 +57,11 @@ class StoredSegment(NamedTuple):
 
     `sizes` has the size in bytes of each file by its suffix (".index"), without the .log file. `chunk_bytes` is the
     size of a chunk of the .log file. The chunks are compressed if `is_compressed`, and everything but the manifest is
-    encrypted if `is_encrypted`; the sizes are those before that. `first_offset` is that of the
-    first record; None if there is none but control records. `time_offset` is the last offset of the batch with the
-    greatest timestamp; None if no record has a timestamp. `text` is the number of the
-    segment's records, and the bytes of its lines and of its envelopes.
+    encrypted if `is_encrypted`; the sizes are those before that. `first_offset` is that of the first record; None if
+    there is none but control records. `time_offset` is the last offset of the batch with the greatest timestamp; None
+    if no record has a timestamp. `text` is the number of the segment's records, and the bytes of its lines and of its
+    envelopes. `crcs` are the CRC-32C of what was stored: first one of each object but the .log file, in the order of
+    the layout, 0 if there is none, and then one of each chunk of the .log file.
     """
 
     layout: Layout
@@ -69,10 +72,14 @@ class StoredSegment(NamedTuple):
     first_offset: int | None
     time_offset: int | None
     text: tuple[int, int, int]
+    crcs: Sequence[int] = ()
 
 
 def encode(stored: StoredSegment) -> bytes:
-    """Return the custom metadata of a segment: less than the 128 bytes that Kafka allows."""
+    """Return the custom metadata of a segment: about 100 bytes, and four for each chunk.
+
+    Kafka limits what its own plugins return, and not what a description has.
+    """
     numbers = (
         _VERSION,
         _LAYOUTS.index(stored.layout),
@@ -83,7 +90,9 @@ def encode(stored: StoredSegment) -> bytes:
         *stored.text,
         *(stored.sizes.get(suffix, 0) for suffix in _FILES),
     )
-    field = b"".join(map(encode_number, numbers))
+    sizes = b"".join(map(encode_number, numbers))
+    crcs = b"".join(crc.to_bytes(_CRC_BYTES, "big") for crc in stored.crcs)
+    field = encode_unsigned(len(sizes)) + sizes + crcs
     return b"".join(map(encode_unsigned, (1, _TAG, len(field)))) + field
 
 
@@ -95,8 +104,12 @@ def parse(custom: bytes | None) -> StoredSegment | None:
     field = _field(custom or b"\0")
     if field is None:
         return None
-    numbers, at = [], 0
-    while at < len(field):
+    numbers = []
+    length, at = decode_unsigned(field, 0)
+    end = at + length
+    if end > len(field) or (len(field) - end) % _CRC_BYTES:
+        raise Corrupt(f"custom metadata: {len(field)} bytes are not those of a segment")
+    while at < end:
         number, at = decode(field, at, VARLONG_BYTES)
         numbers.append(number)
     if not numbers or numbers[0] != _VERSION:
@@ -113,6 +126,7 @@ def parse(custom: bytes | None) -> StoredSegment | None:
             first_offset - 1 if first_offset else None,
             time_offset - 1 if time_offset else None,
             (text[0], text[1], text[2]),
+            struct.unpack(f">{(len(field) - end) // _CRC_BYTES}I", field[end:]),
         )
     except (ValueError, IndexError):
         raise Corrupt(

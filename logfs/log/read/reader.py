@@ -465,6 +465,9 @@ class Reader:
                     return OffsetAndTimestamp(*first, batch.header.partition_leader_epoch)
         for found in segment.walk(position, chunk_bytes=POINT_READ_BYTES):
             if isinstance(found, Damage):
+                if segment.is_remote:
+                    # Bytes that arrived wrong: another request may give the right answer.
+                    raise found.error(segment.path)
                 continue
             header = found[1].header
             if header.max_timestamp < timestamp or header.last_offset < self.log_start_offset:

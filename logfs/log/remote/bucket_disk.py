@@ -208,15 +208,18 @@ class BucketDisk(ReadOnlyDisk):
 
     is_remote = True
 
-    def __init__(self, root: BucketPath, cache_bytes: int = LIMIT_BYTES) -> None:
-        """Read the bucket at `root`; nothing is asked of it yet. Raises `InvalidStore` if it cannot be used.
+    def __init__(
+        self, root: BucketPath, cache_bytes: int = LIMIT_BYTES, home: BucketPath | None = None
+    ) -> None:
+        """Read the bucket at `root`; nothing is asked of it yet.
 
-        `cache_bytes` is the limit of the cache of chunks.
+        `cache_bytes` is the limit of the cache of chunks. `home` is the part of `root` that is a directory of keys,
+        without a prefix of names. The first request raises `InvalidStore` if the bucket cannot be used.
         """
         super().__init__()
         self.naming = _NoLock()  # type: ignore[assignment]
         self.root = root
-        self.objects = ObjectStore(root)
+        self.objects = ObjectStore(home or root)
         # For the files of the cache.
         self._local = Disk()
         self.share_blocking(self._local)
@@ -382,7 +385,9 @@ class BucketDisk(ReadOnlyDisk):
         self._partition(file.path.parent).doubt()
         return Gone(f"{error.filename}: was deleted in the bucket; read again")
 
-    def _read_small(self, stored: StoredFile) -> bytes:
+    def _read_small(self, stored: StoredFile, *, again: bool = False) -> bytes:
+        if again:
+            self.chunks.fetch_again(stored, 0, stored.size)
         return bytes(self.chunks.read(stored, 0, stored.size, lambda: None))
 
     def _following(self, file: File) -> StoredFile | None:

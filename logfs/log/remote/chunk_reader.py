@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import OrderedDict
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, NamedTuple
 
-from logfs.errors import Corrupt, LogfsError
+from crc32c import crc32c
+
+from logfs.errors import Corrupt, LogfsError, RemoteStorageError
 from logfs.format.batches.compression import Codec, decompress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from logfs.format.tiered.chunk_index import ChunkIndex
     from logfs.log.disk.disk import Disk, File
@@ -32,6 +35,7 @@ _MOST_OPEN = 128
 _MOST_AHEAD = 8
 # A chunk that proves wrong is fetched so often: if it stays the same, it is what was stored.
 _MOST_TRIES = 3
+_TRY_SECONDS = 10.0
 # Nothing is fetched ahead while so many requests run.
 _MOST_REQUESTS = 16
 
@@ -40,7 +44,7 @@ class StoredFile(NamedTuple):
     """`size` bytes of an object, from `position` on, as they were before the object's chunks were transformed.
 
     The chunks begin at byte `begin` of the object. Each is decrypted with `data_key`, if there is one, and then
-    decompressed, if `is_compressed`.
+    decompressed, if `is_compressed`. `crcs` has the CRC-32C of each chunk as it is stored, if that is known.
     """
 
     key: str
@@ -50,6 +54,11 @@ class StoredFile(NamedTuple):
     is_compressed: bool
     begin: int = 0
     data_key: DataKey | None = None
+    crcs: Sequence[int] = ()
+
+
+class _ArrivedWrong(Corrupt):
+    """Bytes have another CRC than those that were stored."""
 
 
 class _ChunkId(NamedTuple):
@@ -74,8 +83,8 @@ class ChunkReader:
         self._lock = threading.Lock()
         self._open: OrderedDict[_ChunkId, File] = OrderedDict()
         self._coming: dict[_ChunkId, Future[File]] = {}
-        # How often chunks that proved wrong were fetched again.
-        self._tries: dict[_ChunkId, int] = {}
+        # When chunks that proved wrong were fetched again first, and how often since.
+        self._tries: dict[_ChunkId, tuple[float, int]] = {}
         # For each object that somebody reads from chunk to chunk: the next chunk, and how many to fetch ahead.
         self._sequential: OrderedDict[str, tuple[int, int]] = OrderedDict()
         self.requests = 0
@@ -116,7 +125,7 @@ class ChunkReader:
     def fetch_again(self, stored: StoredFile, start: int, end: int) -> bool:
         """Fetch the chunks of bytes [start, end) again, which proved wrong; return whether they have changed.
 
-        At most the first eight of them are, and each three times in all. Raises what `read` raises.
+        At most the first eight of them are, and each three times in ten seconds. Raises what `read` raises.
         """
         self._disk.check_may_block()
         changed = False
@@ -124,10 +133,12 @@ class ChunkReader:
         for number in numbers[:_MOST_AHEAD]:
             which, chunk = _ChunkId(stored.key, stored.begin, number), stored.chunks[number]
             with self._lock:
-                tries = self._tries.get(which, 0)
+                since, tries = self._tries.get(which, (0.0, 0))
+                if time.monotonic() - since > _TRY_SECONDS:
+                    since, tries = time.monotonic(), 0
                 if tries == _MOST_TRIES:
                     continue
-                self._tries[which] = tries + 1
+                self._tries[which] = since, tries + 1
                 file = self._open.pop(which, None)
             before = None if file is None else bytes(self._disk.read(file, 0, chunk.size))
             self._cache.forget(self._name(stored, number))
@@ -205,6 +216,9 @@ class ChunkReader:
             try:
                 data = self._request(stored, number)
                 break
+            except _ArrivedWrong as error:
+                if not left:
+                    raise RemoteStorageError(str(error)) from None
             except Corrupt:
                 if not left:
                     raise
@@ -219,6 +233,8 @@ class ChunkReader:
         what = f"{self._place}/{stored.key}: bytes {start} to {start + chunk.stored_size}"
         if len(data) != chunk.stored_size:
             raise Corrupt(f"{what}: the object ends after {len(data)} of them")
+        if stored.crcs and crc32c(data) != stored.crcs[number]:
+            raise _ArrivedWrong(f"{what}: are not what was stored")
         try:
             if stored.data_key is not None:
                 data = stored.data_key.decrypt(data)

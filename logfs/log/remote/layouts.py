@@ -45,12 +45,6 @@ IN_MANIFEST = {
 }
 
 
-def whole(found: StoredObject) -> StoredFile:
-    """Return all of an object as a file of one chunk."""
-    size = found.size
-    return StoredFile(found.key, 0, size, ChunkIndex(max(size, 1), size, size, size), False)
-
-
 def plain_chunks(chunk_bytes: int, file_bytes: int, longer: int = 0) -> ChunkIndex:
     """Return the chunks of a file whose bytes are stored as they are, or each chunk `longer` by some bytes."""
     last = file_bytes % chunk_bytes or min(file_bytes, chunk_bytes)
@@ -66,24 +60,27 @@ def key_of(segment: RemoteSegment) -> SegmentKey:
 class BucketSegment:
     """A segment in a bucket: the objects of one copy. Any thread may call any method.
 
-    `start_offset` is its first offset, `inode` a number that no other copy has, and `modified_ms` when the last of
-    its objects was stored (ms since the epoch).
+    `key_of_segment` is what the names of its objects tell, `start_offset` its first offset, `inode` a number that no
+    other copy has, and `modified_ms` when the last of its objects was stored (ms since the epoch).
     """
 
     # The suffixes of the files that a segment may have.
     suffixes: ClassVar[Sequence[str]]
-    # The suffixes of its objects, and those without which a copy is not complete.
+    # The suffixes of its objects, that of the .log file first, and those without which a copy is not complete.
     stored: ClassVar[Sequence[str]]
     required: ClassVar[frozenset[str]]
 
     def __init__(self, key: SegmentKey, objects: Mapping[str, StoredObject]) -> None:
         """Make a segment of `objects`, by the suffixes of their keys."""
+        self.key_of_segment = key
         self.start_offset = key.start_offset
         self.inode = key.segment_id.int >> 65 or 1
         self.modified_ms = max(each.modified_ms for each in objects.values())
         self.objects = objects
         # The last offset, None if only the log tells it.
         self.end_offset: int | None = None
+        # The CRC-32C of the chunks of each object, by its suffix, as far as they are known.
+        self.crcs: Mapping[str, Sequence[int]] = {}
         # The size of the .log file up to where the next segment begins; None until somebody has asked for it.
         self.shown_bytes: int | None = None
 
@@ -99,6 +96,10 @@ class BucketSegment:
             },
         )
         copy.end_offset = segment.end_offset
+        if stored.crcs:
+            small = cls.stored[1:]
+            copy.crcs = {suffix: [crc] for suffix, crc in zip(small, stored.crcs, strict=False)}
+            copy.crcs[cls.stored[0]] = stored.crcs[len(small) :]
         return copy
 
     @property
@@ -107,6 +108,13 @@ class BucketSegment:
         if {object_keys.TEXT, LOCAL_TEXT} & self.objects.keys():
             return self.suffixes
         return [suffix for suffix in self.suffixes if suffix != names.TEXT_INDEX]
+
+    def _whole(self, suffix: str) -> StoredFile:
+        """Return all of an object as a file of one chunk."""
+        found = self.objects[suffix]
+        size = found.size
+        chunks = ChunkIndex(max(size, 1), size, size, size)
+        return StoredFile(found.key, 0, size, chunks, False, crcs=self.crcs.get(suffix, ()))
 
     @staticmethod
     def _sizes(segment: RemoteSegment, stored: StoredSegment) -> dict[str, int]:
@@ -128,10 +136,11 @@ class BucketSegment:
         """Return the segment and the suffix of a key below the prefix `place`; None for another object's."""
         raise NotImplementedError
 
-    def file(self, suffix: str, read: Callable[[StoredFile], bytes]) -> StoredFile | None:
+    def file(self, suffix: str, read: Callable[..., bytes]) -> StoredFile | None:
         """Return where the file with a suffix (".log") is; None if the segment has none.
 
-        `read` returns the content of a small file, and raises what a request raises. Raises `Corrupt` for a malformed
+        `read` returns the content of a small file, with `again=True` after it was fetched anew, and raises what a
+        request raises. Raises `Corrupt` for a malformed
         manifest, `Unsupported` for one of a later release, and `InvalidStore` without the key of encrypted objects.
         """
         raise NotImplementedError
@@ -189,21 +198,26 @@ class AivenSegment(BucketSegment):
     def parse(key: str, place: str) -> tuple[SegmentKey, str] | None:
         return parse_aiven_key(key, place)
 
-    def file(self, suffix: str, read: Callable[[StoredFile], bytes]) -> StoredFile | None:
+    def file(self, suffix: str, read: Callable[..., bytes]) -> StoredFile | None:
         if suffix == names.TEXT_INDEX and object_keys.TEXT not in self.objects:
             return None
         described = self._manifest or self._read_manifest(read)
         if suffix == names.LOG:
             chunks = described.chunks
-            key = self.objects[object_keys.LOG].key
             return StoredFile(
-                key, 0, chunks.file_bytes, chunks, described.is_compressed, data_key=self._data_key
+                self.objects[object_keys.LOG].key,
+                0,
+                chunks.file_bytes,
+                chunks,
+                described.is_compressed,
+                data_key=self._data_key,
+                crcs=self.crcs.get(object_keys.LOG, ()),
             )
         if suffix == names.TEXT_INDEX:
-            stored = whole(self.objects[object_keys.TEXT])
+            stored = self._whole(object_keys.TEXT)
             found = manifest.Slice(0, stored.size)
         else:
-            stored = whole(self.objects[object_keys.INDEXES])
+            stored = self._whole(object_keys.INDEXES)
             found = described.indexes.get(IN_MANIFEST[suffix], manifest.Slice(0, 0))
         if not found.size:
             return None
@@ -216,16 +230,25 @@ class AivenSegment(BucketSegment):
         alone = ChunkIndex(max(size, 1), size, found.size, found.size)
         return StoredFile(stored.key, 0, size, alone, False, found.position, self._data_key)
 
-    def _read_manifest(self, read: Callable[[StoredFile], bytes]) -> manifest.Manifest:
+    def _parse(self, data: bytes) -> manifest.Manifest:
+        try:
+            described = manifest.parse(data)
+            if described.encryption is not None:
+                self._data_key = unwrap(described.encryption)
+        except (Corrupt, Unsupported, InvalidStore) as error:
+            key = self.objects[object_keys.MANIFEST].key
+            raise type(error)(f"{key}: {error}") from None
+        return described
+
+    def _read_manifest(self, read: Callable[..., bytes]) -> manifest.Manifest:
         with self._reading:
             if self._manifest is None:
-                found = self.objects[object_keys.MANIFEST]
+                stored = self._whole(object_keys.MANIFEST)
                 try:
-                    described = manifest.parse(read(whole(found)))
-                    if described.encryption is not None:
-                        self._data_key = unwrap(described.encryption)
-                except (Corrupt, Unsupported, InvalidStore) as error:
-                    raise type(error)(f"{found.key}: {error}") from None
+                    described = self._parse(read(stored))
+                except Corrupt:
+                    # It may have arrived wrong, and is kept as it arrived.
+                    described = self._parse(read(stored, again=True))
                 if described.segment is not None:
                     self.end_offset = described.segment.end_offset
                 self._manifest = described
@@ -266,11 +289,11 @@ class LocalSegment(BucketSegment):
     def parse(key: str, place: str) -> tuple[SegmentKey, str] | None:
         return parse_local_key(key.removeprefix(place))
 
-    def file(self, suffix: str, read: Callable[[StoredFile], bytes]) -> StoredFile | None:
+    def file(self, suffix: str, read: Callable[..., bytes]) -> StoredFile | None:
         found = self.objects.get(suffix)
         if found is None:
             return None
-        stored = whole(found)
+        stored = self._whole(suffix)
         if suffix != names.LOG:
             return stored
         return stored._replace(chunks=plain_chunks(CHUNK_BYTES, found.size))

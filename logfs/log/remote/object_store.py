@@ -14,6 +14,7 @@ import re
 import time
 from contextlib import suppress
 from datetime import timedelta
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -81,23 +82,39 @@ class ObjectStore:
     """
 
     def __init__(self, place: BucketPath) -> None:
-        """Prepare requests to the bucket of `place`; none is sent yet.
+        """Prepare requests to the bucket of `place`. Nothing is imported, read or sent before the first one.
 
-        Raises `InvalidStore` if obstore is not installed, or if the bucket or the credentials' files cannot be used.
+        That raises `InvalidStore` if obstore is not installed, or if the bucket or the credentials' files cannot be
+        used.
         """
         self._place = place
+
+    @cached_property
+    def _obstore(self) -> Any:
         try:
             import obstore
             import obstore.store
         except ImportError as error:
             raise InvalidStore(
-                f"{place}: an object store needs obstore ({error}); install logfs[tiered]"
+                f"{self._place}: an object store needs obstore ({error}); install logfs[tiered]"
             ) from None
-        self._obstore = obstore
+        return obstore
+
+    @cached_property
+    def _store(self) -> Any:
         try:
-            self._store = _make(obstore.store, place)
+            return _make(self._obstore.store, self._place)
+        except InvalidStore:
+            raise
         except Exception as error:
-            raise InvalidStore(f"{place}: cannot be used: {_reason(error)}") from None
+            raise InvalidStore(f"{self._place}: cannot be used: {_reason(error)}") from None
+
+    def _check_directory(self) -> None:
+        """Raise `RemoteStorageError` if the directory of a bucket is missing, as on a disk that is not mounted."""
+        if self._place.scheme == "file" and not Path("/", self._place.key).is_dir():
+            raise RemoteStorageError(
+                f"{self._place}: the directory does not exist; mount it, or create it"
+            )
 
     def get(self, key: str, position: int, size: int) -> memoryview:
         """Return the bytes [position, position + size) of an object, fewer only at its end."""
@@ -113,6 +130,7 @@ class ObjectStore:
 
         An object of that key is replaced. Errors of `body` pass through.
         """
+        self._check_directory()
         raised: list[BaseException] = []
 
         def parts() -> Iterator[Buffer]:
@@ -163,6 +181,7 @@ class ObjectStore:
 
     def delete(self, key: str) -> None:
         """Delete an object; a missing one is no error."""
+        self._check_directory()
         try:
             self._ask(key, lambda: self._obstore.delete(self._store, key))
         except FileNotFoundError:
@@ -198,7 +217,7 @@ class ObjectStore:
         while True:
             try:
                 return request()
-            except _BodyFailed:
+            except (_BodyFailed, InvalidStore):
                 raise
             except FileNotFoundError:
                 raise FileNotFoundError(

@@ -102,12 +102,15 @@ class _Sender:
         self._segment = segment
         self._options = options
         self._spend = spend
+        # The CRC-32C of each object by its suffix, and of each chunk of the .log file.
+        self._crcs: dict[str, int] = {}
+        self._chunk_crcs: list[int] = []
 
     def send_files(self, content: SegmentContent) -> StoredSegment:
         """Store each file as an object, as `LocalTieredStorage` does."""
         for suffix in LAYOUTS[Layout.LOCAL].stored:
             if suffix == names.LOG:
-                self._send(suffix, partial(self._chunks, content, CHUNK_BYTES))
+                self._send_chunks(suffix, partial(self._chunks, content, CHUNK_BYTES))
             elif suffix in content.files:
                 self._send_whole(suffix, content.files[suffix])
         return self._stored(content, UploadOptions(self._options.place, Layout.LOCAL), {})
@@ -131,7 +134,7 @@ class _Sender:
                 sizes.append(len(memoryview(data)))
                 yield data
 
-        self._send(object_keys.LOG, transformed)
+        self._send_chunks(object_keys.LOG, transformed)
         if options.compress:
             chunks = ChunkIndex(options.chunk_bytes, size, [*sizes], sizes[-1] if sizes else 0)
         else:
@@ -159,6 +162,7 @@ class _Sender:
         self, content: SegmentContent, options: UploadOptions, more: Mapping[str, int]
     ) -> StoredSegment:
         sizes = {suffix: len(data) for suffix, data in content.files.items()}
+        small = LAYOUTS[options.layout].stored[1:]
         return StoredSegment(
             options.layout,
             options.chunk_bytes,
@@ -168,6 +172,7 @@ class _Sender:
             content.first_offset,
             content.time_offset,
             content.text,
+            [*(self._crcs.get(each, 0) for each in small), *self._chunk_crcs],
         )
 
     def _chunks(self, content: SegmentContent, chunk_bytes: int) -> Iterator[Buffer]:
@@ -181,6 +186,15 @@ class _Sender:
                     f"the .log file ends at {position + len(data)}, not at {size}; it is not copied"
                 )
             yield data
+
+    def _send_chunks(self, suffix: str, body: Callable[[], Iterable[Buffer]]) -> None:
+        def noted() -> Iterator[Buffer]:
+            self._chunk_crcs.clear()
+            for chunk in body():
+                self._chunk_crcs.append(crc32c.crc32c(chunk))
+                yield chunk
+
+        self._send(suffix, noted)
 
     def _send_whole(self, suffix: str, data: bytes) -> None:
         self._send(suffix, lambda: [data])
@@ -198,6 +212,7 @@ class _Sender:
                 yield data
 
         self._store.put(key, counted)
+        self._crcs[suffix] = sent[1]
         try:
             found = self._read_back(key, sent[0])
         except FileNotFoundError:

@@ -13,7 +13,7 @@ from logfs.log.remote.bucket_listing import copies_in
 from logfs.log.remote.layouts import LAYOUTS, key_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from logfs.format.tiered.custom_metadata import StoredSegment
@@ -31,15 +31,24 @@ class TieredDisk(BucketDisk):
     `RemoteStorageError`.
     """
 
-    def __init__(self, root: BucketPath, place: str, *, is_live: bool, cache_bytes: int) -> None:
+    def __init__(
+        self,
+        root: BucketPath,
+        home: BucketPath,
+        place: str,
+        is_finished: Callable[[SegmentKey], bool],
+        cache_bytes: int,
+    ) -> None:
         """Read objects whose keys begin with `place`; `root` is the log directory that their bucket is.
 
-        With `is_live`, another process deletes objects: a missing one raises `Gone` then, and otherwise
-        `RemoteStorageError`.
+        `home` is the URL in the settings, without their prefix.
+
+        A missing object of a segment that `is_finished`, by its description, raises `RemoteStorageError`; otherwise
+        another process has deleted it, which raises `Gone`.
         """
-        super().__init__(root, cache_bytes=cache_bytes)
+        super().__init__(root, cache_bytes, home)
         self.place = place
-        self._is_live = is_live
+        self._is_finished = is_finished
         # By the directory of the partition and the first offset.
         self._segments: dict[Path, dict[int, BucketSegment]] = {}
         self._listed = cache(self._list)
@@ -90,7 +99,9 @@ class TieredDisk(BucketDisk):
         return BucketFile(path, -1, Entry(segment, suffix), following)
 
     def lost(self, file: File, error: FileNotFoundError) -> Exception:
-        if self._is_live:
+        assert isinstance(file, BucketFile)
+        segment = file.entry.segment
+        if segment is None or not self._is_finished(segment.key_of_segment):
             return Gone(f"{error.filename}: was deleted in the bucket; read again")
         return RemoteStorageError(
             f"{error.filename}: the object is lost, or the bucket is not the right one"

@@ -119,6 +119,11 @@ class Segment(SegmentFiles):
         return text_entries_between(self, before, after, count)
 
     @property
+    def is_remote(self) -> bool:
+        """Whether the segment is read from a bucket."""
+        return self._disk.is_remote
+
+    @property
     def size_bytes(self) -> int:
         """The length of the .log file in bytes, up to the end of the last whole batch."""
         if self._end is not None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from logfs.format.tiered.object_keys import SegmentKey
     from logfs.format.tiered.remote_segment import RemoteSegment
     from logfs.log.append.partition import Partition
     from logfs.log.follow.tiered_segment import TieredSegment
@@ -141,7 +142,7 @@ class TieredLogs:
         """Return the remote part of a partition; None if its topic is not tiered.
 
         In a store that is read only and has no settings of the topic, remote segments show that it is. Raises
-        `InvalidStore` if there is no `remote.storage.url`, or if it cannot be used, and the errors of the metadata.
+        `InvalidStore` if there is no `remote.storage.url`, and the errors of the metadata.
         """
         if partition.topic == TOPIC or partition.disk.is_remote:
             return None
@@ -167,7 +168,7 @@ class TieredLogs:
         return self._logs.get(partition)
 
     def disk(self) -> TieredDisk:
-        """Return the disk of the bucket. Raises `InvalidStore` if it is not set, or cannot be used."""
+        """Return the disk of the bucket. Raises `InvalidStore` if it is not set."""
         with self._lock:
             if self._disk is None:
                 from logfs.log.remote.tiered_disk import TieredDisk
@@ -184,12 +185,17 @@ class TieredLogs:
                 root = BucketPath(f"{url}/{config.remote_storage_prefix}")
                 self._disk = TieredDisk(
                     root,
+                    url,
                     place,
-                    is_live=self._registry.read_only,
-                    cache_bytes=config.remote_storage_cache_bytes,
+                    self._is_finished,
+                    config.remote_storage_cache_bytes,
                 )
                 self._registry.disk.share_blocking(self._disk)
             return self._disk
+
+    def _is_finished(self, key: SegmentKey) -> bool:
+        found = self.metadata.segments(key.partition).get(key.segment_id)
+        return found is not None and found.state is SegmentState.COPY_SEGMENT_FINISHED
 
     def fetched(self) -> tuple[int, int]:
         """Return how many chunks were fetched, and their bytes, since the store was opened."""
