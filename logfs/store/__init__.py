@@ -5,9 +5,11 @@ Each folder and module imports only from those below it in this list:
 - `observe`: status, metrics and the audit of a store, and access to one that another process holds.
 - `store`: create, open, delete, close (Kafka's LogManager).
 - `loading`: opens the partitions found in the log directories, and follows them.
-- `maintenance`: upkeep, retention, compaction, and moves between log directories.
+- `maintenance`: upkeep, retention, compaction, tiering, and moves between log directories.
+- `tiering`: which segments of which partitions are in an object store.
 - `commits`: commits of staged batches, and the committed offsets of consumer groups.
 - `checkpoints`: the checkpoint files of all log directories.
+- `internal_topic`: the topics whose records are the store's own.
 - `registry`: the partitions of a store by name, and the state that its parts share.
 - `directory`: one log directory: what a path is, its lock, its checkpoints, its permissions.
 - `settings`: overrides on disk, and the configuration in force.

@@ -196,6 +196,39 @@ def test_the_bucket_is_mounted_while_the_broker_runs(
     assert not [each for each in check([place]) if each.severity is Severity.ERROR]
 
 
+@pytest.mark.parametrize("topic", TOPICS)
+def test_a_brokers_disk_and_its_bucket_are_one_log(
+    client: Client,
+    broker: Broker,
+    directory: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    topic: str,
+) -> None:
+    """With the bucket in the settings, the broker's own descriptions lead to what is not on its disk any more."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    # Kafka ignores this file.
+    (broker.log_dir / "logfs.properties").write_text(
+        f"remote.storage.url=file://{directory}/bucket\n"
+        "remote.storage.prefix=kafka-tiered-storage/\n"
+    )
+    with logfs.open(broker.log_dir, read_only=True) as store:
+        partition = store[f"{topic}-0"]
+        assert partition.segments[0].is_tiered
+        for isolation in (UNCOMMITTED, COMMITTED):
+            reader = partition.isolated(Isolation(isolation))
+            assert list(reader.read()) == client.consume(topic, isolation=isolation)
+        records = list(partition.read())
+        chosen = random.Random(4).sample(records, 20)
+        for record in chosen:
+            assert partition.record(record.offset) == record
+        times = [record.timestamp for record in chosen if record.timestamp is not None]
+        assert [partition.offset_for_time(each) for each in times] == client.offsets_for_times(
+            topic, times
+        )
+    (broker.log_dir / "logfs.properties").unlink()
+
+
 # The other direction.
 
 

@@ -4,4 +4,5 @@ Imports all of `log` but `compaction` and `transfer`.
 
 - `live_partition`: a read-only partition that is kept up to date with its files. Begin here.
 - `live_segment`: one segment of such a partition, known by the inodes of its files.
+- `tiered_segment`: one segment that only an object store has.
 """

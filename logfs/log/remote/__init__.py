@@ -1,4 +1,4 @@
-"""Buckets of an object store, read as log directories (KIP-405). Imports `disk`, and the formats of tiered storage.
+"""Segments in an object store (KIP-405): read as files of a log directory, and copied there. Imports `disk`, and the formats of tiered storage.
 
 Begin with `bucket_disk`: it is the `Disk` of a bucket, so that everything above reads a bucket as it reads a log
 directory that another process writes.
@@ -6,7 +6,11 @@ directory that another process writes.
 - `object_store`: requests to the store; obstore is imported here alone.
 - `chunk_cache`: parts of objects that were fetched, kept in files of the user's cache directory.
 - `chunk_reader`: reads bytes of objects through the cache, and fetches ahead for sequential readers.
+- `encryption`: the keys of encrypted segments.
+- `layouts`: which objects a segment has, and which bytes of them are which file.
 - `bucket_listing`: which partitions and which files of segments a bucket holds.
 - `bucket_disk`: the directory tree that is made of them.
+- `tiered_disk`: the same for segments that are known by their descriptions.
+- `segment_upload`: copies a segment, and reads it back.
 - `disks`: which disk reads a log directory.
 """

@@ -4,7 +4,7 @@ Each chunk, and each index, is encrypted by itself with AES-256-GCM: 12 bytes of
 a tag. The manifest has the segment's key, wrapped by RSA-OAEP with SHA3-512, and data that is authenticated with each
 chunk.
 
-The RSA keys are files: `ID.pem`, a private key in PKCS #8, in the directory `$LOGFS_KEYS`, by default
+The RSA keys are files, ID.pem, each a private key in PKCS #8, in the directory `$LOGFS_KEYS`, by default
 `~/.config/logfs/keys`. They are never in a log directory, and their content is in no message.
 """
 

@@ -6,4 +6,5 @@
 - `recognition`: whether a path is a log directory, and if not, what it is.
 - `mount_table`: the kernel's mount table.
 - `permissions`: the permission bits of a partition's virtual files.
+- `topic_id`: the id of a topic, which each of its partitions has.
 """

@@ -4,6 +4,7 @@
 - `schedule`: when each task is due, and how long failed work waits.
 - `retention`: which segments are eligible for deletion, and dropping them.
 - `compaction`: which log is the dirtiest, and rounds of compaction.
+- `remote_log_manager`: copies segments of tiered logs into an object store, and deletes them there.
 - `mover`: a partition goes to another log directory while it is used.
 - `move_recovery`: what a crash left of a move is finished or undone.
 """
