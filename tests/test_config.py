@@ -125,20 +125,26 @@ BROKER_DEFAULTS = {
     "offset.metadata.max.bytes": 4096,
     "offsets.topic.num.partitions": 50,
     "offsets.topic.segment.bytes": 104_857_600,
+    # Of tiered storage; those of `remote.storage` are of logfs.
+    "remote.log.manager.copy.max.bytes.per.second": LONG_MAX,
+    "remote.log.manager.task.interval.ms": 30_000,
+    "remote.log.metadata.topic.num.partitions": 50,
+    "remote.storage.cache.bytes": 4 << 30,
+    "remote.storage.chunk.bytes": 4 << 20,
+    "remote.storage.compression": False,
+    "remote.storage.encryption.key": "",
+    "remote.storage.layout": "aiven",
+    "remote.storage.prefix": "",
+    "remote.storage.url": "",
 }
 # Topic-level settings that have no meaning for the storage of one machine, or that are merged into another setting.
 NOT_STORAGE = {
     "follower.replication.throttled.replicas",
     "leader.replication.throttled.replicas",
-    "local.retention.bytes",
-    "local.retention.ms",
     "message.downconversion.enable",
     "message.format.version",
     "message.timestamp.difference.max.ms",
     "min.insync.replicas",
-    "remote.log.copy.disable",
-    "remote.log.delete.on.disable",
-    "remote.storage.enable",
     "unclean.leader.election.enable",
 }
 # The integer settings that are attributes of LogConfig.
@@ -524,6 +530,14 @@ def test_cleanup_policy_sets_compacted_and_deleted(text, compacted, deleted):
         ({"remote.storage.enable": "true"}, {"log.cleanup.policy": "compact"}),
         ({"remote.storage.enable": "true", "local.retention.ms": "604800001"}, {}),
         ({"remote.storage.enable": "true", "local.retention.ms": "-1"}, {}),
+        (
+            {
+                "remote.storage.enable": "true",
+                "remote.log.copy.disable": "true",
+                "local.retention.ms": "1",
+            },
+            {},
+        ),
         (
             {
                 "remote.storage.enable": "true",
