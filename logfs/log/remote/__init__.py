@@ -1,6 +1,8 @@
 """Segments in an object store (KIP-405): read as files of a log directory, and copied there.
 
-Imports `disk`, and the formats of tiered storage. Begin with `bucket_disk`: it is the `Disk` of a bucket, so that everything above reads a bucket as it reads a log
+Imports `disk`, and the formats of tiered storage.
+
+Begin with `bucket_disk`: it is the `Disk` of a bucket, so that everything above reads a bucket as it reads a log
 directory that another process writes.
 
 - `object_store`: requests to the store; obstore is imported here alone.
