@@ -154,13 +154,21 @@ def test_a_lasting_fault_is_an_error_in_time(server: ObjectServer, orders: Path)
 def test_what_the_store_refuses_is_an_error(
     server: ObjectServer, orders: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A bucket that does not exist, credentials that are refused, and a server that is not there."""
+    """A bucket that does not exist, credentials that are refused, a clock that is wrong, and a server that is not there."""
     with pytest.raises(RemoteStorageError, match="NoSuchBucket"):
         open_bucket("s3://missing/tiered-")
     denied = "<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
-    server.fault = lambda request: Answer("403 Forbidden", denied.encode())
-    with pytest.raises(RemoteStorageError, match="AccessDenied: Access Denied"):
-        open_bucket()
+    skewed = (
+        "<Error><Code>RequestTimeTooSkewed</Code><Message>The difference between the request time and the current "
+        "time is too large.</Message></Error>"
+    )
+    for answer, words in (
+        (denied, "AccessDenied: Access Denied"),
+        (skewed, "RequestTimeTooSkewed: The difference"),
+    ):
+        server.fault = lambda request, answer=answer: Answer("403 Forbidden", answer.encode())
+        with pytest.raises(RemoteStorageError, match=words):
+            open_bucket()
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     with pytest.raises(RemoteStorageError, match=f"s3://{BUCKET}/"):
         open_bucket()

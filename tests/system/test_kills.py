@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from logfs.store.store import Store
+from logfs.format.tiered import object_keys
+from logfs.format.tiered.metadata_record import TOPIC as METADATA
+from logfs.store.store import Store, now_ms
 from tests.support.processes import wait_for
 from tests.support.requirements import need_fuse
 from tests.system import oracle
@@ -73,6 +75,16 @@ def test_a_killed_command_leaves_a_correct_log(spawner: Spawner, tmp_path: Path)
 
 # Mounts.
 
+# Two of the topics are tiered: their segments are copied, dropped here and deleted there while the mount is killed.
+TIERING = {
+    "remote.log.manager.task.interval.ms": "50",
+    "log.retention.check.interval.ms": "50",
+    "log.initial.task.delay.ms": "0",
+}
+TIERED = {
+    "grow": {"remote.storage.enable": "true", "local.retention.bytes": "9000"},
+    "short": {"remote.storage.enable": "true", "local.retention.bytes": "4000"},
+}
 # After this number of kills, a fresh log is made.
 PER_LOG = 5
 MOUNT_KILLS = int(os.environ.get("LOGFS_MOUNT_KILLS", str(max(KILLS // 6, 1))))
@@ -100,8 +112,12 @@ class MountKills:
         for path in self.log_dirs:
             path.mkdir(parents=True)
         with Store(self.log_dirs) as store:
+            bucket = self.directory / "bucket"
+            bucket.mkdir()
+            for name, value in {**TIERING, "remote.storage.url": f"file://{bucket}"}.items():
+                store.settings.set_broker(name, value)
             for topic, settings in TOPICS.items():
-                for name, value in settings.items():
+                for name, value in {**settings, **TIERED.get(topic, {})}.items():
                     store.settings.set_topic(topic, name, value)
             for name in PARTITIONS:
                 store.create(name)
@@ -190,12 +206,37 @@ class MountKills:
             found = oracle.look(self.log_dirs)
         except oracle.Wrong as error:
             raise oracle.Wrong(f"{error} ({' > '.join(self.told)})") from None
-        self._expect(set(found) == set(PARTITIONS), f"there is {sorted(found)}")
+        here = {name for name in found if not name.startswith(METADATA)}
+        self._expect(here == set(PARTITIONS), f"there is {sorted(found)}")
         for name in ("grow-0", "room-0", "moved-0", "short-0"):
             self._hold_lines(name, found[name])
         self._hold_keys(found["keys-0"])
         for name in ("commit-0", "commit-1"):
             self._hold_commits(name, found[name])
+
+    def hold_bucket(self) -> None:
+        """Check that a further run leaves in the bucket what the logs need, and nothing else."""
+        later = [now_ms()]
+        with Store(self.log_dirs, clock=lambda: later[0]) as store:
+            needed = set()
+            for name in ("grow-0", "short-0"):
+                store.tier(name)
+                store.retain([name])
+            later[0] += 3_600_000
+            store.remote_log_manager.expire()
+            for name in ("grow-0", "short-0"):
+                log = store.tiered.of(store[name])
+                assert log is not None
+                needed |= {each.segment_id for each in log.finished()}
+                self.counts["segments copied"] += len(log.finished())
+                local = store[name].segments
+                self.counts["segments only in the bucket"] += sum(s.is_tiered for s in local)
+        bucket = self.directory / "bucket"
+        keys = [str(path.relative_to(bucket)) for path in bucket.rglob("*") if path.is_file()]
+        parsed = [object_keys.parse_aiven_key(key) for key in keys]
+        there = Counter(each[0].segment_id for each in parsed if each is not None)
+        self._expect(None not in parsed, f"there are other objects: {sorted(keys)}")
+        self._expect(there == dict.fromkeys(needed, 4), f"the bucket has {there}, not {needed}")
 
     def _hold_lines(self, name: str, log: oracle.Log) -> None:
         """Check that each writer's lines are 0, 1, 2, … up to those acknowledged, or those of one more write."""
@@ -285,6 +326,7 @@ def test_a_killed_mount_leaves_a_correct_log(spawner: Spawner, tmp_path: Path) -
             kills.make()
             for _ in range(min(PER_LOG, MOUNT_KILLS - counts["kills of mounts"])):
                 kills.kill()
+            kills.hold_bucket()
         shutil.rmtree(kills.directory)
     print(f"\nkills of mounts: seed {SEED}, {dict(counts)}")
     findings.report()
@@ -294,5 +336,6 @@ def test_a_killed_mount_leaves_a_correct_log(spawner: Spawner, tmp_path: Path) -
         "lines in flight",
         "compact",
         "move",
+        "segments only in the bucket",
     ):
         assert counts[what] or MOUNT_KILLS < 10, f"no kill met {what}"
