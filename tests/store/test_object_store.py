@@ -154,7 +154,7 @@ def test_a_lasting_fault_is_an_error_in_time(server: ObjectServer, orders: Path)
 def test_what_the_store_refuses_is_an_error(
     server: ObjectServer, orders: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A bucket that does not exist, credentials that are refused, a clock that is wrong, and a server that is not there."""
+    """A bucket that does not exist, refused credentials, a clock that is wrong, and a server that is not there."""
     with pytest.raises(RemoteStorageError, match="NoSuchBucket"):
         open_bucket("s3://missing/tiered-")
     denied = "<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
