@@ -803,6 +803,27 @@ def test_a_bucket_that_cannot_be_used(
         store.settings.set_broker("remote.storage.url", f"file://{bucket}")
 
 
+def test_a_local_log_that_is_behind_its_copies(
+    log_dir: Path, bucket: Path, tmp_path: Path, clock: Clock
+) -> None:
+    """It is read up to its end, as a follower's; a store that writes does not assign the same offsets again."""
+    with Store(log_dir, clock=clock) as store:
+        partition = tiered(store, bucket, local_retention_bytes=12_000)
+        fill(partition)
+        tier(store)
+        first = partition.local_segments[1].base_offset
+        records = list(partition.read(0, first))
+    behind = tmp_path / "behind"
+    shutil.copytree(log_dir, behind)
+    for path in (behind / "orders-0").iterdir():
+        if path.name[:20].isdigit() and int(path.name[:20]) >= first:
+            path.unlink()
+    with Store(behind, clock=clock, read_only=True) as store:
+        assert list(store["orders-0"].read()) == records
+    with Store(behind, clock=clock) as store:
+        assert store["orders-0"].append([b"new"]) >= 1000
+
+
 def test_a_tiered_partition_is_moved(
     log_dir: Path, bucket: Path, tmp_path: Path, clock: Clock
 ) -> None:

@@ -205,14 +205,15 @@ class TieredLogs:
     def attach(self, partition: Partition, log_start_offset: int) -> None:
         """Let the log of a partition that was just loaded begin with its remote segments, if it has any.
 
-        `log_start_offset` is that of the checkpoint. Raises what `of` raises, and `Corrupt` if the local log ends
-        before the end of its copies.
+        `log_start_offset` is that of the checkpoint. Raises what `of` raises, and `Corrupt` in a store that writes if
+        the local log ends before the end of its copies: it would assign their offsets again. In a broker's directory
+        the copies may be of another replica, which is ahead.
         """
         log = self.of(partition)
         if log is None:
             return
         end = log.end_offset
-        if end > partition.log_end_offset:
+        if end > partition.log_end_offset and not self._registry.read_only:
             raise Corrupt(
                 f"{partition.directory}: the log ends at offset {partition.log_end_offset}, but is copied up to "
                 f"{end}; restore its newest segments, or delete the partition"
