@@ -258,6 +258,7 @@ class PartitionLoader:
                 return
             if not isinstance(home, LeasedLogDir):
                 parsed = names.parse_directory(name)
+                registry.included.add(name)
                 registry.unloaded[name] = UnloadedPartition(parsed, home, home.path / name)
 
     def load_all(self, *, gently: bool = False) -> None:

@@ -99,6 +99,8 @@ class PartitionRegistry:
         self.partitions: dict[str, Partition] = {}
         self.unloaded: dict[str, UnloadedPartition] = {}
         self.offline: dict[str, LogfsError | OSError] = {}
+        # The partitions that the store was opened without, and that it needs itself.
+        self.included: set[str] = set()
         # The log directory of each partition, including those that are offline or were not loaded.
         self.homes: dict[str, LogDir] = {}
         # The directories of deleted partitions, and when each may be removed (ms since the epoch).
@@ -130,10 +132,10 @@ class PartitionRegistry:
 
     def __iter__(self) -> Iterator[str]:
         """Iterate over the names of the partitions that are not offline, in sorted order."""
-        return iter(sorted({*self.unloaded, *self.partitions}))
+        return iter(sorted({*self.unloaded, *self.partitions} - self.included))
 
     def __len__(self) -> int:
-        return len({*self.unloaded, *self.partitions})
+        return len({*self.unloaded, *self.partitions} - self.included)
 
     def find(self, name: str) -> Partition | None:
         """Return the partition of that name, loaded; None if it is unknown or offline."""
@@ -145,8 +147,8 @@ class PartitionRegistry:
     def include(self, name: str) -> Partition | None:
         """Return a partition, loaded, even if the store was opened without it; None if it is unknown or offline.
 
-        The store then has the partition as if it had been opened with it. Returns None also in a log directory that
-        another process has locked, if its lease is for another partition.
+        The store then has the partition, but does not list it. Returns None also in a log directory that another
+        process has locked, if its lease is for another partition.
         """
         raise NotImplementedError
 

@@ -49,13 +49,16 @@ def test_a_tiered_log_reads_as_before(
     monkeypatch: pytest.MonkeyPatch,
     layout: str,
 ) -> None:
-    """Batches, filters, splits, streams, `stats` and `verify`; a segment that leaves after the plan is read, too."""
+    """Batches, filters, splits, streams, `stats` and `verify`; a segment that leaves after the plan is read, too.
+
+    Each server has a bucket of its own: the workers keep what they know of one.
+    """
     from logfs.spark import jobs
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     log_dir, plain = tmp_path / "log", tmp_path / "plain"
     with Store(log_dir) as store:
-        store.settings.set_broker("remote.storage.url", f"s3://{BUCKET}/spark")
+        store.settings.set_broker("remote.storage.url", f"s3://{BUCKET}/spark-{layout}")
         store.settings.set_broker("remote.storage.prefix", "tiered-")
         store.settings.set_broker("remote.storage.layout", layout)
         set_topic(

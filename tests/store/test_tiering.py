@@ -766,6 +766,7 @@ def test_a_store_that_is_opened_for_one_partition(
         store.delete_records("orders-0", 30)
     with Store(log_dir, clock=clock, only="orders-0") as store:
         assert len(list(store["orders-0"].read())) == 970
+        assert list(store) == ["orders-0"]
         store["orders-0"].append([b"more"])
     with Store(log_dir, clock=clock) as store:
         assert [r.offset for r in store["orders-0"].read()] == [*range(30, 1001)]
