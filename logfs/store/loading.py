@@ -249,7 +249,7 @@ class PartitionLoader:
     def include(self, name: str) -> None:
         """Note a partition that is in a log directory and was not wanted, unless the directory is leased."""
         registry = self._registry
-        if name in registry or name not in registry.homes:
+        if name in registry or name in registry.offline or name not in registry.homes:
             # Without the lock, which callers may need to take before a lock that they hold.
             return
         with registry.lock:
