@@ -9,13 +9,13 @@ import subprocess
 import sys
 import threading
 import uuid
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
 
 import logfs
 from logfs.errors import Corrupt, InvalidStore, LogfsError, RemoteStorageError
+from logfs.log.remote import bucket_disk
 from logfs.store.store import Store
 from tests.support.bucket import put_aiven, put_local, sealed_segments
 from tests.support.object_server import (
@@ -194,8 +194,12 @@ def test_credentials_come_from_the_usual_files(
     assert "hidden" not in str(error.value)
 
 
-def test_an_object_that_is_lost_gives_no_record(server: ObjectServer, orders: Path) -> None:
+def test_an_object_that_is_lost_is_an_error(
+    server: ObjectServer, orders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The others are read."""
+    # Once the bucket is listed again, the segment counts as a copy that is not complete.
+    monkeypatch.setattr(bucket_disk, "_DOUBT_SECONDS", 3600)
     with open_bucket() as remote:
         partition = remote["orders-0"]
         segment = partition.segments[2]
@@ -205,9 +209,8 @@ def test_an_object_that_is_lost_gives_no_record(server: ObjectServer, orders: Pa
             if f"{segment.base_offset:020}" in k and k.endswith(".log")
         )
         server.delete(key)
-        # Once the bucket is listed again, its segment counts as a copy that is not complete.
-        with suppress(LogfsError):
-            assert partition.record(segment.base_offset) is None
+        with pytest.raises(LogfsError):
+            partition.record(segment.base_offset)
         assert partition.record(segment.next_offset) is not None
 
 

@@ -12,7 +12,6 @@ import glob
 import os
 import re
 import time
-from contextlib import suppress
 from datetime import timedelta
 from functools import cached_property
 from itertools import chain
@@ -185,12 +184,9 @@ class ObjectStore:
         try:
             self._ask(key, lambda: self._obstore.delete(self._store, key))
         except FileNotFoundError:
-            # S3 never says so of an object, but of a bucket.
-            with suppress(FileNotFoundError):
-                self.size(key)
-                raise RemoteStorageError(
-                    f"{self.url(key)}: is there, but was not deleted"
-                ) from None
+            if self._place.scheme == "s3":
+                # S3 never says so of an object, but of a bucket.
+                raise RemoteStorageError(f"{self.url(key)}: the bucket does not exist") from None
         if self._place.scheme == "file":
             # What a kill left of an upload has the object's name, and a number behind it.
             path = Path("/", key)
