@@ -30,6 +30,8 @@ from logfs.setting import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+# In place of a limit of local retention: the limit of the whole log.
+AS_TOTAL = -2
 # Milliseconds per unit, for the synonyms whose unit is not the millisecond.
 _UNIT_MS = {
     "log.retention.minutes": MINUTE_MS,
@@ -38,9 +40,6 @@ _UNIT_MS = {
     "log.roll.jitter.hours": HOUR_MS,
 }
 
-
-# In place of a limit of local retention: the limit of the whole log.
-AS_TOTAL = -2
 
 # The value in force.
 

@@ -88,7 +88,7 @@ def _print_table(store: Store, topics: set[str] | None) -> None:
 
     chosen = [name for name in store if topics is None or store[name].topic in topics]
     # Of a tiered log, only a part is in the log directory.
-    shows_local = any(store[name].config.remote_storage_enable for name in chosen)
+    shows_local = any(store[name].is_tiered for name in chosen)
     local = ["LOCAL"] if shows_local else []
     rows = [["PARTITION", "START", "END", "SIZE", *local, "SEGMENTS", "LAST RECORD", "LOG DIR"]]
     for name in chosen:

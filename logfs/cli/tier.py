@@ -33,9 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Copy what is due in each partition, then drop local segments and delete remote ones as retention asks.
 
-    A mount does the same in the background. The exit code is 1 if a log directory has failed, or a
-    partition is offline. Raises
-    `InvalidSetting` for a partition whose topic is not tiered, and `RemoteStorageError`.
+    A mount does the same in the background. The exit code is 1 if a log directory has failed, or a partition is
+    offline. Raises `InvalidSetting` for a partition whose topic is not tiered, and `RemoteStorageError`.
     """
     from logfs.store.store import Store
 

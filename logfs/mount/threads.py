@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-# The four loops of upkeep may occupy one thread each; the other threads serve requests.
+# The five loops of upkeep may occupy one thread each; the other threads serve requests.
 _STARTED_FIRST = 20
 # Threads that were started for a burst of requests end after this time without work.
 _IDLE_SECONDS = 10.0

@@ -6,15 +6,34 @@ there are; logfs keeps the number as a setting.
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from logfs.errors import PartitionFailed
+from logfs.log.segment.batch_iterator import DamagedRange
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
+    from logfs.format.batches.batch import Batch
     from logfs.log.append.partition import Partition
     from logfs.store.registry import PartitionRegistry
+
+logger = logging.getLogger(__name__)
+
+
+def batches_past_damage(log: Partition, offset: int, end: int, what: str) -> Iterator[Batch]:
+    """Yield the batches of a log in [offset, end). A damaged range is passed over with a warning.
+
+    `what` says what the log's records are, for the warning.
+    """
+    while True:
+        try:
+            yield from log.batches(offset, end)
+            return
+        except DamagedRange as damage:
+            logger.warning("%s: %s", what, damage)
+            offset = damage.next_offset
 
 
 class InternalTopic:

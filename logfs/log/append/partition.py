@@ -149,7 +149,15 @@ class Partition(Reader):
     def local_segments(self) -> Sequence[Segment]:
         """The segments in the partition directory, which follow those that are only in an object store."""
         segments = self.segments
+        if not segments[0].is_tiered:
+            # Nearly always; each append asks.
+            return segments
         return segments[bisect_left(segments, True, key=lambda segment: not segment.is_tiered) :]
+
+    @property
+    def is_tiered(self) -> bool:
+        """Whether the topic is tiered, or some segments are only in an object store."""
+        return self.config.remote_storage_enable or self.segments[0].is_tiered
 
     @property
     def local_start_offset(self) -> int:
@@ -626,12 +634,10 @@ class Partition(Reader):
     def drop_oldest(self, count: int) -> Sequence[Segment]:
         """Drop the `count` oldest segments and return those dropped; their files stay for `file.delete.delay.ms`.
 
-        The objects of segments in an object store stay, too; the store deletes them.
-
         The caller has made the new log start offset durable. A segment that reaches above the log start is kept:
         records may have been appended to it, or compaction may have merged others into it, since the caller counted.
         A log that would lose all its segments gets an empty one at the log end. After an error, the segments whose
-        files were not renamed stay in the log.
+        files were not renamed stay in the log. Objects in an object store stay; the store deletes them.
         """
         self.check_appendable()
         self.views.pin()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from logfs.format.base import names
 from logfs.format.text.rendering import TextSize
 from logfs.log.follow.live_segment import LiveSegment
-from logfs.log.remote.bucket_disk import number_of
+from logfs.log.remote.bucket_disk import inode_number
 from logfs.log.segment.index import TimeEntry
 from logfs.log.segment.segment_end import UNMEASURED, SegmentEnd
 
@@ -44,7 +44,7 @@ class TieredSegment(LiveSegment):
         found = disk.add(directory, remote, stored)
         self.inode = found.inode
         # As a process that opens the bucket alone finds it.
-        self.directory_inode = number_of(type(found).directory(remote.partition, disk.place))
+        self.directory_inode = inode_number(type(found).directory(remote.partition, disk.place))
         self.identify(
             {suffix: found.inode for suffix in found.files if suffix in names.SEGMENT_FILES}
         )

@@ -168,7 +168,7 @@ def _partition_of(place: PartitionPlace, segments: Sequence[BucketSegment]) -> _
                 files[names.stem(following.start_offset) + suffix] = Entry(segment, suffix)
     if segments:
         files[names.LEADER_EPOCHS] = Entry(segments[-1], EPOCHS)
-    return _Partition(number_of(place.prefix), segments, files)
+    return _Partition(inode_number(place.prefix), segments, files)
 
 
 @dataclass(slots=True, eq=False)
@@ -239,7 +239,7 @@ class BucketDisk(ReadOnlyDisk):
         found: list[_DirEntry] = []
         if not below:
             found = [
-                _DirEntry(path / name, number_of(str(places)), is_directory=True)
+                _DirEntry(path / name, inode_number(str(places)), is_directory=True)
                 for name, places in self._places.get().items()
             ]
         elif len(below) == 1:
@@ -437,13 +437,13 @@ def missing(path: Path) -> FileNotFoundError:
     return FileNotFoundError(errno.ENOENT, "no such object", str(path))
 
 
-def number_of(text: str) -> int:
+def inode_number(text: str) -> int:
     """Return a number in place of an inode number for a name."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big") | 1
 
 
 def _inode(entry: Entry) -> int:
-    return number_of(entry.content.decode()) if entry.segment is None else entry.segment.inode
+    return inode_number(entry.content.decode()) if entry.segment is None else entry.segment.inode
 
 
 def _stat(mode: int, inode: int, size: int, changed_ns: int) -> os.stat_result:

@@ -140,8 +140,8 @@ class BucketSegment:
         """Return where the file with a suffix (".log") is; None if the segment has none.
 
         `read` returns the content of a small file, with `again=True` after it was fetched anew, and raises what a
-        request raises. Raises `Corrupt` for a malformed
-        manifest, `Unsupported` for one of a later release, and `InvalidStore` without the key of encrypted objects.
+        request raises. Raises `Corrupt` for a malformed manifest, `Unsupported` for one of a later release, and
+        `InvalidStore` without the key of encrypted objects.
         """
         raise NotImplementedError
 

@@ -41,7 +41,7 @@ class TieredDisk(BucketDisk):
     ) -> None:
         """Read objects whose keys begin with `place`; `root` is the log directory that their bucket is.
 
-        `home` is the URL in the settings, without their prefix.
+        `home` is the URL in the settings, without their prefix. `cache_bytes` is the limit of the cache of chunks.
 
         A missing object of a segment that `is_finished`, by its description, raises `RemoteStorageError`; otherwise
         another process has deleted it, which raises `Gone`.

@@ -28,8 +28,7 @@ from logfs.format.batches.record import Record
 from logfs.format.messages import group_record
 from logfs.format.messages.control import ControlType, parse_control_key
 from logfs.format.messages.group_record import OffsetCommit, OffsetKey, coordinator_partition
-from logfs.log.segment.batch_iterator import DamagedRange
-from logfs.store.internal_topic import InternalTopic
+from logfs.store.internal_topic import InternalTopic, batches_past_damage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -271,21 +270,13 @@ class _Replay:
         log.check_may_block()
         if not same or end < self._end:
             self.commits, self._pending, self._end = {}, {}, log.log_start_offset
-        for batch in self._batches(max(self._end, log.log_start_offset), end):
+        first = max(self._end, log.log_start_offset)
+        for batch in batches_past_damage(log, first, end, "groups"):
             try:
                 self._apply(batch)
             except Corrupt as error:
                 self._leave_out(batch.header.base_offset, error)
         self._generation, self._segment, self._end = generation, segment, end
-
-    def _batches(self, offset: int, end: int) -> Iterator[Batch]:
-        while True:
-            try:
-                yield from self.log.batches(offset, end)
-                return
-            except DamagedRange as damage:
-                logger.warning("groups: %s", damage)
-                offset = damage.next_offset
 
     def _leave_out(self, offset: int, error: Corrupt | Unsupported) -> None:
         logger.warning("groups: %s: offset %d is skipped: %s", self.log.directory, offset, error)

@@ -15,6 +15,7 @@ from logfs.errors import InvalidSetting, InvalidStore, LogfsError
 from logfs.log.compaction.cleaning import Cleaned, CleaningAborted, Dirty
 from logfs.log.disk.disk import EXHAUSTED
 from logfs.store.maintenance.schedule import MaintenanceTask, Timer, due
+from logfs.store.maintenance.throttle import Throttle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -124,34 +125,6 @@ def choose_dirtiest(
 
 
 # Execution.
-
-# A shorter wait is postponed, and added to the next one.
-_LEAST_WAIT_SECONDS = 0.05
-
-
-class Throttle:
-    """A limit of `bytes_per_second` for reads and writes together.
-
-    `spend` calls `wait` with the seconds to wait. `clock` returns the time in seconds.
-    """
-
-    def __init__(
-        self,
-        bytes_per_second: float,
-        wait: Callable[[float], object],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._bytes_per_second = bytes_per_second
-        self._wait = wait
-        self._clock = clock
-        self._paid_until = clock()
-
-    def spend(self, size: int) -> None:
-        """Count `size` bytes as read or written, and wait until the limit allows them."""
-        now = self._clock()
-        self._paid_until = max(self._paid_until, now) + size / self._bytes_per_second
-        if self._paid_until - now >= _LEAST_WAIT_SECONDS:
-            self._wait(self._paid_until - now)
 
 
 class CompactionResult(NamedTuple):

@@ -28,8 +28,8 @@ from logfs.format.tiered import custom_metadata
 from logfs.format.tiered.custom_metadata import EPOCHS, Layout
 from logfs.format.tiered.remote_segment import RemoteSegment, SegmentState, SegmentUpdate
 from logfs.store.directory.topic_id import read_topic_id
-from logfs.store.maintenance.compaction import Throttle
 from logfs.store.maintenance.schedule import Backoff, MaintenanceTask, Timer, due
+from logfs.store.maintenance.throttle import Throttle
 from logfs.store.tiering.metadata import BROKER_ID
 
 if TYPE_CHECKING:
@@ -99,8 +99,6 @@ class RemoteLogManager:
         self.copy_errors = 0
         self.deleted_segments = 0
         self.delete_errors = 0
-        # By partition, what waits to be copied, as the run that is active sees it.
-        self.lag: dict[str, Copied] = {}
 
     def stop(self) -> None:
         """End the copy that is running, and begin no other."""
@@ -114,8 +112,11 @@ class RemoteLogManager:
         partition = self._registry[name]
         return self._plan(partition, self._log_of(partition))
 
-    def lag_of(self, partition: Partition, log: TieredLog) -> Copied:
-        """Return how much of a tiered log waits to be copied."""
+    def lag_of(self, partition: Partition) -> Copied:
+        """Return how much of a partition waits to be copied: nothing, if it is not tiered. Raises as `plan` does."""
+        log = self._tiered.of(partition) if partition.config.copies_segments else None
+        if log is None:
+            return Copied(0, 0)
         plan = self._plan(partition, log)
         return Copied(len(plan.segments), plan.size_bytes)
 
@@ -168,7 +169,6 @@ class RemoteLogManager:
         plan = self._plan(partition, log)
         done = Copied(0, 0)
         if not plan.segments:
-            self.lag.pop(name, None)
             return done
         rate = self._registry.settings.broker_config.remote_log_manager_copy_max_bytes_per_second
         throttle = Throttle(rate, self._stopped.wait)
@@ -183,12 +183,9 @@ class RemoteLogManager:
                     progress(size)
                 throttle.spend(size)
 
-            for number, segment in enumerate(plan.segments):
-                left = plan.segments[number:]
-                self.lag[name] = Copied(len(left), sum(each.size_bytes for each in left))
+            for segment in plan.segments:
                 self._copy_segment(partition, log, segment, spend)
                 done = Copied(done.segments + 1, done.size_bytes + segment.size_bytes)
-        self.lag.pop(name, None)
         logger.info("%s: copied %d segments of %d bytes", name, *done)
         return done
 
@@ -371,41 +368,28 @@ class RemoteLogManager:
         broker = registry.settings.broker_config
         if not due(timers, broker, registry.clock(), is_paused=registry.is_paused):
             return
-        for name, partition in list(registry.partitions.items()):
+        task, clock = MaintenanceTask.TIERING, registry.clock
+        for name in list(registry.partitions):
             if self._stopped.is_set():
                 return
-            if (
-                partition.config.copies_segments
-                and not partition.is_paused
-                and partition.failure is None
-            ):
-                self._attempt(name, partial(self.copy, name))
-        self._attempt("", self.expire)
-        self.timer = Timer(registry.clock())
+            self.backoff.attempt(task, name, clock, partial(self._copy_due, name))
+        self.backoff.attempt(task, "", clock, self.expire)
+        self.backoff.keep(registry.partitions)
+        self.timer = Timer(clock())
 
-    def _attempt(self, name: str, work: Callable[[], object]) -> None:
-        task, now_ms = MaintenanceTask.TIERING, self._registry.clock()
-        if self.backoff.holds(task, name, now_ms):
+    def _copy_due(self, name: str) -> None:
+        """Copy what is due of a partition, unless it is not tiered, or its upkeep is paused."""
+        partition = self._registry.partitions.get(name)
+        if partition is None or partition.is_paused or partition.failure is not None:
             return
-        try:
-            work()
-        except UnknownPartition:
-            # It was deleted meanwhile.
-            self.backoff.succeeded(task, name)
-        except Exception as error:
-            if self._stopped.is_set():
-                return
-            wait_ms = self.backoff.failed(task, name, self._registry.clock())
-            is_known = isinstance(error, LogfsError | OSError)
-            logger.error(
-                "%s: segments are not copied or deleted now, again in %d s: %s",
-                name or "tiering",
-                wait_ms // 1000,
-                error if is_known else repr(error),
-                exc_info=None if is_known else error,
-            )
-        else:
-            self.backoff.succeeded(task, name)
+        if partition.config.copies_segments:
+            try:
+                self.copy(name)
+            except UnknownPartition:
+                logger.debug("%s: was deleted while it was copied", name)
+            except PartitionFailed:
+                if not self._stopped.is_set():
+                    raise
 
 
 def _content(partition: Partition, segment: Segment, now_ms: int) -> SegmentContent:

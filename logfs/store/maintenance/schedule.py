@@ -1,14 +1,19 @@
-"""When each periodic task of a store is due, and how long failed work waits. No task is done here."""
+"""When each periodic task of a store is due, how work is tried, and how long failed work waits."""
 
 from __future__ import annotations
 
+import logging
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
+from logfs.errors import LogfsError
+
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator, Mapping
+    from collections.abc import Callable, Container, Iterator, Mapping
 
     from logfs.config import BrokerConfig
+
+logger = logging.getLogger(__name__)
 
 _FIRST_WAIT_MS = 1_000
 _LONGEST_WAIT_MS = 60_000
@@ -95,6 +100,37 @@ class Backoff:
 
     def __iter__(self) -> Iterator[tuple[MaintenanceTask, str]]:
         return iter(list(self._failed))
+
+    def attempt(
+        self,
+        task: MaintenanceTask,
+        name: str,
+        clock: Callable[[], int],
+        work: Callable[[], object],
+    ) -> int | None:
+        """Call `work`, unless it has to wait after a failure.
+
+        An error is logged. Returns how many ms the work has to wait then, and None otherwise. `clock` returns the
+        time in ms since the epoch.
+        """
+        if self.holds(task, name, clock()):
+            return None
+        try:
+            work()
+        except Exception as error:
+            wait_ms = self.failed(task, name, clock())
+            known = isinstance(error, LogfsError | OSError)
+            logger.error(
+                "upkeep: %s %sfailed, and is retried in %d s: %s",
+                task.value,
+                f"of {name} " if name else "",
+                wait_ms // 1000,
+                error if known else repr(error),
+                exc_info=None if known else error,
+            )
+            return wait_ms
+        self.succeeded(task, name)
+        return None
 
     def holds(self, task: MaintenanceTask, name: str, now_ms: int) -> bool:
         """Whether the work of a task for `name` failed before, and at `now_ms` still has to wait."""

@@ -126,27 +126,12 @@ class MaintenanceScheduler:
 
     def _attempt(self, task: MaintenanceTask, name: str, work: Callable[[], None]) -> None:
         """Do the work of a task for the partition or file of that name, unless it has to wait after a failure."""
-        if self.backoff.holds(task, name, self._registry.clock()):
-            return
-        try:
-            work()
-        except Exception as error:
+        wait_ms = self.backoff.attempt(task, name, self._registry.clock, work)
+        if wait_ms is not None:
             self.failures += 1
-            wait_ms = self.backoff.failed(task, name, self._registry.clock())
-            known = isinstance(error, LogfsError | OSError)
-            logger.error(
-                "upkeep: %s %sfailed, and is retried in %d s: %s",
-                task.value,
-                f"of {name} " if name else "",
-                wait_ms // 1000,
-                error if known else repr(error),
-                exc_info=None if known else error,
-            )
             # Try again after the wait, but never later than usual: the other partitions must not wait longer.
             usual_ms = interval_ms(task, self._registry.settings.broker_config)
             self._timers[task] = Timer(self._registry.clock(), min(wait_ms, usual_ms))
-        else:
-            self.backoff.succeeded(task, name)
 
     def _partitions(self) -> list[tuple[str, Partition]]:
         """Return the partitions that upkeep may change: those that are neither paused nor failed."""

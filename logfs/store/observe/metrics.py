@@ -323,7 +323,7 @@ def _tiering(store: Store) -> Iterator[Family]:
         [Sample(size, labels) for labels, size in sizes],
     )
     manager = store.remote_log_manager
-    lags = [(_of(p), manager.lag_of(p, log)) for p, log in logs if not store.read_only]
+    lags = [(_of(p), manager.lag_of(p)) for p, _ in logs if not store.read_only]
     for name, text, values in (
         ("bytes", "Bytes", [lag.size_bytes for _, lag in lags]),
         ("segments", "Segments", [lag.segments for _, lag in lags]),

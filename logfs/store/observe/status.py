@@ -54,7 +54,7 @@ def partition_status(partition: Partition, store: Store | None = None) -> dict[s
 
 def _tiering(partition: Partition) -> dict[str, Any]:
     """Return where a tiered log is: what is on the local disk, and what only in the object store."""
-    if not partition.config.remote_storage_enable and not partition.segments[0].is_tiered:
+    if not partition.is_tiered:
         return {}
     local = partition.local_segments
     return {
@@ -69,12 +69,11 @@ def _partition_upkeep(store: Store, partition: Partition) -> dict[str, Any]:
     name = partition.name.directory
     works = [work_status(work) for work in list(store.background) if work.name == name]
     due = {} if partition.is_paused or store.is_paused else _next_due(store)
-    lag = store.remote_log_manager.lag.get(name)
     cleaned, retained = store.compactor.last.get(name), store.retainer.last.get(name)
     return {
         "background": works,
         "compaction_requested": store.compactor.is_requested(name),
-        "copy_lag_bytes": 0 if lag is None else lag.size_bytes,
+        "copy_lag_bytes": store.remote_log_manager.lag_of(partition).size_bytes,
         "last_cleaning": cleaned and _cleaning(cleaned),
         "last_retention": retained and _retention(retained),
         "next_due_ms": due,

@@ -21,14 +21,12 @@ from logfs.format.tiered.remote_segment import (
     SegmentState,
     SegmentUpdate,
 )
-from logfs.log.segment.batch_iterator import DamagedRange
-from logfs.store.internal_topic import InternalTopic
+from logfs.store.internal_topic import InternalTopic, batches_past_damage
 
 if TYPE_CHECKING:
     import uuid
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
-    from logfs.format.batches.batch import Batch
     from logfs.format.tiered.metadata_record import MetadataRecord
     from logfs.format.tiered.remote_segment import RemotePartition
     from logfs.log.append.partition import Partition
@@ -194,35 +192,28 @@ class _Replay:
         if end < self._end:
             # A crash has taken records that were not durable.
             self.segments, self.deletions, self._end = {}, set(), 0
-        for batch in self._batches(max(self._end, log.log_start_offset), end):
-            for record in batch.records():
+        first = max(self._end, log.log_start_offset)
+        for batch in batches_past_damage(log, first, end, "remote log metadata"):
+            try:
+                records = [] if batch.header.is_control else list(batch.records())
+            except Corrupt as error:
+                self._leave_out(batch.header.base_offset, error)
+                continue
+            for record in records:
                 if self._end <= record.offset < end:
                     self._apply(record)
         self._end = end
 
-    def _batches(self, offset: int, end: int) -> Iterator[Batch]:
-        log = self.log
-        assert log is not None
-        while True:
-            try:
-                for batch in log.batches(offset, end):
-                    if not batch.header.is_control:
-                        yield batch
-                return
-            except DamagedRange as damage:
-                logger.warning("remote log metadata: %s", damage)
-                offset = damage.next_offset
+    def _leave_out(self, offset: int, error: Corrupt | Unsupported) -> None:
+        assert self.log is not None
+        what = "remote log metadata: %s: offset %d is skipped: %s"
+        logger.warning(what, self.log.directory, offset, error)
 
     def _apply(self, record: Record) -> None:
         try:
             found = metadata_record.parse(record.value or b"")
         except (Corrupt, Unsupported) as error:
-            logger.warning(
-                "remote log metadata: offset %d of partition %s is skipped: %s",
-                record.offset,
-                self.log,
-                error,
-            )
+            self._leave_out(record.offset, error)
             return
         if found is None:
             return
