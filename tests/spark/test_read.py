@@ -9,6 +9,7 @@ import pytest
 
 from logfs.format.batches.record import Record
 from logfs.store.store import Store
+from tests.spark.streaming import streamed
 from tests.support.batches import batch
 from tests.support.bucket import put_aiven, put_local, sealed_segments
 
@@ -426,14 +427,4 @@ def test_a_bucket_reads_as_the_log_directory(
     assert small.orderBy(*order).collect() == wanted
     some = "partition = 2 AND offset >= 117 AND offset < 130"
     assert offsets(load(spark, url).where(some)) == {("orders", 2): [*range(117, 130)]}
-    stream = spark.readStream.format("logfs").option("subscribe", "orders")
-    query = (
-        stream.option("startingOffsets", "earliest")
-        .load(url)
-        .writeStream.format("memory")
-        .queryName(f"bucket_{kind}")
-        .trigger(availableNow=True)
-        .start()
-    )
-    query.awaitTermination(120)
-    assert spark.table(f"bucket_{kind}").orderBy(*order).collect() == wanted
+    assert streamed(spark, url, f"bucket_{kind}").orderBy(*order).collect() == wanted

@@ -9,6 +9,7 @@ import pytest
 
 import logfs
 from logfs.store.store import Store
+from tests.spark.streaming import streamed
 from tests.support.object_server import BUCKET, ObjectServer, object_server
 from tests.support.stores import set_topic
 
@@ -95,17 +96,8 @@ def test_a_tiered_log_reads_as_before(
     assert [row.offset for row in found] == [*range(117, 130)]
     small = spark.read.format("logfs").options(subscribe="orders", minPartitions="20")
     assert small.load(str(log_dir)).orderBy(*ORDER).collect() == wanted
-    query = (
-        spark.readStream.format("logfs")
-        .options(subscribe="orders", startingOffsets="earliest")
-        .load(str(log_dir))
-        .writeStream.format("memory")
-        .queryName(f"tiered_{layout}")
-        .trigger(availableNow=True)
-        .start()
-    )
-    query.awaitTermination(120)
-    assert spark.table(f"tiered_{layout}").orderBy(*ORDER).collect() == wanted
+    found = streamed(spark, log_dir, f"tiered_{layout}").orderBy(*ORDER).collect()
+    assert found == wanted
     counted = jobs.stats(spark, log_dir, topics=["orders"])
     expected = jobs.stats(spark, plain, topics=["orders"])
     assert [each.counts.records for each in counted.topics] == [
