@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import errno
+import mmap
 import os
 import random
 import subprocess
@@ -743,8 +744,14 @@ def test_a_long_line_after_a_short_count(topic: Path, good: int, bad: int, secon
     no piece of the line becomes a record, and the lines after it are kept.
     """
     line = b"B" * bad + b"\n"
-    data = b"g" * good + b"\n" + line + b"after\n" * 1000
+    text = b"g" * good + b"\n" + line + b"after\n" * 1000
     end = good + 1 + len(line)
+    # The first request of a write(2) ends with the 256th page of the caller's memory. Here it has one byte of the first
+    # page, so that it is always too small for the whole line.
+    start = mmap.PAGESIZE - 1
+    memory = mmap.mmap(-1, start + len(text))
+    memory[start:] = text
+    data = memoryview(memory)[start:]
     refused = 0
     with Writer(topic / "append") as write:
         at, piece = 0, end + 3000
@@ -756,10 +763,12 @@ def test_a_long_line_after_a_short_count(topic: Path, good: int, bad: int, secon
                     raise
                 refused += 1
                 # The caller goes on after the line.
-                at = data.index(b"\n", at) + 1
+                at = text.index(b"\n", at) + 1
                 piece = len(data)
                 continue
             piece = second
+    data.release()
+    memory.close()
     assert refused
     found = (topic / "records").read_bytes().splitlines()
     assert not [each for each in found if b"B" in each]
