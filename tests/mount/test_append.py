@@ -746,8 +746,8 @@ def test_a_long_line_after_a_short_count(topic: Path, good: int, bad: int, secon
     line = b"B" * bad + b"\n"
     text = b"g" * good + b"\n" + line + b"after\n" * 1000
     end = good + 1 + len(line)
-    # The first request of a write(2) ends with the 256th page of the caller's memory. Here it has one byte of the first
-    # page, so that it is always too small for the whole line.
+    # The first request of a write(2) ends with the 256th page of the caller's memory. Here it has one byte of the
+    # first page, so that it is always too small for the whole line.
     start = mmap.PAGESIZE - 1
     memory = mmap.mmap(-1, start + len(text))
     memory[start:] = text
