@@ -438,9 +438,12 @@ class PartitionLoader:
                 partition.follow_log_start(log_dir.log_starts.get(partition.name, 0))
 
     def _may_work_now(self, directory: str, log_dir: LogDir) -> bool:
-        """Whether the directory of a partition that is offline has changed since the last call."""
+        """Whether the directory of a partition that is offline has changed since the last call, or is in a bucket."""
         if directory not in self._registry.offline:
             return False
+        if log_dir.disk.is_remote:
+            # Requests may have failed.
+            return True
         try:
             mtime = log_dir.disk.stat(log_dir.path / directory).st_mtime_ns
         except FileNotFoundError:

@@ -451,7 +451,9 @@ class Store(PartitionRegistry):
             return
         with self.lock:
             for log_dir in self.log_dirs:
-                if log_dir.has_changed():
+                # What was offline in a bucket may work now, whether objects have changed or not.
+                may_work = log_dir.disk.is_remote and bool(self.offline)
+                if log_dir.has_changed() or may_work:
                     self._loader.refresh(log_dir)
         for name, partition in list(self.partitions.items()):
             try:

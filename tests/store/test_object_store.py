@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import uuid
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,6 +17,7 @@ import pytest
 import logfs
 from logfs.errors import Corrupt, InvalidStore, LogfsError, RemoteStorageError
 from logfs.log.remote import bucket_disk
+from logfs.log.segment.batch_iterator import DamagedRange
 from logfs.store.store import Store
 from tests.support.bucket import put_aiven, put_local, sealed_segments
 from tests.support.object_server import (
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from logfs.log.read.reader import Reader
     from tests.support.mounts import Mount
 
 RECORDS = 3000
@@ -356,6 +359,106 @@ def test_commands_read_a_bucket(server: ObjectServer, orders: Path) -> None:
         assert b"bucket" in refused.stderr
         assert b"Traceback" not in refused.stderr
     assert run("cat", f"{URL}/missing-0").returncode == 1
+
+
+# Hostile and damaged objects.
+
+MUTATIONS = 500 if DEEP else 12
+
+
+def _mutated(body: bytes, chance: random.Random) -> bytes:
+    """Return bytes that are damaged in one of several ways."""
+    data = bytearray(body)
+    at = chance.randrange(len(data)) if data else 0
+    end = min(at + chance.choice([1, 4, 60, len(data)]), len(data))
+    kind = chance.randrange(6)
+    if kind == 0:
+        return bytes(data[:at])
+    if kind == 1:
+        return bytes(len(data))
+    if kind == 2:
+        data[at:end] = b"\xff" * (end - at)
+    elif kind == 3:
+        data[at:end] = chance.randbytes(end - at)
+    elif kind == 4:
+        data[at:end] = bytes(end - at)
+    else:
+        data += chance.randbytes(chance.randrange(1, 5000))
+    return bytes(data)
+
+
+@pytest.mark.parametrize("layout", ["aiven", "local"])
+def test_hostile_objects(
+    server: ObjectServer, orders: Path, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One object is damaged: what is read is right or an error of logfs; once it is repaired, all is read."""
+    monkeypatch.setattr(bucket_disk, "_LISTING_SECONDS", 0)
+    url = URL
+    if layout == "local":
+        url = f"s3://{BUCKET}/kafka"
+        for segment in sealed_segments(orders, RECORDS):
+            put_local(server.put, orders, segment, uuid.UUID(int=7), prefix="kafka/")
+    expected = {n: b"value %d" % n for n in range(RECORDS)}
+    chance = random.Random(layout)
+    prefix = url.removeprefix(f"s3://{BUCKET}/")
+    keys = sorted(key for key in server.stored_keys() if key.startswith(prefix))
+    bodies = {key: server.stored(key) for key in keys}
+
+    def read(partition: Reader) -> None:
+        for offset in chance.sample(range(RECORDS), 3):
+            with suppress(LogfsError):
+                record = partition.record(offset)
+                assert record is None or record.value == expected[offset]
+        with suppress(LogfsError):
+            for record in partition.read():
+                assert record.value == expected[record.offset]
+        with suppress(LogfsError):
+            partition.offset_for_time(chance.randrange(RECORDS))
+        with suppress(LogfsError):
+            partition.offset_of_last(10)
+
+    for _ in range(MUTATIONS):
+        key = chance.choice([*keys, keys[-1], keys[-2], keys[-3]])
+        server.put(key, _mutated(bodies[key], chance))
+        with open_bucket(url) as remote:
+            with suppress(LogfsError):
+                read(remote["orders-0"])
+            server.put(key, bodies[key])
+            remote.refresh()
+            with suppress(DamagedRange):
+                # Damage is fetched again only so often.
+                assert remote["orders-0"].record(5) is not None
+        with open_bucket(url) as remote:
+            found = {record.offset: record.value for record in remote["orders-0"].read()}
+        assert found == expected, key
+
+
+@pytest.mark.parametrize("suffix", [".indexes", ".rsm-manifest", ".log"])
+def test_wrong_bytes_are_not_kept(server: ObjectServer, orders: Path, suffix: str) -> None:
+    """The first answers for each object are wrong; later readers, with the same cache, see what is right."""
+    for zeros in (False, True):
+        _clear_cache()
+        change = (lambda body: bytes(len(body))) if zeros else _flipped
+        server.fault = of_object(suffix, Answer(change=change), times=2)
+        with suppress(LogfsError), open_bucket() as remote:
+            list(remote["orders-0"].read())
+        server.fault = lambda request: None
+        with open_bucket() as remote:
+            assert [r.offset for r in remote["orders-0"].read()] == [*range(RECORDS)]
+            for offset in range(0, RECORDS, 100):
+                found = remote["orders-0"].offset_for_time(offset)
+                assert found is not None
+                assert found.offset == offset
+
+
+def test_a_url_with_credentials_is_refused(server: ObjectServer, orders: Path) -> None:
+    """No message has what comes before the @ or after the question mark."""
+    for url in (f"s3://AKIA:sEcReT@{BUCKET}/tiered-", f"s3://{BUCKET}/tiered-?secret=sEcReT"):
+        for words in (("cat", f"{url}/orders-0"), ("check", url), ("describe", url)):
+            done = run(*words)
+            assert done.returncode == 1
+            assert b"sEcReT" not in done.stdout + done.stderr
+            assert b"credentials do not belong in a URL" in done.stderr
 
 
 def test_a_damaged_manifest_is_reported_by_check(server: ObjectServer, orders: Path) -> None:

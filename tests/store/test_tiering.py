@@ -21,6 +21,7 @@ from logfs.errors import (
     RemoteStorageError,
 )
 from logfs.format.text.rendering import View
+from logfs.log.follow.tiered_segment import MissingSegment
 from logfs.log.read.read_committed import Isolation
 from logfs.log.remote import encryption, object_store
 from logfs.log.remote.object_store import ObjectStore
@@ -874,6 +875,102 @@ def test_a_lost_object_is_an_error_of_its_records(
         assert found.returncode == 1
         assert f"{base:020}".encode() in found.stdout + found.stderr
         shutil.rmtree(log_dir)
+
+
+# Damaged descriptions.
+
+
+def metadata_log(store: Store) -> Partition:
+    """Return the partition of `__remote_log_metadata` that is in use."""
+    (name,) = (name for name in store.homes if name.startswith("__remote_log_metadata-"))
+    partition = store.include(name)
+    assert partition is not None
+    return partition
+
+
+def flip_batch(path: Path, number: int) -> None:
+    """Change a bit of one batch of a .log file."""
+    data = bytearray(path.read_bytes())
+    position = 0
+    for _ in range(number):
+        position += 12 + int.from_bytes(data[position + 8 : position + 12], "big")
+    data[position + 70] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("number", [2, 3, 4, 5])
+def test_a_damaged_description_loses_nothing(
+    log_dir: Path, bucket: Path, clock: Clock, number: int
+) -> None:
+    """Its records are an error, never silently left out; no object is deleted; what is restored is read again."""
+    with Store(log_dir, clock=clock) as store:
+        partition = tiered(store, bucket)
+        fill(partition)
+        tier(store)
+        records = list(partition.read())
+        path = metadata_log(store).segments[0].path
+    kept = path.read_bytes()
+    stored = objects(bucket)
+    flip_batch(path, number)
+    with Store(log_dir, clock=clock) as store:
+        partition = store["orders-0"]
+        (lost,) = (s for s in partition.segments if type(s) is MissingSegment)
+        first, end = lost.base_offset, lost.next_offset
+        later = max(record.timestamp for record in records[:first]) + 1
+        for read in (
+            lambda: list(partition.read()),
+            lambda: partition.record(first),
+            lambda: list(partition.read(first - 5, end + 5)),
+            lambda: partition.text(View.LINES).read(0, 10**6),
+            lambda: partition.offset_for_time(later),
+        ):
+            with pytest.raises(
+                RemoteStorageError, match=f"offsets {first} to {end - 1} are missing"
+            ):
+                read()
+        assert list(partition.read(0, first)) == records[:first]
+        assert list(partition.read(end)) == records[end:]
+        tier(store)
+        clock.now_ms += 100_000
+        store.upkeep()
+        tier(store)
+        assert objects(bucket) == stored
+        partition.append([b"more"])
+    for words in (("check",), ("cat",), ("cat", "-o", f"{first - 3}..")):
+        target = log_dir if words == ("check",) else log_dir / "orders-0"
+        done = subprocess.run(
+            [sys.executable, "-m", "logfs", *words, str(target)],
+            capture_output=True,
+            check=False,
+            timeout=60,
+        )
+        assert done.returncode == 1
+        assert b"are missing" in done.stdout + done.stderr
+    damaged = path.read_bytes()
+    path.write_bytes(kept + damaged[len(kept) :])
+    with Store(log_dir, clock=clock) as store:
+        assert [*store["orders-0"].read()][:-1] == records
+    # Its indexes were written for the damaged log.
+    shutil.rmtree(log_dir)
+
+
+def test_a_replayed_description_changes_nothing(log_dir: Path, bucket: Path, clock: Clock) -> None:
+    """Every record of the metadata, once more at the end of its log: nothing is lost, and no object is deleted."""
+    with Store(log_dir, clock=clock) as store:
+        partition = tiered(store, bucket)
+        fill(partition)
+        tier(store)
+        records, stored = list(partition.read()), objects(bucket)
+        log = metadata_log(store)
+        for record in list(log.read()):
+            log.append([record])
+            tier(store)
+            assert objects(bucket) == stored
+        assert list(partition.read()) == records
+    with Store(log_dir, clock=clock) as store:
+        tier(store)
+        assert list(store["orders-0"].read()) == records
+    assert objects(bucket) == stored
 
 
 def test_the_command(log_dir: Path, bucket: Path, clock: Clock) -> None:

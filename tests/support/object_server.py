@@ -61,6 +61,10 @@ class ObjectServer:
         """Delete an object."""
         self.client.delete_object(Bucket=BUCKET, Key=key)
 
+    def stored(self, key: str) -> bytes:
+        """Return the bytes of an object."""
+        return bytes(self.client.get_object(Bucket=BUCKET, Key=key)["Body"].read())
+
     def stored_keys(self) -> list[str]:
         """Return the keys of all objects."""
         pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET)

@@ -12,16 +12,27 @@ SCHEMES = ("s3", "gs", "az", "file")
 _URL = re.compile(rf"({'|'.join(SCHEMES)}):/+[^/]")
 
 
+# What comes before an @, and what follows a question mark.
+_CREDENTIALS = re.compile(r"^[^/]*(?=@)|(?<=\?).*")
+
+
 class BucketPath(PosixPath):
     """The place of objects in a bucket: its text is a URL such as `s3://bucket/prefix/orders-0`.
 
-    It is always absolute, and no call of the operating system can use it.
+    It is always absolute, and no call of the operating system can use it. The text shows no credentials, which do not
+    belong in it.
     """
 
     def __str__(self) -> str:
         scheme, *rest = self.parts
         root = "/" if scheme == "file:" else ""
-        return f"{scheme}//{root}{'/'.join(rest)}"
+        text = f"{root}{'/'.join(rest)}"
+        return f"{scheme}//{_CREDENTIALS.sub('***', text) if self.has_credentials else text}"
+
+    @property
+    def has_credentials(self) -> bool:
+        """Whether the URL has a user or a query, as those with credentials have."""
+        return self.scheme != "file" and bool(_CREDENTIALS.search("/".join(self.parts[1:])))
 
     def __fspath__(self) -> str:
         return str(self)

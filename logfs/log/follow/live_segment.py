@@ -260,6 +260,10 @@ class LiveSegment(Segment):
         """Yield the whole batches from `position` on, and damage; a half-written batch ends them."""
         doubt, self._doubt = self._doubt, None
         awaited, self._awaited = self._awaited, None
+        if self._disk.is_remote:
+            # An object does not grow: what is no batch is damage.
+            yield from self._walk_to(position, size, expected)
+            return
         while size - position > LENGTH_OVERHEAD:
             head = self._disk.read(self.file, position, LENGTH_OVERHEAD)
             length = int.from_bytes(head[8:], "big", signed=True)

@@ -1,4 +1,4 @@
-"""A segment of a tiered log whose only copy is in an object store."""
+"""Segments of a tiered log that are not on the disk: in an object store, or missing."""
 
 from __future__ import annotations
 
@@ -66,3 +66,39 @@ class TieredSegment(LiveSegment):
     def mtime_ms(self) -> int:
         """Return the time that stands for those of records without a timestamp (ms)."""
         return self.remote.max_timestamp
+
+
+class MissingSegment(LiveSegment):
+    """Offsets of a tiered log of which no description is known, so that nothing of them can be read.
+
+    Every use of its bytes raises `RemoteStorageError`. Its text counts as one byte, so that no reader passes it
+    without the error.
+    """
+
+    is_tiered = True
+
+    def __init__(
+        self,
+        disk: TieredDisk,
+        directory: Path,
+        base_offset: int,
+        next_offset: int,
+        max_timestamp: int,
+    ) -> None:
+        """Stand for the offsets [base_offset, next_offset).
+
+        `max_timestamp` (ms) is that of the records around: a lookup of an earlier time meets the missing offsets.
+        """
+        super().__init__(disk, directory, base_offset)
+        self.inode = self.directory_inode = 0
+        disk.note_missing(directory, base_offset, next_offset)
+        self.identify(dict.fromkeys(names.SEGMENT_FILES, 0))
+        self.next_base = next_offset
+        self.first_offset: int | None = base_offset
+        text = TextSize(next_offset - base_offset, 1, 1)
+        self.resume(SegmentEnd(1, next_offset, text), TimeEntry(max_timestamp, next_offset - 1))
+        self.txn_index.follow(None)
+
+    def mtime_ms(self) -> int:
+        """Return the time that stands for those of records without a timestamp (ms)."""
+        return self.max_timestamp.timestamp

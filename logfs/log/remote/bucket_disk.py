@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar, cast
 
 import numpy as np
 
-from logfs.errors import LogfsError
+from logfs.errors import Corrupt, LogfsError
 from logfs.format.base import names
 from logfs.format.batches.batch import LENGTH_OVERHEAD, START
 from logfs.format.files.checkpoint import format_partition_metadata, text_to_uuid
@@ -56,6 +56,8 @@ _LISTING_SECONDS = 30.0
 # A listing is not repeated within this time, even if an object of it is missing.
 _DOUBT_SECONDS = 1.0
 _SECOND_NS = 1_000_000_000
+# More than the manifest or the indexes of the largest segment have.
+_MOST_SMALL_BYTES = 256 << 20
 
 
 class _NoLock(AbstractContextManager[bool]):
@@ -313,8 +315,12 @@ class BucketDisk(ReadOnlyDisk):
         place, segments = list_segments(self.objects, self._places.get()[name])
         listing = self._partitions[name]
         known = {each.inode: each for each in listing.found.segments} if listing.found else {}
-        # A copy that is known stays the same object, which has its manifest.
-        return _partition_of(place, [known.get(each.inode, each) for each in segments])
+        for number, segment in enumerate(segments):
+            before = known.get(segment.inode)
+            if before is not None and before.objects == segment.objects:
+                # A copy that is known stays the same object, which has its manifest.
+                segments[number] = before
+        return _partition_of(place, segments)
 
     # Files.
 
@@ -386,6 +392,10 @@ class BucketDisk(ReadOnlyDisk):
         return Gone(f"{error.filename}: was deleted in the bucket; read again")
 
     def _read_small(self, stored: StoredFile, *, again: bool = False) -> bytes:
+        if stored.size > _MOST_SMALL_BYTES:
+            raise Corrupt(
+                f"{self.objects.url(stored.key)}: has {stored.size} bytes, more than a manifest or an index can have"
+            )
         if again:
             self.chunks.fetch_again(stored, 0, stored.size)
         return bytes(self.chunks.read(stored, 0, stored.size, lambda: None))
@@ -402,10 +412,14 @@ class BucketDisk(ReadOnlyDisk):
         if segment.end_offset is not None and segment.end_offset < offset:
             return log.size
         index = segment.file(names.OFFSET_INDEX, self._read_small)
-        entries = np.frombuffer(b"" if index is None else self._read_small(index), ">i4")
-        entries = entries[: len(entries) // 2 * 2].reshape(-1, 2)
+        data = b"" if index is None else self._read_small(index)
+        # A damaged index may end within an entry.
+        entries = np.frombuffer(data[: len(data) // 8 * 8], ">i4").reshape(-1, 2)
         number = np.searchsorted(entries[:, 0], offset - segment.start_offset)
         position = int(entries[number - 1, 1]) if number else 0
+        if not 0 <= position < log.size:
+            # A damaged entry.
+            position = 0
         while position < log.size:
             head = self.chunks.read(log, position, LENGTH_OVERHEAD, lambda: None)
             if len(head) < LENGTH_OVERHEAD:

@@ -6,7 +6,9 @@ them again costs what reading a file costs.
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import re
 import threading
 import time
 from collections import OrderedDict
@@ -20,6 +22,8 @@ from logfs.format.batches.compression import Codec, decompress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from typing_extensions import Buffer
 
     from logfs.format.tiered.chunk_index import ChunkIndex
     from logfs.log.disk.disk import Disk, File
@@ -40,11 +44,15 @@ _TRY_SECONDS = 10.0
 _MOST_REQUESTS = 16
 
 
+_MD5 = re.compile(r"[0-9a-f]{32}")
+
+
 class StoredFile(NamedTuple):
     """`size` bytes of an object, from `position` on, as they were before the object's chunks were transformed.
 
     The chunks begin at byte `begin` of the object. Each is decrypted with `data_key`, if there is one, and then
-    decompressed, if `is_compressed`. `crcs` has the CRC-32C of each chunk as it is stored, if that is known.
+    decompressed, if `is_compressed`. `crcs` has the CRC-32C of each chunk as it is stored, if that is known. The
+    `version` is another one after the object was replaced.
     """
 
     key: str
@@ -55,6 +63,17 @@ class StoredFile(NamedTuple):
     begin: int = 0
     data_key: DataKey | None = None
     crcs: Sequence[int] = ()
+    version: str = ""
+
+    def is_as_stored(self, data: Buffer) -> bool:
+        """Return False if bytes that are all of the object have another MD5 than its version, if this is an MD5.
+
+        Of an object that was stored in one request, S3's ETag is the MD5, unless it is encrypted with a key of KMS.
+        """
+        version = self.version.strip('"')
+        if self.begin or len(self.chunks) != 1 or not _MD5.fullmatch(version):
+            return True
+        return hashlib.md5(data, usedforsecurity=False).hexdigest() == version
 
 
 class _ArrivedWrong(Corrupt):
@@ -63,6 +82,7 @@ class _ArrivedWrong(Corrupt):
 
 class _ChunkId(NamedTuple):
     key: str
+    version: str
     begin: int
     number: int
 
@@ -103,6 +123,8 @@ class ChunkReader:
         in a thread that must not wait, if the bytes are not here; `RemoteStorageError`; `Corrupt` for a chunk that
         cannot be decompressed or has another size; and `FileNotFoundError` if the object is gone.
         """
+        if position < 0:
+            raise Corrupt(f"{self._place}/{stored.key}: no file has a byte {position}")
         size = max(min(size, stored.size - position), 0)
         start = stored.position + position
         numbers = stored.chunks.chunks(start, start + size)
@@ -131,7 +153,10 @@ class ChunkReader:
         changed = False
         numbers = stored.chunks.chunks(stored.position + start, stored.position + end)
         for number in numbers[:_MOST_AHEAD]:
-            which, chunk = _ChunkId(stored.key, stored.begin, number), stored.chunks[number]
+            which, chunk = (
+                _ChunkId(stored.key, stored.version, stored.begin, number),
+                stored.chunks[number],
+            )
             with self._lock:
                 since, tries = self._tries.get(which, (0.0, 0))
                 if time.monotonic() - since > _TRY_SECONDS:
@@ -150,7 +175,7 @@ class ChunkReader:
         self, stored: StoredFile, number: int, following: Callable[[], StoredFile | None]
     ) -> File:
         """Return the open file of a chunk, which is fetched if it is not here."""
-        which = _ChunkId(stored.key, stored.begin, number)
+        which = _ChunkId(stored.key, stored.version, stored.begin, number)
         file = self._opened(which)
         if file is None:
             self._disk.check_may_block()
@@ -170,7 +195,7 @@ class ChunkReader:
 
     def _begin(self, stored: StoredFile, number: int) -> Future[File]:
         """Begin to fetch a chunk, if that has not begun yet; return what will be its open file."""
-        which = _ChunkId(stored.key, stored.begin, number)
+        which = _ChunkId(stored.key, stored.version, stored.begin, number)
         with self._lock:
             coming = self._coming.get(which)
             if coming is not None:
@@ -188,7 +213,7 @@ class ChunkReader:
         return coming
 
     def _fetch(self, coming: Future[File], stored: StoredFile, number: int) -> None:
-        which = _ChunkId(stored.key, stored.begin, number)
+        which = _ChunkId(stored.key, stored.version, stored.begin, number)
         try:
             file = self._get(stored, number)
         except BaseException as error:
@@ -205,7 +230,8 @@ class ChunkReader:
 
     def _name(self, stored: StoredFile, number: int) -> str:
         """Return what no other chunk of any bucket is called."""
-        return f"{self._place}\n{stored.key}\n{stored.begin} {number} {stored.chunks[number].size}"
+        part = f"{stored.version} {stored.begin} {number} {stored.chunks[number].size}"
+        return f"{self._place}\n{stored.key}\n{part}"
 
     def _get(self, stored: StoredFile, number: int) -> File:
         name = self._name(stored, number)
@@ -235,6 +261,13 @@ class ChunkReader:
             raise Corrupt(f"{what}: the object ends after {len(data)} of them")
         if stored.crcs and crc32c(data) != stored.crcs[number]:
             raise _ArrivedWrong(f"{what}: are not what was stored")
+        for _ in range(_MOST_TRIES - 1):
+            if stored.crcs or stored.is_as_stored(data):
+                break
+            before, data = data, self._store.get(stored.key, start, chunk.stored_size)
+            self.requests += 1
+            if data != before and not stored.is_as_stored(data):
+                raise _ArrivedWrong(f"{what}: arrive in different ways")
         try:
             if stored.data_key is not None:
                 data = stored.data_key.decrypt(data)

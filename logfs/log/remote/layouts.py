@@ -114,7 +114,8 @@ class BucketSegment:
         found = self.objects[suffix]
         size = found.size
         chunks = ChunkIndex(max(size, 1), size, size, size)
-        return StoredFile(found.key, 0, size, chunks, False, crcs=self.crcs.get(suffix, ()))
+        crcs = self.crcs.get(suffix, ())
+        return StoredFile(found.key, 0, size, chunks, False, crcs=crcs, version=found.version)
 
     @staticmethod
     def _sizes(segment: RemoteSegment, stored: StoredSegment) -> dict[str, int]:
@@ -204,14 +205,16 @@ class AivenSegment(BucketSegment):
         described = self._manifest or self._read_manifest(read)
         if suffix == names.LOG:
             chunks = described.chunks
+            log = self.objects[object_keys.LOG]
             return StoredFile(
-                self.objects[object_keys.LOG].key,
+                log.key,
                 0,
                 chunks.file_bytes,
                 chunks,
                 described.is_compressed,
                 data_key=self._data_key,
                 crcs=self.crcs.get(object_keys.LOG, ()),
+                version=log.version,
             )
         if suffix == names.TEXT_INDEX:
             stored = self._whole(object_keys.TEXT)
@@ -228,7 +231,9 @@ class AivenSegment(BucketSegment):
             return stored._replace(position=found.position, size=found.size)
         size = max(found.size - OVERHEAD_BYTES, 0)
         alone = ChunkIndex(max(size, 1), size, found.size, found.size)
-        return StoredFile(stored.key, 0, size, alone, False, found.position, self._data_key)
+        return stored._replace(
+            size=size, chunks=alone, begin=found.position, data_key=self._data_key, crcs=()
+        )
 
     def _parse(self, data: bytes) -> manifest.Manifest:
         try:

@@ -50,7 +50,7 @@ _AWS_KEYS = {
 
 # How obstore tells that the server answered with an error, and that the error may pass: it has repeated the request
 # a few times by then.
-_REFUSED = re.compile(r"non-2xx status code|status: [345]\d\d")
+_REFUSED = re.compile(r"non-2xx status code|status: [345]\d\d|range was invalid")
 _MAY_PASS = re.compile(r"(status code|status): (5\d\d|429)")
 _CODE = re.compile(r"<Code>([^<]{1,80})</Code>")
 _SENTENCE = re.compile(r"<Message>([^<]{1,200})</Message>")
@@ -66,11 +66,15 @@ class _BodyFailed(Exception):
 
 
 class StoredObject(NamedTuple):
-    """An object as a listing shows it: its key, its size in bytes, and when it was stored (ms since the epoch)."""
+    """An object as a listing shows it: its key, its size in bytes, and when it was stored (ms since the epoch).
+
+    `version` is another one after the object was replaced; "" if it never is.
+    """
 
     key: str
     size: int
     modified_ms: int
+    version: str = ""
 
 
 class ObjectStore:
@@ -101,6 +105,10 @@ class ObjectStore:
 
     @cached_property
     def _store(self) -> Any:
+        if self._place.has_credentials:
+            raise InvalidStore(
+                f"{self._place}: credentials do not belong in a URL; give them in the environment"
+            )
         try:
             return _make(self._obstore.store, self._place)
         except InvalidStore:
@@ -307,9 +315,9 @@ def _aws_config() -> dict[str, str]:
 
 
 def _stored(found: Any) -> StoredObject:
-    return StoredObject(
-        found["path"], found["size"], int(found["last_modified"].timestamp() * 1000)
-    )
+    modified_ms = int(found["last_modified"].timestamp() * 1000)
+    version = found.get("e_tag") or str(modified_ms)
+    return StoredObject(found["path"], found["size"], modified_ms, version)
 
 
 def _reason(error: Exception) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from logfs.errors import RemoteStorageError
 from logfs.format.base import names
+from logfs.format.tiered.metadata_record import TOPIC
 from logfs.log.disk.disk import Gone
 from logfs.log.remote.bucket_disk import BucketDisk, BucketFile, Entry, missing
 from logfs.log.remote.bucket_listing import copies_in
@@ -51,6 +52,7 @@ class TieredDisk(BucketDisk):
         self._is_finished = is_finished
         # By the directory of the partition and the first offset.
         self._segments: dict[Path, dict[int, BucketSegment]] = {}
+        self._missing: dict[tuple[Path, int], int] = {}
         self._listed = cache(self._list)
 
     def add(
@@ -79,6 +81,10 @@ class TieredDisk(BucketDisk):
         self._segments.setdefault(directory, {})[segment.start_offset] = found
         return found
 
+    def note_missing(self, directory: Path, first: int, end: int) -> None:
+        """Have every file of a segment that begins at `first` raise `RemoteStorageError`: nothing describes it."""
+        self._missing[directory, first] = end
+
     def _list(self, partition: RemotePartition) -> Mapping[SegmentKey, BucketSegment]:
         found: dict[SegmentKey, BucketSegment] = {}
         for layout in LAYOUTS.values():
@@ -92,6 +98,12 @@ class TieredDisk(BucketDisk):
         known = self._segments.get(path.parent, {})
         base, suffix = names.parse_stem(path.name), path.suffix
         segment = known.get(base)
+        end = self._missing.get((path.parent, base))
+        if segment is None and end is not None:
+            raise RemoteStorageError(
+                f"{path.parent}: offsets {base} to {end - 1} are missing: {TOPIC} describes no remote segment with "
+                "them; restore it from a copy"
+            )
         if segment is None or suffix not in segment.files:
             raise missing(path)
         end = segment.end_offset

@@ -33,9 +33,8 @@ class LeaderEpochs:
             try:
                 self._entries = checkpoint.parse_epochs(disk.read_file(self._path))
             except Corrupt as error:
-                raise Corrupt(
-                    f"{self._path}: {error}; move it away, and recovery rebuilds it from the log"
-                ) from None
+                advice = "" if disk.is_remote else "; move it away, and recovery rebuilds it"
+                raise Corrupt(f"{self._path}: {error}{advice}") from None
         elif disk.writable:
             disk.open(self._path, write=True, create=True).close()
 

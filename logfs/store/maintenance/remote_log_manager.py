@@ -26,6 +26,7 @@ from logfs.format.files.checkpoint import format_epochs
 from logfs.format.files.producer_snapshot import format_snapshot
 from logfs.format.tiered import custom_metadata
 from logfs.format.tiered.custom_metadata import EPOCHS, Layout
+from logfs.format.tiered.metadata_record import TOPIC
 from logfs.format.tiered.remote_segment import RemoteSegment, SegmentState, SegmentUpdate
 from logfs.store.directory.topic_id import read_topic_id
 from logfs.store.maintenance.schedule import Backoff, MaintenanceTask, Timer, due
@@ -277,7 +278,7 @@ class RemoteLogManager:
         deleted = 0
         for each in list(metadata.segments(remote).values()):
             if each.state is SegmentState.COPY_SEGMENT_STARTED:
-                if each.segment_id in self._copying:
+                if each.segment_id in self._copying or self._is_only_copy(partition, each):
                     continue
                 metadata.update(each, state=SegmentState.DELETE_SEGMENT_STARTED)
             elif each.state is not SegmentState.DELETE_SEGMENT_STARTED or self._is_needed(each):
@@ -288,6 +289,30 @@ class RemoteLogManager:
             # Those that are left are of a partition that was created again, under the topic's id.
             metadata.end_deletion(remote)
         return deleted
+
+    def _is_only_copy(self, partition: Partition | None, begun: RemoteSegment) -> bool:
+        """Whether a copy that is not described as finished has records that are nowhere else.
+
+        A local segment goes only when its copy is finished. That the copy is finished is then missing in the
+        descriptions, which are damaged.
+        """
+        if partition is None or begun.end_offset < partition.log_start_offset:
+            return False
+        log = self._tiered.of(partition)
+        if log is None or begun.start_offset >= partition.local_start_offset:
+            return False
+        first, last = begun.start_offset, begun.end_offset
+        if any(each.start_offset <= first and last <= each.end_offset for each in log.finished()):
+            return False
+        logger.error(
+            "%s: offsets %d to %d are only in a remote segment whose copy is not described as finished; it is kept. "
+            "Restore %s from a copy",
+            partition.directory,
+            first,
+            last,
+            TOPIC,
+        )
+        return True
 
     def _live(self, remote: RemotePartition, name: str) -> Partition | None:
         """Return the partition whose remote segments these are; None if it is deleted, or not loaded."""

@@ -218,14 +218,30 @@ class _Replay:
         if found is None:
             return
         here = self.segments.setdefault(found.partition, {})
-        if isinstance(found, RemoteSegment):
-            here[found.segment_id] = found
-        elif isinstance(found, PartitionDeletion):
+        if isinstance(found, PartitionDeletion):
             if found.state is DeletionState.DELETE_PARTITION_FINISHED:
                 self.deletions.discard(found.partition)
             else:
                 self.deletions.add(found.partition)
+            return
+        known = here.get(found.segment_id)
+        if known is None and not isinstance(found, RemoteSegment):
+            # The segment was deleted, or its description is damaged.
+            return
+        if known is not None and not found.state.may_follow(known.state):
+            # As Kafka does. An old record that was written once more must not undo a finished copy.
+            assert self.log is not None
+            logger.warning(
+                "%s: offset %d is skipped: %s does not follow %s",
+                self.log.directory,
+                record.offset,
+                found.state.name,
+                known.state.name,
+            )
+        elif isinstance(found, RemoteSegment):
+            here[found.segment_id] = found
         elif found.state is SegmentState.DELETE_SEGMENT_FINISHED:
-            here.pop(found.segment_id, None)
-        elif found.segment_id in here:
-            here[found.segment_id] = here[found.segment_id].updated(found)
+            del here[found.segment_id]
+        else:
+            assert known is not None
+            here[found.segment_id] = known.updated(found)

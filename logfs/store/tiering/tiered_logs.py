@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from logfs.format.tiered.object_keys import SegmentKey
     from logfs.format.tiered.remote_segment import RemoteSegment
     from logfs.log.append.partition import Partition
-    from logfs.log.follow.tiered_segment import TieredSegment
+    from logfs.log.follow.tiered_segment import MissingSegment, TieredSegment
     from logfs.log.remote.tiered_disk import TieredDisk
     from logfs.log.segment.segment import Segment
     from logfs.store.registry import PartitionRegistry
@@ -50,9 +50,12 @@ class TieredLog:
         self._known: weakref.WeakValueDictionary[uuid.UUID, TieredSegment] = (
             weakref.WeakValueDictionary()
         )
+        self._missing: weakref.WeakValueDictionary[tuple[int, int], MissingSegment] = (
+            weakref.WeakValueDictionary()
+        )
 
     def finished(self) -> list[RemoteSegment]:
-        """Return the segments whose copy is finished, in the order of their offsets, without gaps or overlaps.
+        """Return the segments whose copy is finished, in the order of their offsets, without overlaps.
 
         Of several copies that begin at one offset, the newest counts.
         """
@@ -75,20 +78,36 @@ class TieredLog:
         return copied[-1].end_offset + 1 if copied else 0
 
     def segments_between(self, log_start_offset: int, offset: int) -> list[Segment]:
-        """Return the segments with records in [log_start_offset, offset); those that begin before `offset`."""
-        found = [
-            self._segment(each)
-            for each in self.finished()
-            if each.end_offset >= log_start_offset and each.start_offset < offset
-        ]
-        if found and found[-1].next_offset != offset:
-            logger.warning(
-                "%s: the remote segments end at offset %d, and the local ones begin at %d",
-                self._directory,
-                found[-1].next_offset,
-                offset,
-            )
-        return [*found]
+        """Return the segments with records in [log_start_offset, offset); those that begin before `offset`.
+
+        What is missing between two of them, or between the last one and `offset`, is a `MissingSegment`.
+        """
+        found: list[Segment] = []
+        for each in self.finished():
+            if each.end_offset >= log_start_offset and each.start_offset < offset:
+                segment = self._segment(each)
+                if found:
+                    self._fill(found, each.start_offset, each.max_timestamp)
+                found.append(segment)
+        if found:
+            self._fill(found, offset, -1)
+        return found
+
+    def _fill(self, found: list[Segment], offset: int, timestamp: int) -> None:
+        """Add what is missing between the last of the segments and `offset`; `timestamp` is that of what follows."""
+        from logfs.log.follow.tiered_segment import MissingSegment
+
+        end = found[-1].next_offset
+        if end >= offset:
+            return
+        newest = max(timestamp, found[-1].max_timestamp.timestamp)
+        with self._lock:
+            missing = self._missing.get((end, offset))
+            if missing is None:
+                missing = MissingSegment(self.disk, self._directory, end, offset, newest)
+                self._missing[end, offset] = missing
+                logger.error("%s: offsets %d to %d are missing", self._directory, end, offset - 1)
+        found.append(missing)
 
     def copies_of(self, segments: Sequence[Segment]) -> list[Segment]:
         """Return the copies of the first of `segments`, up to the first one that is not copied."""
