@@ -117,6 +117,10 @@ class StoreLocked(LogfsError):
     """Another process (a broker or logfs) holds the lock of a log directory."""
 
 
+class RequestInterrupted(LogfsError):
+    """The mount that executed a request ended before it has answered."""
+
+
 class InvalidStore(LogfsError):
     """The log directories do not fit together, their contents do not form a store, or a mount is refused.
 

@@ -31,6 +31,7 @@ FOLDERS = {
         "loading",
         "store",
         "observe",
+        "admin",
     ],
     "log": [
         "disk",

@@ -61,8 +61,8 @@ _AGAIN_SECONDS = 0.02
 _PRINTABLE = "logfs.printable"
 
 _EPILOG = """\
-A TARGET is a partition: its directory (LOGDIR/orders-0), or LOGDIR… and its name. Reading commands work beside a
-mount or a broker; the others need exclusive access to the directory. 'logfs COMMAND --help' shows details.
+A TARGET is a partition: its directory (LOGDIR/orders-0), or LOGDIR… and its name. All but recover and reindex
+work beside a mount; beside a broker, those that read do. 'logfs COMMAND --help' shows details.
 """
 
 

@@ -1,4 +1,4 @@
-"""`logfs append`: append lines or envelopes from files or standard input, without a mount."""
+"""`logfs append`: append lines or envelopes from files or standard input."""
 
 from __future__ import annotations
 
@@ -6,12 +6,18 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from logfs.cli.common import add_target, open_for_writing, progress_bar
+from logfs.cli.common import (
+    add_target,
+    check_partition_exists,
+    progress_bar,
+    recovery_progress,
+    target,
+)
 
 if TYPE_CHECKING:
     import argparse
 
-    from logfs.log.append.line_framer import LineFramer
+    from logfs.store.admin.appender import Appended, Appender
 
 _READ_BYTES = 1 << 20
 
@@ -35,36 +41,36 @@ def run(arguments: argparse.Namespace) -> int:
 
     After an error the records that were appended before it are flushed and printed, too.
     """
-    from logfs.log.append.line_framer import EnvelopeFramer, LineFramer
+    from logfs.store.admin.appender import open_appender
 
-    store, partition = open_for_writing(arguments.target)
-    with store:
-        first = partition.log_end_offset
-        framer = (EnvelopeFramer if arguments.jsonl else LineFramer)(partition)
+    wanted = target(arguments.target)
+    check_partition_exists(wanted)
+    appender = open_appender(
+        wanted.log_dirs, wanted.name, envelopes=arguments.jsonl, recovery=recovery_progress()
+    )
+    with appender:
         try:
             for path in arguments.file:
                 with path.open("rb") as file:
-                    _append(framer, file, str(path), path.stat().st_size)
+                    _append(appender, file, str(path), path.stat().st_size)
             if not arguments.file:
-                _append(framer, sys.stdin.buffer, "standard input", None)
+                _append(appender, sys.stdin.buffer, "standard input", None)
         finally:
-            partition.flush()
-            if partition.log_end_offset > first:
-                print(f"{partition.name.directory}: {first}..{partition.log_end_offset}")
+            appender.flush()
+            _print(wanted.name, appender.appended)
     return 0
 
 
-def _append(framer: LineFramer, file: BinaryIO, name: str, size: int | None) -> None:
+def _append(appender: Appender, file: BinaryIO, name: str, size: int | None) -> None:
     with progress_bar(f"appending {name}", size) as bar:
         while data := file.read(_READ_BYTES):
-            rest = memoryview(data)
-            while rest:
-                done = framer.write(bytes(rest))
-                if done.refused is not None and not done.consumed:
-                    raise done.refused
-                rest = rest[done.consumed :]
-            framer.partition.flush_if_due()
+            appender.write(data)
             bar.update(len(data))
-        done = framer.finish()
-        if done.refused is not None:
-            raise done.refused
+        appender.finish()
+
+
+def _print(name: str, appended: Appended) -> None:
+    if not appended.count:
+        return
+    beside = "" if appended.is_contiguous else f" ({appended.count} records, beside other writers)"
+    print(f"{name}: {appended.first}..{appended.next_offset}{beside}")

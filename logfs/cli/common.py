@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from logfs.log.append.partition import Partition
     from logfs.log.read.read_committed import Isolation
     from logfs.log.read.reader import Reader
+    from logfs.store.admin.requests import Answer, Request
     from logfs.store.store import Store
 
 
@@ -89,7 +90,7 @@ def log_dirs_of(words: Iterable[str | Path], *, may_be_empty: bool = False) -> l
     Raises `InvalidStore` for any other path; the message says what the path is. With `may_be_empty` an empty
     directory is accepted, too: opening a store in it makes it a log directory.
     """
-    from logfs.store.observe import commit_client
+    from logfs.store.admin import commit_client
 
     found = [as_path(path) for path in commit_client.log_dirs_of(words)]
     commit_client.require_log_dirs(found, may_be_empty=may_be_empty)
@@ -123,33 +124,44 @@ def _check_no_log_dir(path: Path) -> None:
         )
 
 
-def open_for_writing(
-    words: Sequence[str], *, alone: bool = True, recover: bool = False
-) -> tuple[Store, Partition]:
-    """Open a store for writing, and return it with a partition. The caller closes the store.
+def ask(log_dirs: Sequence[Path], request: Request, title: str = "") -> Answer:
+    """Execute an administrative request in the mount that holds the log directories, or else here.
 
-    `words` are those of a TARGET, which names the partition. The store locks the log directories, so no other process
-    can write to them. With `alone` no other partition is loaded; with `recover` the partition is recovered from its
-    beginning. Raises `InvalidStore` for a path that is not a log directory, `UnknownPartition`, the error that keeps
-    the partition offline, and the errors of opening a store.
+    The progress of a long request is shown under `title`. Raises the errors of `client.call`.
     """
-    return open_target(target(words), alone=alone, recover=recover)
+    from logfs.store.admin import client
+
+    bar: Any = None
+
+    def report(done: int, total: int) -> None:
+        nonlocal bar
+        if title and total:
+            bar = bar or progress_bar(title, total)
+            bar.update(done - bar.n)
+
+    try:
+        return client.call(log_dirs, request, report=report, recovery=recovery_progress())
+    finally:
+        if bar is not None:
+            bar.close()
 
 
-def open_target(
-    wanted: Target, *, alone: bool = True, recover: bool = False
-) -> tuple[Store, Partition]:
-    """Open a store for writing, and return it with the partition `wanted`. The caller closes the store.
+def open_for_writing(wanted: Target, *, recover: bool = False) -> tuple[Store, Partition]:
+    """Open a store with one partition for writing, and return both. The caller closes the store.
 
-    With `alone` no other partition is loaded; with `recover` the partition is recovered from its beginning. Raises
-    `UnknownPartition`, the error that keeps the partition offline, and the errors of opening a store.
+    The store locks the log directories, so no other process can write to them. With `recover` the partition is
+    recovered from its beginning. Raises `UnknownPartition`, the error that keeps the partition offline, and the
+    errors of opening a store.
     """
     from logfs.store.store import Store
 
     check_partition_exists(wanted)
-    only = wanted.name if alone else None
     store = Store(
-        wanted.log_dirs, only=only, recover=recover, progress=recovery_progress(), create=False
+        wanted.log_dirs,
+        only=wanted.name,
+        recover=recover,
+        progress=recovery_progress(),
+        create=False,
     )
     try:
         return store, partition(store, wanted)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from logfs.cli.common import add_target, open_for_writing, progress_bar
+from logfs.cli.common import add_target, ask, check_partition_exists, target
 
 if TYPE_CHECKING:
     import argparse
@@ -20,17 +20,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Compact the partition, with a progress bar on a terminal, and print its size before and after."""
-    store, partition = open_for_writing(arguments.target)
-    with store:
-        name = partition.name.directory
-        plan = store.compactor.plan(name)
-        if arguments.roll:
-            rolled_bytes = partition.segments[-1].size_bytes
-            plan = plan._replace(cleanable_bytes=plan.cleanable_bytes + rolled_bytes)
-        with progress_bar(f"compacting {name}", plan.work_bytes) as bar:
-            done = store.compactor.compact(name, roll=arguments.roll, progress=bar.update)
-        print(
-            f"{name}: {done.bytes_before} bytes in {done.segments_before} segments became "
-            f"{done.bytes_after} in {done.segments_after}; clean up to offset {done.first_dirty}"
-        )
+    from logfs.store.admin.requests import Compact
+
+    wanted = target(arguments.target)
+    check_partition_exists(wanted)
+    done = ask(
+        wanted.log_dirs, Compact(wanted.name, arguments.roll), title=f"compacting {wanted.name}"
+    )
+    print(
+        f"{wanted.name}: {done['bytes_before']} bytes in {done['segments_before']} segments became "
+        f"{done['bytes_after']} in {done['segments_after']}; clean up to offset {done['first_dirty']}"
+    )
     return 0

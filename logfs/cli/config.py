@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from logfs.cli.common import log_dirs_of, parse_changes, path_argument
-from logfs.errors import InvalidSetting, UnknownPartition
+from logfs.cli.common import ask, log_dirs_of, parse_changes, path_argument
+from logfs.errors import InvalidSetting
 
 if TYPE_CHECKING:
     import argparse
@@ -29,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Set each NAME=VALUE, then show each NAME with its value in force and source; without settings, show all."""
+    from logfs.store.admin.requests import Configure, check_topic
     from logfs.store.store import Store
 
     words = [word for word in arguments.settings if "=" in word]
@@ -37,32 +38,19 @@ def run(arguments: argparse.Namespace) -> int:
     log_dirs = log_dirs_of(
         str(arguments.log_dir).split(","), may_be_empty=bool(changes) and not arguments.topic
     )
-    if arguments.topic:
-        # Check the topic first: if it does not exist, nothing is changed.
+    if changes:
+        if arguments.topic:
+            # Check the topic first: if it does not exist, no lock is taken.
+            with Store(log_dirs, read_only=True, only="") as store:
+                check_topic(store, arguments.topic)
+        ask(log_dirs, Configure(dict(changes), arguments.topic or ""))
+    shown = [word for word in arguments.settings if "=" not in word]
+    if shown or not changes:
         with Store(log_dirs, read_only=True, only="") as store:
-            _check_topic(store, arguments.topic)
-    with Store(log_dirs, read_only=not changes, only="", create=False) as store:
-        for name, value in changes:
             if arguments.topic:
-                store.settings.set_topic(arguments.topic, name, value or None)
-            else:
-                store.settings.set_broker(name, value or None)
-        shown = [word for word in arguments.settings if "=" not in word]
-        if shown or not changes:
+                check_topic(store, arguments.topic)
             _show(store, arguments.topic, shown)
     return 0
-
-
-def _check_topic(store: Store, topic: str) -> None:
-    """Raise `UnknownPartition` for a topic that has neither partitions nor its own settings."""
-    from logfs.format.base import names
-
-    there = {names.parse_directory(name).topic for name in store.homes}
-    if topic not in there and not store.settings.topic_overrides(topic):
-        where = ", ".join(str(log_dir.path) for log_dir in store.log_dirs)
-        raise UnknownPartition(
-            f"{where}: has no topic {topic!r}; 'logfs describe' lists the partitions"
-        )
 
 
 def _show(store: Store, topic: str | None, names: list[str]) -> None:

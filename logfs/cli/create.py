@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from logfs.cli.common import add_target, parse_changes, recovery_progress, target
-from logfs.errors import PartitionExists
+from logfs.cli.common import add_target, ask, parse_changes, target
 
 if TYPE_CHECKING:
     import argparse
@@ -35,22 +34,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Create the partition, and set the settings of its topic."""
     from logfs.format.base import names
-    from logfs.store.store import Store
+    from logfs.store.admin.requests import Create
 
     changes = parse_changes(arguments.config, of_topic=True)
     if arguments.parents:
         _make_log_dirs(arguments.target)
     wanted = target(arguments.target, may_be_empty=True)
-    topic = names.parse_directory(wanted.name).topic
-    progress = recovery_progress()
-    with Store(wanted.log_dirs, only=wanted.name, progress=progress, create=False) as store:
-        if wanted.name in store or wanted.name in store.offline:
-            # Check this before any setting changes: the settings apply to the whole topic.
-            raise PartitionExists(f"{wanted.name}: the partition exists")
-        for name, value in changes:
-            store.settings.set_topic(topic, name, value)
-        partition = store.create(wanted.name)
-        print(partition.directory)
+    names.parse_directory(wanted.name)
+    done = ask(wanted.log_dirs, Create(wanted.name, dict(changes)))
+    print(done["directory"])
     return 0
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from logfs.cli.common import add_target, open_for_writing
+from logfs.cli.common import add_target, ask, check_partition_exists, target
 
 if TYPE_CHECKING:
     import argparse
@@ -20,9 +20,10 @@ def run(arguments: argparse.Namespace) -> int:
 
     The next upkeep or opening after `file.delete.delay.ms` removes the files.
     """
-    # Load the other partitions, too: they hold the offsets that groups have committed for this one.
-    store, partition = open_for_writing(arguments.target, alone=False)
-    with store:
-        store.delete(partition.name.directory)
-        print(f"{partition.directory}: will be removed after file.delete.delay.ms")
+    from logfs.store.admin.requests import Delete
+
+    wanted = target(arguments.target)
+    check_partition_exists(wanted)
+    done = ask(wanted.log_dirs, Delete(wanted.name))
+    print(f"{done['directory']}: will be removed after file.delete.delay.ms")
     return 0

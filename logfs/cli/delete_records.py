@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from logfs.cli.common import add_target, open_for_writing
+from logfs.cli.common import add_target, ask, check_partition_exists, target
 
 if TYPE_CHECKING:
     import argparse
@@ -27,11 +27,10 @@ def run(arguments: argparse.Namespace) -> int:
 
     Retention runs too, so segments that have expired by the topic's settings are also dropped.
     """
-    store, partition = open_for_writing(arguments.target)
-    with store:
-        name = partition.name.directory
-        store.delete_records(name, arguments.before)
-        # Retention also drops the segments that are expired by the topic's settings.
-        store.retain()
-        print(f"{name}: starts at {partition.log_start_offset}")
+    from logfs.store.admin.requests import DeleteRecords
+
+    wanted = target(arguments.target)
+    check_partition_exists(wanted)
+    done = ask(wanted.log_dirs, DeleteRecords(wanted.name, arguments.before))
+    print(f"{wanted.name}: starts at {done['log_start_offset']}")
     return 0

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from logfs.cli.common import (
     Target,
+    ask,
     check_partition_exists,
     log_dirs_of,
     not_empty,
@@ -16,6 +17,7 @@ from logfs.cli.common import (
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
+    from pathlib import Path
 
     from logfs.store.commits.groups import GroupOffset
     from logfs.store.store import Store
@@ -47,16 +49,11 @@ def run(arguments: argparse.Namespace) -> int:
     from logfs.store.store import Store
 
     log_dirs = log_dirs_of(arguments.log_dirs.split(","))
-    changing = arguments.commit or arguments.forget
     if arguments.commit:
-        check_partition_exists(Target(log_dirs, arguments.commit[1]))
-    with Store(
-        log_dirs, read_only=not changing, progress=recovery_progress(), create=False
-    ) as store:
-        if arguments.commit:
-            return _commit(store, *arguments.commit)
-        if arguments.forget:
-            return _forget(store, *arguments.forget)
+        return _commit(log_dirs, *arguments.commit)
+    if arguments.forget:
+        return _forget(log_dirs, *arguments.forget)
+    with Store(log_dirs, read_only=True, progress=recovery_progress(), create=False) as store:
         rows = list(_rows(store, arguments.partition))
     if arguments.json:
         _print_json(rows)
@@ -65,16 +62,19 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _commit(store: Store, group: str, name: str, words: str) -> int:
-    from logfs.store.commits.groups import resolve_offset
+def _commit(log_dirs: list[Path], group: str, name: str, words: str) -> int:
+    from logfs.store.admin.requests import CommitOffset
 
-    commit = store.groups.commit(group, name, resolve_offset(store[name], words))
-    print(f"committed offset {commit.offset} of {group} for {name}")
+    check_partition_exists(Target(log_dirs, name))
+    done = ask(log_dirs, CommitOffset(group, name, words))
+    print(f"committed offset {done['offset']} of {group} for {name}")
     return 0
 
 
-def _forget(store: Store, group: str, name: str) -> int:
-    if not store.groups.forget(group, name):
+def _forget(log_dirs: list[Path], group: str, name: str) -> int:
+    from logfs.store.admin.requests import ForgetOffset
+
+    if not ask(log_dirs, ForgetOffset(group, name))["there"]:
         print(f"{group} has no offset committed for {name}")
         return 1
     print(f"deleted the offset of {group} for {name}")

@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from logfs.cli.common import (
-    Target,
     add_target,
+    ask,
     check_partition_exists,
-    open_target,
     path_argument,
-    progress_bar,
     target,
 )
 
@@ -31,20 +29,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Move the partition, with a progress bar on a terminal, and print its new directory."""
-    from logfs.store.observe import commit_client
+    """Move the partition, with a progress bar on a terminal, and print its new directory.
+
+    A mount moves it only to a log directory that it has.
+    """
+    from logfs.store.admin.commit_client import require_log_dirs
+    from logfs.store.admin.requests import Move
 
     source = target(arguments.target)
     check_partition_exists(source)
     log_dirs, name = source
     wanted = arguments.to.absolute()
     # An empty directory is accepted: the move makes it a log directory.
-    commit_client.require_log_dirs([wanted], may_be_empty=True)
+    require_log_dirs([wanted], may_be_empty=True)
     known = [path.absolute() for path in log_dirs]
     known += [wanted] if wanted not in known else []
-    store, partition = open_target(Target(known, name))
-    with store:
-        with progress_bar(f"moving {name}", partition.size_bytes) as bar:
-            store.mover.move(name, wanted, progress=bar.update)
-        print(partition.directory)
+    done = ask(known, Move(name, str(wanted)), title=f"moving {name}")
+    print(done["directory"])
     return 0

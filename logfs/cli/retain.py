@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from logfs.cli.common import add_log_dirs, log_dirs_of, recovery_progress
+from logfs.cli.common import add_log_dirs, ask, log_dirs_of, recovery_progress
 
 if TYPE_CHECKING:
     import argparse
-
-    from logfs.store.store import Store
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,35 +22,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print each segment eligible for deletion with the reason, then drop them all, unless `--dry-run` is given.
+    """Print each segment eligible for deletion with the reason, after dropping them all, unless `--dry-run` is given.
 
     For each partition, also print the oldest segment that stays, and why. The exit code is 1 if a log directory has
     failed.
     """
+    from logfs.store.admin.requests import Retain, retention_plans
     from logfs.store.store import Store
 
     log_dirs = log_dirs_of(arguments.log_dirs)
-    with Store(
-        log_dirs, read_only=arguments.dry_run, progress=recovery_progress(), create=False
-    ) as store:
-        for name in store:
-            _explain(store, name, dry_run=arguments.dry_run)
-        if not arguments.dry_run:
-            store.retain()
+    if not arguments.dry_run:
+        done = ask(log_dirs, Retain(list(map(str, log_dirs))))
+        _explain(done["partitions"], "is dropped", "is dropped here, and is copied")
+        return int(done["failed"])
+    with Store(log_dirs, read_only=True, progress=recovery_progress(), create=False) as store:
+        plans = retention_plans(store, store)
+        _explain(plans, "would be dropped", "would be dropped here, and is copied")
         return int(bool(store.failed))
 
 
-def _explain(store: Store, name: str, *, dry_run: bool) -> None:
-    plan = store.retention_plan(name)
-    word = "would be dropped" if dry_run else "is dropped"
-    print(name)
-    for segment, _, reason in plan.expired:
-        offsets = f"{segment.base_offset}..{segment.next_offset}"
-        print(f"  {segment.path.name} ({offsets}, {segment.size_bytes} bytes) {word}: {reason}")
-    for segment, _, reason in plan.released:
-        offsets = f"{segment.base_offset}..{segment.next_offset}"
-        print(
-            f"  {segment.path.name} ({offsets}, {segment.size_bytes} bytes) {word} here, and is copied: {reason}"
-        )
-    if plan.stays:
-        print(f"  {store[name].segments[len(plan.expired)].path.name} stays: {plan.stays}")
+def _explain(plans: list[dict[str, Any]], expired: str, released: str) -> None:
+    for plan in plans:
+        print(plan["name"])
+        for rows, what in ((plan["expired"], expired), (plan["released"], released)):
+            for file, first, following, size, reason in rows:
+                print(f"  {file} ({first}..{following}, {size} bytes) {what}: {reason}")
+        if plan["stays"]:
+            print(f"  {plan['oldest']} stays: {plan['stays']}")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from logfs.cli.common import add_log_dirs, log_dirs_of, progress_bar, recovery_progress
+from logfs.cli.common import add_log_dirs, ask, log_dirs_of, recovery_progress
 
 if TYPE_CHECKING:
     import argparse
-
-    from logfs.store.store import Store
+    from collections.abc import Sequence
+    from pathlib import Path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,40 +36,42 @@ def run(arguments: argparse.Namespace) -> int:
     A mount does the same in the background. The exit code is 1 if a log directory has failed, or a partition is
     offline. Raises `InvalidSetting` for a partition whose topic is not tiered, and `RemoteStorageError`.
     """
-    from logfs.store.store import Store
+    from logfs.store.admin.requests import Tier
 
     log_dirs = log_dirs_of(arguments.log_dirs)
-    with Store(
-        log_dirs, read_only=arguments.dry_run, progress=recovery_progress(), create=False
-    ) as store:
-        names = arguments.partition or [
-            name for name in store if store[name].config.remote_storage_enable
-        ]
-        for name, reason in sorted(store.offline.items()):
-            print(f"{name}: offline: {reason}")
-        if not names and not store.offline:
-            print("no topic is tiered: set remote.storage.enable to true for one")
-        for name in names:
-            _tier(store, name, dry_run=arguments.dry_run)
-        if not arguments.dry_run:
-            dropped = store.retain(names)
-            deleted = store.remote_log_manager.deleted_segments
-            print(f"dropped {dropped} segments here, and deleted {deleted} in the object store")
+    names = arguments.partition or []
+    if arguments.dry_run:
+        return _list(log_dirs, names)
+    done = ask(log_dirs, Tier(list(map(str, log_dirs)), names), title="copying")
+    _print_offline(done["offline"], done["partitions"])
+    for each in done["partitions"]:
+        print(
+            f"{each['name']}: {each['segments']} segments of {each['bytes']} bytes copied; the next one stays: "
+            f"{each['stays']}"
+        )
+    print(
+        f"dropped {done['dropped']} segments here, and deleted {done['deleted']} in the object store"
+    )
+    return int(bool(done["failed"] or done["offline"]))
+
+
+def _list(log_dirs: list[Path], names: list[str]) -> int:
+    from logfs.store.admin.requests import tiered_partitions
+    from logfs.store.store import Store
+
+    with Store(log_dirs, read_only=True, progress=recovery_progress(), create=False) as store:
+        chosen = names or tiered_partitions(store, store)
+        _print_offline({name: str(why) for name, why in sorted(store.offline.items())}, chosen)
+        for name in chosen:
+            plan = store.remote_log_manager.plan(name)
+            for segment in plan.segments:
+                print(f"{name}: {segment.path.name} ({segment.size_bytes} bytes) would be copied")
+            print(f"{name}: {len(plan.segments)} segments; the next one stays: {plan.stays}")
         return int(bool(store.failed or store.offline))
 
 
-def _tier(store: Store, name: str, *, dry_run: bool) -> None:
-    manager = store.remote_log_manager
-    plan = manager.plan(name)
-    if dry_run:
-        for segment in plan.segments:
-            print(f"{name}: {segment.path.name} ({segment.size_bytes} bytes) would be copied")
-        print(f"{name}: {len(plan.segments)} segments; the next one stays: {plan.stays}")
-        return
-    # Each byte is sent once, and read back once.
-    with progress_bar(f"copying {name}", 2 * plan.size_bytes) as bar:
-        done = manager.copy(name, progress=bar.update)
-    print(
-        f"{name}: {done.segments} segments of {done.size_bytes} bytes copied; the next one stays: "
-        f"{plan.stays}"
-    )
+def _print_offline(offline: dict[str, str], chosen: Sequence[object]) -> None:
+    for name, reason in offline.items():
+        print(f"{name}: offline: {reason}")
+    if not chosen and not offline:
+        print("no topic is tiered: set remote.storage.enable to true for one")

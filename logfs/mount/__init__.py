@@ -5,6 +5,7 @@
 - `protocol`: the FUSE handlers: find the node, call it, answer.
 - `inode_table`: the inodes that the kernel knows.
 - `nodes`: one class for each kind of file, with no FUSE in it.
+- `admin_requests`: the administrative requests that run.
 - `growing_sizes`: the sizes of growing files that the kernel is told.
 - `sharers`: the threads that may share an open file.
 - `threads`: worker threads, most of them started before the mount serves requests.

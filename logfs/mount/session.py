@@ -24,6 +24,7 @@ from logfs.log.disk.bucket_path import BucketPath
 from logfs.log.disk.memory import keep_memory
 from logfs.log.read.read_committed import Isolation
 from logfs.mount import threads
+from logfs.mount.admin_requests import AdminRequests
 from logfs.mount.errnos import ErrorLog
 from logfs.mount.mounting import first_error, mounted, prepare_mountpoint, start_notifier
 from logfs.mount.nodes.base import Context
@@ -31,10 +32,10 @@ from logfs.mount.nodes.root import RootDirectory
 from logfs.mount.protocol import Operations
 from logfs.mount.threads import run_in_thread
 from logfs.mount.watchdog import watchdog
+from logfs.store.admin import mount_channel
 from logfs.store.directory.mount_table import FILESYSTEM_TYPE
 from logfs.store.directory.recognition import check_log_dirs
 from logfs.store.maintenance.upkeep import update_key_indexes
-from logfs.store.observe import commit_client
 from logfs.store.store import Store
 
 if TYPE_CHECKING:
@@ -96,7 +97,9 @@ def run(
         Store(options.log_dirs, read_only=options.read_only, lazy=True) as store,
     ):
         store.disk.forbid_blocking()
-        context = Context(store, ErrorLog(store.clock), logfs.__version__, options.isolation)
+        context = Context(
+            store, ErrorLog(store.clock), logfs.__version__, AdminRequests(), options.isolation
+        )
         operations = Operations(RootDirectory(context))
         threads.start()
         # The path as the mount table will show it; once it is mounted, resolving it would wait for an answer.
@@ -111,7 +114,7 @@ def run(
         # Closing the store waits for the disk. This thread may wait: it serves no more requests.
         store.disk.allow_blocking()
         if not store.read_only:
-            commit_client.withdraw(store.working)
+            mount_channel.withdraw(store.working)
 
 
 def check_paths(options: Options) -> Path:
@@ -203,6 +206,7 @@ async def _serve(
         store.mover.stop()
         store.remote_log_manager.stop()
         store.stop_loading()
+        await run_in_thread(operations.context.requests.stop)
         nursery.cancel_scope.cancel()
 
 
@@ -239,7 +243,7 @@ async def _announce(store: Store, mountpoint: Path, ready: Callable[[], None]) -
     start_notifier()
     await run_in_thread(_raise_read_ahead, mountpoint)
     if not store.read_only:
-        await run_in_thread(commit_client.announce, store.working, mountpoint)
+        await run_in_thread(mount_channel.announce, store.working, mountpoint)
     ready()
 
 

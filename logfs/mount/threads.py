@@ -58,11 +58,20 @@ class _ThreadJob:
                 time.sleep(_RETRY_SECONDS)
 
 
+class _DetachedJob:
+    """One call that no task waits for. It must raise no error."""
+
+    __slots__ = ("run",)
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self.run = work
+
+
 class _Pool:
     """Threads that take jobs from one queue."""
 
     def __init__(self) -> None:
-        self._jobs: SimpleQueue[_ThreadJob] = SimpleQueue()
+        self._jobs: SimpleQueue[_ThreadJob | _DetachedJob] = SimpleQueue()
         self._lock = _thread.allocate_lock()
         self._running = 0
         self._idle = 0
@@ -85,7 +94,7 @@ class _Pool:
                 raise OSError(errno.EAGAIN, f"the mount cannot start its {count} threads in time")
             time.sleep(0.001)
 
-    def put(self, job: _ThreadJob) -> None:
+    def put(self, job: _ThreadJob | _DetachedJob) -> None:
         """Pass a job to an idle or a new thread, or, if none can be started, to the next idle one.
 
         Raises `OSError` (EAGAIN) if no thread runs and none can be started.
@@ -113,7 +122,7 @@ class _Pool:
             with self._lock:
                 self._running -= 1
 
-    def _next(self, seconds: float | None) -> _ThreadJob | None:
+    def _next(self, seconds: float | None) -> _ThreadJob | _DetachedJob | None:
         with self._lock:
             self._idle += 1
         job = None
@@ -136,6 +145,14 @@ _pool = _Pool()
 def start() -> None:
     """Start the threads that serve requests. Raises `OSError` (EAGAIN) if they cannot be started."""
     _pool.start(_STARTED_FIRST)
+
+
+def run_detached(work: Callable[[], None]) -> None:
+    """Call `work`, which must raise no error, in a worker thread, and do not wait for it.
+
+    Raises `OSError` (EAGAIN) if no worker thread runs and none can be started.
+    """
+    _pool.put(_DetachedJob(work))
 
 
 async def run_in_thread(

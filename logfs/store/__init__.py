@@ -2,7 +2,8 @@
 
 Each folder and module imports only from those below it in this list:
 
-- `observe`: status, metrics and the audit of a store, and access to one that another process holds.
+- `admin`: requests to a store, made through the mount that holds it or in a store opened for them.
+- `observe`: status, metrics and the audit of a store.
 - `store`: create, open, delete, close (Kafka's LogManager).
 - `loading`: opens the partitions found in the log directories, and follows them.
 - `maintenance`: upkeep, retention, compaction, tiering, and moves between log directories.

@@ -20,8 +20,8 @@ import pytest
 import logfs
 from logfs.cli import COMMANDS, main
 from logfs.errors import InvalidStore
+from logfs.store.admin import commit_client
 from logfs.store.directory.recognition import PathKind, check_log_dirs, recognise
-from logfs.store.observe import commit_client
 from logfs.store.observe.check import check
 from logfs.store.store import Store
 from tests.support.mounts import is_mounted

@@ -9,7 +9,7 @@ import pytest
 
 from logfs.format.batches.record import Record
 from logfs.log.disk.disk import Disk
-from logfs.store.observe import commit_client
+from logfs.store.admin import commit_client
 from logfs.store.settings import Settings
 from logfs.store.store import Store
 from tests.kafka.topics import CODECS, T

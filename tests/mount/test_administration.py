@@ -673,10 +673,11 @@ def test_status_of_a_partition(topic: Path) -> None:
 
 
 def test_contents_of_the_logfs_directory(shared: Mount, topic: Path) -> None:
-    """`.logfs/` contains README, commit, status.json, metrics, errors, config and ctl."""
+    """`.logfs/` contains README, admin, commit, status.json, metrics, errors, config and ctl."""
     own = shared.path / ".logfs"
     assert set(os.listdir(own)) == {
         "README",
+        "admin",
         "commit",
         "status.json",
         "metrics",
@@ -1094,7 +1095,7 @@ def test_any_path_can_be_a_log_directory(tmp_path: Path, name: str) -> None:
             assert str(log_dir) in texts_in(json.loads(done.stdout))
         sources = [mount.source for mount in logfs_mounts().values()]
         assert str(log_dir) in sources
-        assert str(mnt) in call("append", log_dir / "a-0").stderr
+        assert str(mnt) in call("reindex", log_dir / "a-0").stderr
     finally:
         done = call("umount", mnt)
     assert (done.returncode, done.stderr) == (0, "")

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import orjson
 import pytest
 
+from logfs.mount.admin_requests import AdminRequests
 from logfs.mount.errnos import ErrorLog
 from logfs.mount.nodes.base import Caller, Context, DirectoryNode, FileNode, SymlinkNode
 from logfs.mount.nodes.root import RootDirectory
@@ -719,7 +720,7 @@ def test_log_start_moves(store: Store) -> None:
     for number in range(50):
         partition.append([b"record %d" % number])
     assert len(partition.segments) > 3
-    root = RootDirectory(Context(store, ErrorLog(store.clock), "test"))
+    root = RootDirectory(Context(store, ErrorLog(store.clock), "test", AdminRequests()))
     caller = Caller(0, 0, os.getpid())
     old = node(root, "orders-0/records")
     assert node(root, "orders-0/records") is old
@@ -765,7 +766,7 @@ def test_a_segment_file_is_found_without_a_listing(
     (partition.directory / "link").symlink_to("partition.metadata")
     (partition.directory / "x.tmp").touch()
     (partition.directory / "folder").mkdir()
-    root = RootDirectory(Context(store, ErrorLog(store.clock), "test"))
+    root = RootDirectory(Context(store, ErrorLog(store.clock), "test", AdminRequests()))
     orders = root.lookup("orders-0")
     assert isinstance(orders, DirectoryNode)
     segments = orders.lookup("segments")

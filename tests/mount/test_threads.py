@@ -14,6 +14,7 @@ import trio.testing
 
 from logfs.log.disk.disk import WouldBlock
 from logfs.mount import threads
+from logfs.mount.admin_requests import AdminRequests
 from logfs.mount.errnos import ErrorLog
 from logfs.mount.nodes.base import Caller, Context, DirectoryNode, Handle, Node
 from logfs.mount.nodes.root import RootDirectory
@@ -82,7 +83,9 @@ def test_fsyncs_of_different_files_share_one_sync(log_dir: Path) -> None:
     disk = HeldDisk()
     with Store(log_dir, disk=disk) as store:
         orders = store.create("orders-0")
-        operations = Operations(RootDirectory(Context(store, ErrorLog(store.clock), "0")))
+        operations = Operations(
+            RootDirectory(Context(store, ErrorLog(store.clock), "0", AdminRequests()))
+        )
         answered: list[int] = []
         disk.released.clear()
 
@@ -112,7 +115,7 @@ def test_fsyncs_of_different_files_share_one_sync(log_dir: Path) -> None:
 
 def opened(store: Store, path: str) -> Handle:
     """Return a handle of a file of the mount, opened for writing."""
-    node: Node = RootDirectory(Context(store, ErrorLog(store.clock), "0"))
+    node: Node = RootDirectory(Context(store, ErrorLog(store.clock), "0", AdminRequests()))
     for name in path.split("/"):
         assert isinstance(node, DirectoryNode)
         node = node.known(name) or node.adopt(name, node.find(name))

@@ -16,8 +16,9 @@ from logfs.errors import InvalidName, InvalidRecord, InvalidStore, StoreLocked, 
 from logfs.format.batches.record import Record
 from logfs.format.files.commit_file import STAGED, StagedFile
 from logfs.log.disk.disk import Disk
+from logfs.store.admin import commit_client
 from logfs.store.commits.commit import Committed
-from logfs.store.observe import commit_client
+from logfs.store.directory.lock import MOUNT_FILE
 from logfs.store.settings import Settings
 from logfs.store.store import Store
 from tests.support.staging import stage
@@ -84,7 +85,7 @@ def test_a_mount_takes_commits(mount: Mount) -> None:
     lines = mount.path / "a-0/records"
     for _ in range(3):
         assert lines.stat().st_size == 0
-    told = json.loads((log_dir / commit_client.MOUNT_FILE).read_bytes())
+    told = json.loads((log_dir / MOUNT_FILE).read_bytes())
     assert told["mountpoint"] == str(mount.path)
     wanted = {"a-0": [b"%d" % n for n in range(2000)], "b-0": [b"x"]}
     done = commit_client.commit(log_dir, "q", 0, put(log_dir, "q", 0, wanted))
@@ -96,7 +97,7 @@ def test_a_mount_takes_commits(mount: Mount) -> None:
         file.write(b"after\n")
     assert lines.read_bytes().endswith(b"1999\nafter\n")
     mount.stop()
-    assert not (log_dir / commit_client.MOUNT_FILE).exists()
+    assert not (log_dir / MOUNT_FILE).exists()
     assert commit_client.commit(log_dir, "q", 0, []).already
     assert not list(log_dir.rglob("*" + STAGED))
 
@@ -220,7 +221,7 @@ def test_mounts_come_and_go_between_commits(make_mount: Callable[..., Mount]) ->
         mount.kill() if number % 2 else mount.stop()
         if number % 2:
             # A dead mount stays, and so does its announcement in the log directory.
-            assert (log_dir / commit_client.MOUNT_FILE).exists()
+            assert (log_dir / MOUNT_FILE).exists()
         _restart(mount)
     sender.join(100)
     assert not sender.is_alive()
@@ -277,18 +278,18 @@ with logfs.open(sys.argv[1]):
 
 
 def test_another_process_that_holds_the_directory_is_named(log_dir: Path) -> None:
-    """The client waits; then the error names the other process, and says that a broker accepts no commits."""
+    """The client waits; then the error names the other process, and says what to do."""
     with Store(log_dir) as store:
         store.create("a-0")
-    (log_dir / commit_client.MOUNT_FILE).write_text('{"pid": 1, "mountpoint": "/"}')
+    (log_dir / MOUNT_FILE).write_text('{"pid": 1, "mountpoint": "/"}')
     with subprocess.Popen(
         [sys.executable, "-c", HOLD, str(log_dir)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == b"held\n"
         staged = put(log_dir, "q", 0, {"a-0": [b"x"]})
-        with pytest.raises(StoreLocked, match=f"process {other.pid}.*broker accepts none"):
+        with pytest.raises(StoreLocked, match=f"process {other.pid} .*stop it, or open"):
             commit_client.commit(log_dir, "q", 0, staged, seconds=0.1)
         other.communicate()
     assert not commit_client.commit(log_dir, "q", 0, staged).already
-    (log_dir / commit_client.MOUNT_FILE).unlink()
+    (log_dir / MOUNT_FILE).unlink()

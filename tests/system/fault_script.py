@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from logfs.store.observe import commit_client
+from logfs.store.admin import commit_client
 from tests.system.load import stage_values
 
 if TYPE_CHECKING:

@@ -35,7 +35,7 @@ _PRELOADED = (
     "logfs.cli.retain",
     "logfs.mount.session",
     "logfs.store.observe.check",
-    "logfs.store.observe.commit_client",
+    "logfs.store.admin.commit_client",
     "tests.system.power_load",
     "tests.system.power_oracle",
 )

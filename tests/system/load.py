@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 from logfs.errors import LogfsError
 from logfs.format.batches.record import Record
 from logfs.log.disk.disk import Disk
+from logfs.store.admin import commit_client
 from logfs.store.directory.mount_table import DEAD_ERRORS, is_dead
-from logfs.store.observe import commit_client
 from logfs.store.settings import Settings
 from tests.support.staging import stage
 from tests.system.scenes import log_dirs

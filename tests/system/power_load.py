@@ -298,7 +298,7 @@ def _commit(worker: Worker) -> None:
 def _commit_once(worker: Worker, sequence: int, settings: Any) -> bool:
     from logfs.errors import LogfsError
     from logfs.format.batches.record import Record
-    from logfs.store.observe.commit_client import CommitRequest, format_request, parse_answer
+    from logfs.store.admin.commit_client import CommitRequest, format_request, parse_answer
     from tests.support.staging import stage
 
     try:

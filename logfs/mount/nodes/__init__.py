@@ -13,5 +13,6 @@ thread that must not wait, it raises `WouldBlock` with nothing changed, and the 
 - `segments`: the real files of the partition.
 - `config`, `groups`: settings, and committed offsets.
 - `generated`: files whose content is generated on access, such as `status.json`.
+- `admin`: `.logfs/admin`.
 - `commit`: `.logfs/commit`.
 """

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from logfs.log.append.partition import Partition
     from logfs.log.read.reader import Reader
+    from logfs.mount.admin_requests import AdminRequests
     from logfs.mount.errnos import ErrorLog
     from logfs.store.directory.permissions import PermissionTable
     from logfs.store.store import Store
@@ -71,6 +72,7 @@ class Context(NamedTuple):
     store: Store
     errors: ErrorLog
     version: str
+    requests: AdminRequests
     isolation: Isolation = Isolation.READ_UNCOMMITTED
 
 

@@ -2,40 +2,24 @@
 
 from __future__ import annotations
 
-import os
-import stat
 from typing import TYPE_CHECKING
 
-from logfs.errors import NotWritable
-from logfs.mount.nodes.base import Caller, FileNode, Handle, Stat
-from logfs.store.observe.commit_client import format_answer, parse_request, serve
+from logfs.mount.nodes.admin import RequestFile
+from logfs.mount.nodes.base import Caller, Handle
+from logfs.store.admin.commit_client import format_answer, parse_request, serve
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from logfs.log.read.reader import Reader
-    from logfs.store.directory.permissions import Access
 
 
-class CommitFile(FileNode):
-    """The file that takes commits. Only its owner has access: a commit can write to every partition."""
-
-    def access(self) -> Access:
-        access = super().access()
-        return access._replace(mode=access.mode & 0o600)
-
-    def stat(self) -> Stat:
-        access = self.access()
-        now_ns = self.context.store.clock() * 1_000_000
-        return Stat(stat.S_IFREG | access.mode, access.uid, access.gid, 0, now_ns)
+class CommitFile(RequestFile):
+    """The file that takes commits."""
 
     def open(self, flags: int, caller: Caller) -> Handle:
-        if flags & (os.O_WRONLY | os.O_RDWR) and self.context.store.read_only:
-            raise NotWritable(f"{self.path}: the store is open read-only")
+        self.check_open(flags)
         return CommitHandle(self)
-
-    def truncate(self, size: int) -> None:
-        """Do nothing: every `>` sends O_TRUNC."""
 
 
 class CommitHandle(Handle):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from logfs.errors import InvalidName, NotWritable
 from logfs.mount.errnos import refuse
 from logfs.mount.mount_metrics import families
+from logfs.mount.nodes.admin import AdminFile
 from logfs.mount.nodes.base import (
     DIRECTORY_BITS,
     Caller,
@@ -134,6 +135,8 @@ class SelfDirectory(DirectoryNode):
             "metrics": self._metrics,
             "errors": self.context.errors.text,
         }
+        if name == "admin":
+            return AdminFile(self.context, name, self)
         if name == "commit":
             return CommitFile(self.context, name, self)
         if name == "ctl":
@@ -144,7 +147,16 @@ class SelfDirectory(DirectoryNode):
         return GeneratedFile(self.context, name, self, makers[name], changed_ns=changed_ns)
 
     def names(self) -> Iterator[str]:
-        yield from ("README", "commit", "config", "ctl", "errors", "metrics", "status.json")
+        yield from (
+            "README",
+            "admin",
+            "commit",
+            "config",
+            "ctl",
+            "errors",
+            "metrics",
+            "status.json",
+        )
 
     def _doing(self) -> bytes:
         """Return what upkeep does and what is due next, in words, one line each."""

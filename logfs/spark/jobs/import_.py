@@ -28,7 +28,7 @@ from logfs.spark.sink.staging import StagingTask, check_staged, partitions_in, p
 from logfs.spark.sink.writer import Staged
 from logfs.spark.splits import packed
 from logfs.spark.workers import NotOnHost, host
-from logfs.store.observe import commit_client
+from logfs.store.admin import commit_client
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -15,9 +15,9 @@ from logfs.format.base import names
 from logfs.spark import workers
 from logfs.spark.jobs.job_runner import WorkItem, run
 from logfs.spark.jobs.selection import check_topics, log_dirs, of_topics
+from logfs.store.admin.commit_client import require_log_dirs
 from logfs.store.commits.commit import partitions_of_pending_commits
 from logfs.store.directory.lease import Lease
-from logfs.store.observe.commit_client import require_log_dirs
 from logfs.store.store import Store
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from logfs.errors import CommitPending, LogfsError
 from logfs.spark import workers
 from logfs.spark.sink.options import WriteOptions, check_write_schema
 from logfs.spark.sink.staging import StagingTask, check_staged, planned_partitions
-from logfs.store.observe import commit_client
+from logfs.store.admin import commit_client
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

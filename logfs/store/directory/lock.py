@@ -30,6 +30,9 @@ MOUNT_FILE = "logfs.mount"
 # The file below a mountpoint that lists the log directories mounted there.
 STATUS_FILE = ".logfs/status.json"
 
+# The class that a broker's command line names.
+_BROKER = b"kafka.Kafka"
+
 # struct flock of Linux on 64-bit machines: l_type, l_whence, l_start, l_len, l_pid.
 _FLOCK = struct.Struct("hhqqi4x")
 
@@ -177,7 +180,8 @@ def _describe(pid: int | None) -> str:
     if not pid:
         return "another process"
     try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         command = Path(f"/proc/{pid}/comm").read_text().strip()
     except OSError:
         return f"process {pid}"
-    return f"process {pid} ({command})"
+    return f"process {pid} ({'a Kafka broker' if _BROKER in words else command})"

@@ -3,5 +3,4 @@
 - `status`: the status of a store and of its partitions, maintenance included.
 - `metrics`: what a store counts, as Prometheus text.
 - `check`: the read-only audit; `logfs check` and the end of every test use it.
-- `commit_client`: commits and new partitions through whichever process holds the log directories.
 """

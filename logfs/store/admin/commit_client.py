@@ -1,29 +1,34 @@
 """Commits and new partitions from a process that does not have the store open.
 
 They go through the mount that holds the log directories or, without one, through a store opened for the purpose.
-A mount writes a file with its mountpoint into each of its log directories, and accepts commits at `.logfs/commit`.
-A mount may begin or end while a commit is sent. The commit is then sent again, which is safe because no commit is
-made twice.
+A mount accepts commits at `.logfs/commit`. It may begin or end while a commit is sent. The commit is then sent again,
+which is safe because no commit is made twice.
 """
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
 import os
-import time
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from logfs import errors
-from logfs.errors import CommitPending, LogfsError, StoreLocked
+from logfs.errors import LogfsError
 from logfs.format.base import names
 from logfs.format.files.commit_file import StagedFile, checked, typed
-from logfs.log.disk.bucket_path import as_path
-from logfs.log.disk.disk import Disk
+from logfs.store.admin.mount_channel import (
+    NO_MOUNT,
+    READ_BYTES,
+    NoAnswer,
+    call_with_retries,
+    describe_error,
+    paths_of,
+    raise_described,
+    request_file,
+    send,
+    to_line,
+)
 from logfs.store.commits.commit import Committed, partitions_of_pending_commits
-from logfs.store.directory.lock import MOUNT_FILE, holder, mountpoint
 from logfs.store.directory.recognition import check_log_dirs, mounted_log_dirs
 from logfs.store.store import Store, now_ms
 
@@ -31,69 +36,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
-    from logfs.store.directory.log_dir import LogDir
+    from logfs.store.admin.mount_channel import LogDirs
     from logfs.store.loading import Only, Progress
-
-    LogDirs = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
-
-_Answer = TypeVar("_Answer")
 
 logger = logging.getLogger(__name__)
 
 COMMIT_FILE = ".logfs/commit"
-
-_WRITE_BYTES = 64 * 1024
-_READ_BYTES = 1 << 20
-_LONGEST_PAUSE_SECONDS = 1.0
-# The errors of calls to a mount that goes away.
-_NO_MOUNT = frozenset(
-    {
-        errno.ENOTCONN,
-        errno.ECONNABORTED,
-        errno.ENOENT,
-        errno.ENODEV,
-        errno.EIO,
-        errno.ENXIO,
-        errno.ENOTDIR,
-    }
-)
-
-
-class _NoAnswer(Exception):
-    """The mount has gone away, and it is unknown whether the commit was made."""
-
-
-def announce(log_dirs: Sequence[LogDir], mountpoint: Path) -> None:
-    """Write the mountpoint to a file in each log directory, for other processes. An error is logged and ignored."""
-    told = _to_line({"pid": os.getpid(), "mountpoint": str(mountpoint)})
-    for log_dir in log_dirs:
-        try:
-            log_dir.disk.replace_file(log_dir.path / MOUNT_FILE, told)
-        except (LogfsError, OSError) as error:
-            logger.warning("%s: the mountpoint could not be recorded: %s", log_dir.path, error)
-
-
-def withdraw(log_dirs: Sequence[LogDir]) -> None:
-    """Remove the file with the mountpoint from each log directory. An error is logged and ignored."""
-    for log_dir in log_dirs:
-        try:
-            log_dir.disk.unlink(log_dir.path / MOUNT_FILE)
-        except (LogfsError, OSError) as error:
-            logger.warning("%s: %s", log_dir.path / MOUNT_FILE, error)
-
-
-def find_commit_file(disk: Disk, log_dir: Path) -> Path | None:
-    """Return the path of the mount's file that accepts commits for a log directory, or None if no mount holds it."""
-    pid = holder(disk, log_dir)
-    mounted = None if pid is None else mountpoint(disk, log_dir, pid)
-    try:
-        return (
-            mounted / COMMIT_FILE
-            if mounted is not None and (mounted / COMMIT_FILE).exists()
-            else None
-        )
-    except OSError:
-        return None
 
 
 def log_dirs_of(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
@@ -162,7 +110,7 @@ class CommitRequest(NamedTuple):
 def format_request(request: CommitRequest) -> bytes:
     """Return a request as one line of JSON."""
     files = [[f.partition, f.name, f.size_bytes, f.record_count] for f in request.staged]
-    return _to_line({**request._asdict(), "staged": files})
+    return to_line({**request._asdict(), "staged": files})
 
 
 def parse_request(line: bytes) -> CommitRequest:
@@ -193,8 +141,8 @@ def format_answer(outcome: Committed | Exception) -> bytes:
     if isinstance(outcome, Committed):
         answer: dict[str, Any] = {"already": outcome.already, "offsets": outcome.offsets}
     else:
-        answer = {"error": type(outcome).__name__, "reason": str(outcome)}
-    return _to_line(answer)
+        answer = describe_error(outcome)
+    return to_line(answer)
 
 
 def parse_answer(line: bytes) -> Committed:
@@ -206,14 +154,7 @@ def parse_answer(line: bytes) -> Committed:
     if "error" not in told:
         offsets = {name: (first, end) for name, (first, end) in told["offsets"].items()}
         return Committed(told["already"], offsets)
-    kind = getattr(errors, told["error"], None)
-    if isinstance(kind, type) and issubclass(kind, LogfsError):
-        raise kind(told["reason"])
-    raise OSError(errno.EIO, told["reason"])
-
-
-def _to_line(told: dict[str, Any]) -> bytes:
-    return json.dumps(told, separators=(",", ":")).encode() + b"\n"
+    raise_described(told)
 
 
 # Commits from outside.
@@ -256,59 +197,27 @@ def create(log_dirs: LogDirs, partitions: Sequence[str], *, seconds: float = 60.
     for name in partitions:
         names.parse_directory(name)
     if partitions:
-        require_log_dirs(_paths(log_dirs), may_be_empty=True)
-        _call_with_retries(
+        require_log_dirs(paths_of(log_dirs), may_be_empty=True)
+        call_with_retries(
             log_dirs,
             lambda paths: _create_directly(paths, partitions),
-            lambda commit_file: _create_through(commit_file, partitions),
+            lambda mounted: _create_through(mounted, partitions),
             seconds,
         )
 
 
 def _send(log_dirs: LogDirs, request: CommitRequest, seconds: float) -> Committed:
-    require_log_dirs(_paths(log_dirs))
-    return _call_with_retries(
+    def through(mounted: Path) -> Committed:
+        with request_file(mounted / COMMIT_FILE) as fd:
+            return _ask(fd, format_request(request))
+
+    require_log_dirs(paths_of(log_dirs))
+    return call_with_retries(
         log_dirs,
         lambda paths: _send_directly(paths, request),
-        lambda commit_file: _send_through(commit_file, format_request(request)),
+        through,
         seconds,
     )
-
-
-def _paths(log_dirs: LogDirs) -> list[Path]:
-    named = [log_dirs] if isinstance(log_dirs, (str, os.PathLike)) else log_dirs
-    return [as_path(path).absolute() for path in named]
-
-
-def _call_with_retries(
-    log_dirs: LogDirs,
-    directly: Callable[[Sequence[Path]], _Answer],
-    through: Callable[[Path], _Answer],
-    seconds: float,
-) -> _Answer:
-    """Call `through` with the commit file of the mount that holds the directories, or `directly` if there is none.
-
-    Tries again, for up to `seconds`, while another process holds the directories or a mount goes away.
-    """
-    paths = _paths(log_dirs)
-    end = time.monotonic() + seconds
-    pause = 0.02
-    while True:
-        try:
-            commit_file = find_commit_file(Disk(), paths[0])
-            return directly(paths) if commit_file is None else through(commit_file)
-        except (StoreLocked, _NoAnswer, CommitPending) as error:
-            # Few retries after `CommitPending`: the next opening does a decided commit, unless something prevents it.
-            if time.monotonic() + pause > end or (isinstance(error, CommitPending) and pause > 0.1):
-                if isinstance(error, StoreLocked):
-                    raise StoreLocked(
-                        f"{error}. Commits go through a logfs mount, or need exclusive access: a broker accepts none"
-                    ) from None
-                if isinstance(error, _NoAnswer):
-                    raise StoreLocked(f"{paths[0]}: its mount does not answer: {error}") from None
-                raise
-        time.sleep(pause)
-        pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
 
 def _create_directly(paths: Sequence[Path], partitions: Sequence[str]) -> None:
@@ -318,13 +227,13 @@ def _create_directly(paths: Sequence[Path], partitions: Sequence[str]) -> None:
                 store.create(name)
 
 
-def _create_through(commit_file: Path, partitions: Sequence[str]) -> None:
+def _create_through(mounted: Path, partitions: Sequence[str]) -> None:
     for name in partitions:
         try:
-            (commit_file.parents[1] / name).mkdir(exist_ok=True)
+            (mounted / name).mkdir(exist_ok=True)
         except OSError as error:
-            if error.errno in _NO_MOUNT:
-                raise _NoAnswer(error) from None
+            if error.errno in NO_MOUNT:
+                raise NoAnswer(error) from None
             raise
 
 
@@ -343,35 +252,20 @@ def _send_directly(paths: Sequence[Path], request: CommitRequest) -> Committed:
         return done
 
 
-def _send_through(commit_file: Path, request: bytes) -> Committed:
-    try:
-        fd = os.open(commit_file, os.O_RDWR | os.O_CLOEXEC)
-    except OSError as error:
-        raise _NoAnswer(error) from None
-    try:
-        return _ask(fd, request)
-    finally:
-        with suppress(OSError):
-            # A mount that has gone away since fails the flush of a close; the answer counts.
-            os.close(fd)
-
-
 def _ask(fd: int, request: bytes) -> Committed:
     failure: OSError | None = None
     answer = b""
     try:
-        done = 0
-        while done < len(request):
-            done += os.write(fd, request[done : done + _WRITE_BYTES])
+        send(fd, request)
     except OSError as error:
         failure = error
     try:
-        while data := os.pread(fd, _READ_BYTES, len(answer)):
+        while data := os.pread(fd, READ_BYTES, len(answer)):
             answer += data
     except OSError as error:
         failure = failure or error
     if answer.endswith(b"\n"):
         return parse_answer(answer)
-    if failure is None or failure.errno in _NO_MOUNT:
-        raise _NoAnswer(failure or "end of file before a complete answer")
+    if failure is None or failure.errno in NO_MOUNT:
+        raise NoAnswer(failure or "end of file before a complete answer")
     raise failure

@@ -1,0 +1,114 @@
+"""The administrative requests that a mount executes, each in a worker thread, while their callers wait for answers.
+
+A request may take minutes, as a compaction does, so that no handler of the mount waits for one.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from logfs.errors import LogfsError
+from logfs.mount.threads import run_detached
+from logfs.store.admin.mount_channel import describe_error, to_line
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from logfs.store.admin.requests import Request
+    from logfs.store.store import Store
+
+# The time between two lines of progress.
+_PROGRESS_SECONDS = 0.2
+
+
+class _Cancelled(LogfsError):
+    """The caller has gone, or the mount ends."""
+
+
+class RunningRequest:
+    """A request that is being executed. `answer` is complete once it has a line without progress.
+
+    A worker thread replaces `answer` and `error`; other threads only read them.
+    """
+
+    def __init__(self) -> None:
+        self.answer = b""
+        self.error: Exception | None = None
+        self._is_cancelled = False
+        self._next_progress = 0.0
+
+    def cancel(self) -> None:
+        """Have the request end with an error at the next report of its progress."""
+        self._is_cancelled = True
+
+    def report(self, done: int, total: int) -> None:
+        """Add a line of progress to the answer. Raises an error if the request was cancelled."""
+        if self._is_cancelled:
+            raise _Cancelled("interrupted: the caller has gone, or the mount ends")
+        now = time.monotonic()
+        if now >= self._next_progress:
+            self._next_progress = now + _PROGRESS_SECONDS
+            self.answer += to_line({"progress": [done, total]})
+
+    def run(self, work: Callable[[], dict[str, Any]]) -> None:
+        """Do the work, and add its answer or its error."""
+        try:
+            told: dict[str, Any] = {"answer": work()}
+        except Exception as error:
+            self.error = error
+            told = describe_error(error)
+        self.answer += to_line(told)
+
+
+class AdminRequests:
+    """The requests that run. Any thread may call any method."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._running: set[RunningRequest] = set()
+        self._is_stopped = False
+
+    def start(
+        self, store: Store, request: Request, done: Callable[[], None] = lambda: None
+    ) -> RunningRequest:
+        """Begin to execute a request in a worker thread; call `done` there if it succeeds.
+
+        Raises `OSError` (EAGAIN) if no thread runs and none can be started.
+        """
+        running = RunningRequest()
+
+        def work() -> dict[str, Any]:
+            if self._is_stopped:
+                running.cancel()
+            running.report(0, 0)
+            answer = request.run(store, running.report)
+            done()
+            return answer
+
+        def run() -> None:
+            try:
+                running.run(work)
+            finally:
+                with self._changed:
+                    self._running.discard(running)
+                    self._changed.notify_all()
+
+        with self._changed:
+            self._running.add(running)
+        try:
+            run_detached(run)
+        except BaseException:
+            self._running.discard(running)
+            raise
+        return running
+
+    def stop(self) -> None:
+        """Cancel all requests, and wait until they have ended."""
+        with self._changed:
+            self._is_stopped = True
+            for running in self._running:
+                running.cancel()
+            while self._running:
+                self._changed.wait()

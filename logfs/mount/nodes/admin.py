@@ -1,0 +1,102 @@
+"""`.logfs/admin`: takes administrative requests, one line of JSON each (`logfs.store.admin`)."""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import TYPE_CHECKING
+
+from logfs.errors import NotWritable
+from logfs.log.disk.disk import DIRECTORY_MODE
+from logfs.mount.nodes.base import Caller, FileNode, Handle, Stat
+from logfs.store.admin.requests import Create, Request, parse_request
+from logfs.store.directory.permissions import Access, PermissionTable
+
+if TYPE_CHECKING:
+    from logfs.mount.admin_requests import RunningRequest
+
+
+class RequestFile(FileNode):
+    """A file that takes requests. Only its owner has access: a request can change every partition."""
+
+    def access(self) -> Access:
+        access = super().access()
+        return access._replace(mode=access.mode & 0o600)
+
+    def stat(self) -> Stat:
+        access = self.access()
+        now_ns = self.context.store.clock() * 1_000_000
+        return Stat(stat.S_IFREG | access.mode, access.uid, access.gid, 0, now_ns)
+
+    def check_open(self, flags: int) -> None:
+        """Raise `NotWritable` for writing to a read-only store."""
+        if flags & (os.O_WRONLY | os.O_RDWR) and self.context.store.read_only:
+            raise NotWritable(f"{self.path}: the store is open read-only")
+
+    def truncate(self, size: int) -> None:
+        """Do nothing: every `>` sends O_TRUNC."""
+
+
+class AdminFile(RequestFile):
+    """The file that takes administrative requests."""
+
+    def open(self, flags: int, caller: Caller) -> Handle:
+        self.check_open(flags)
+        return AdminHandle(self, caller)
+
+
+class AdminHandle(Handle):
+    """An open `admin` file. A request is all data up to a write that ends with a newline.
+
+    That write begins the request and returns. The answer is read at position 0: lines of progress, and then one with
+    the answer or the error. A read at the end of what there is returns nothing, and can be repeated until that line
+    has come. The request is cancelled if the file is closed before.
+    """
+
+    direct_io = True
+
+    def __init__(self, node: AdminFile, caller: Caller) -> None:
+        super().__init__(node)
+        self._file = node
+        self._caller = caller
+        self._asked = b""
+        self._running: RunningRequest | None = None
+        self._is_noted = False
+
+    def read(self, position: int, size: int) -> bytes:
+        running = self._running
+        if running is None:
+            return b""
+        if running.error is not None and not self._is_noted:
+            self._is_noted = True
+            self._file.context.errors.note(self._file.path, running.error)
+        return running.answer[position : position + size]
+
+    def write(self, data: bytes) -> int:
+        asked = self._asked + data
+        if not asked.endswith(b"\n"):
+            self._asked = asked
+            return len(data)
+        request = parse_request(asked)
+        self._file.context.store.disk.check_may_block()
+        self._asked = b""
+        self._cancel()
+        self._is_noted = False
+        self._running = self._file.context.requests.start(
+            self._file.context.store, request, lambda: self._give_to_caller(request)
+        )
+        return len(data)
+
+    def release(self) -> None:
+        self._cancel()
+
+    def _cancel(self) -> None:
+        if self._running is not None:
+            self._running.cancel()
+
+    def _give_to_caller(self, request: Request) -> None:
+        """Make the caller the owner of a partition that it has created, as `mkdir` does."""
+        if isinstance(request, Create):
+            partition = self._file.context.store[request.partition]
+            access = Access(DIRECTORY_MODE, self._caller.uid, self._caller.gid)
+            PermissionTable(partition).set("", access)

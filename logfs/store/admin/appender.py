@@ -1,0 +1,191 @@
+"""Appends lines to a partition through the mount that holds it or, without one, in a store opened for it."""
+
+from __future__ import annotations
+
+import errno
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING, Protocol
+
+from logfs.errors import LogfsError
+from logfs.log.append.line_framer import EnvelopeFramer, LineFramer
+from logfs.store.admin.mount_channel import NO_MOUNT, NoAnswer, call_with_retries
+from logfs.store.store import Store
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+    from typing import Self
+
+    from logfs.store.loading import Progress
+
+_NEWLINE = b"\n"
+_LAST_OFFSET = "user.logfs.last_offset"
+_ERRORS = ".logfs/errors"
+
+
+class Appended:
+    """The offsets that an appender's records got: `count` records in [first, next_offset)."""
+
+    def __init__(self) -> None:
+        self.first = 0
+        self.next_offset = 0
+        self.count = 0
+
+    def add(self, last_offset: int, count: int) -> None:
+        """Add `count` records, the last of which has the offset `last_offset`."""
+        if count and not self.count:
+            self.first = last_offset + 1 - count
+        if count:
+            self.next_offset = last_offset + 1
+            self.count += count
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether no other writer's records lie between."""
+        return self.next_offset - self.first == self.count
+
+
+class Appender(Protocol):
+    """Appends lines or envelopes to one partition. A context manager, which closes what it has open."""
+
+    appended: Appended
+
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *_: object) -> None: ...
+
+    def write(self, data: bytes) -> None:
+        """Append the lines that end in `data`, and keep the rest. Raises the error of the first refused line."""
+
+    def finish(self) -> None:
+        """Append the unfinished line as a record, if there is one. Raises as `write`."""
+
+    def flush(self) -> None:
+        """Return when all records are durable."""
+
+
+def open_appender(
+    log_dirs: Sequence[Path],
+    name: str,
+    *,
+    envelopes: bool,
+    recovery: Progress | None = None,
+    seconds: float = 1.0,
+) -> Appender:
+    """Open a partition to append lines to it or, with `envelopes`, JSON envelopes.
+
+    `recovery` is called as `progress` of `Store`. Waits up to `seconds` for another process that holds the
+    directories. Raises `StoreLocked`, which names it, `UnknownPartition`, and the errors of opening a store.
+    """
+
+    def directly(paths: Sequence[Path]) -> Appender:
+        return _DirectAppender(paths, name, envelopes, recovery)
+
+    def through(mounted: Path) -> Appender:
+        return _MountedAppender(mounted, name, envelopes)
+
+    return call_with_retries(log_dirs, directly, through, seconds)
+
+
+class _DirectAppender:
+    """An `Appender` in a store of its own."""
+
+    def __init__(
+        self, log_dirs: Sequence[Path], name: str, envelopes: bool, recovery: Progress | None
+    ) -> None:
+        self.appended = Appended()
+        self._store = Store(log_dirs, only=name, progress=recovery, create=False)
+        try:
+            self._partition = self._store[name]
+            self._framer = (EnvelopeFramer if envelopes else LineFramer)(self._partition)
+        except BaseException:
+            self._store.close()
+            raise
+
+    def __enter__(self) -> Self:
+        self._store.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._store.__exit__(*error)  # type: ignore[arg-type]
+
+    def write(self, data: bytes) -> None:
+        rest = data
+        while rest:
+            done = self._framer.write(rest)
+            self.appended.add(done.last_offset, done.last_offset + 1 - done.first_offset)
+            if done.refused is not None and not done.consumed:
+                raise done.refused
+            rest = rest[done.consumed :]
+        self._partition.flush_if_due()
+
+    def finish(self) -> None:
+        done = self._framer.finish()
+        if done.refused is not None:
+            raise done.refused
+        self.appended.add(done.last_offset, done.last_offset + 1 - done.first_offset)
+
+    def flush(self) -> None:
+        self._partition.flush()
+
+
+class _MountedAppender:
+    """An `Appender` by the files of a mount."""
+
+    def __init__(self, mounted: Path, name: str, envelopes: bool) -> None:
+        self.appended = Appended()
+        self._mounted = mounted
+        self._name = f"/{name}/{'append.jsonl' if envelopes else 'append'}"
+        self._is_unfinished = False
+        try:
+            self._fd = os.open(f"{mounted}{self._name}", os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        except OSError as error:
+            if error.errno in NO_MOUNT and not (mounted / ".logfs").exists():
+                raise NoAnswer(error) from None
+            raise self._reason(error) from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(OSError):
+            # A mount that has gone away fails the close; `flush` has told whether the records are durable.
+            os.close(self._fd)
+
+    def write(self, data: bytes) -> None:
+        rest = memoryview(data)
+        try:
+            while rest:
+                taken = os.write(self._fd, rest)
+                count = bytes(rest[:taken]).count(_NEWLINE)
+                if count:
+                    self.appended.add(int(os.getxattr(self._fd, _LAST_OFFSET)), count)
+                rest = rest[taken:]
+        except OSError as error:
+            raise self._reason(error) from None
+        self._is_unfinished = not data.endswith(_NEWLINE)
+
+    def finish(self) -> None:
+        # The mount would make a record of the line when the file is closed, and the close would not tell its offset.
+        if self._is_unfinished:
+            self.write(_NEWLINE)
+
+    def flush(self) -> None:
+        try:
+            os.fsync(self._fd)
+        except OSError as error:
+            raise self._reason(error) from None
+
+    def _reason(self, error: OSError) -> LogfsError | OSError:
+        """Return the error with the reason that the mount gives, or the error itself without one."""
+        try:
+            lines = (self._mounted / _ERRORS).read_text().splitlines()
+        except (OSError, UnicodeError):
+            lines = []
+        for line in reversed(lines):
+            _, path, number, *reason = line.split(" ", 3)
+            if path == self._name:
+                if reason and number == errno.errorcode.get(error.errno or 0):
+                    return LogfsError(reason[0])
+                break
+        return OSError(error.errno, error.strerror, f"{self._mounted}{self._name}")

@@ -1,0 +1,100 @@
+"""Sends administrative requests to the store of log directories, whichever process has it open."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+from logfs.errors import RequestInterrupted
+from logfs.store.admin.mount_channel import (
+    NO_MOUNT,
+    READ_BYTES,
+    call_with_retries,
+    raise_described,
+    request_file,
+    send,
+)
+from logfs.store.admin.requests import format_request
+from logfs.store.store import Store
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from logfs.store.admin.mount_channel import LogDirs
+    from logfs.store.admin.requests import Answer, Report, Request
+    from logfs.store.loading import Progress
+
+ADMIN_FILE = ".logfs/admin"
+"""The file of a mount that takes requests."""
+
+# The pauses between two looks at an answer that is not complete.
+_FIRST_PAUSE_SECONDS = 0.002
+_LONGEST_PAUSE_SECONDS = 0.1
+
+
+def call(
+    log_dirs: LogDirs,
+    request: Request,
+    *,
+    report: Report = lambda done, total: None,
+    recovery: Progress | None = None,
+    seconds: float = 1.0,
+) -> Answer:
+    """Execute a request in the mount that holds the log directories or, without one, in a store opened for it.
+
+    `report` is called with the bytes that are done and the bytes in all; in a mount the request ends if `report`
+    raises an error. `recovery` is called as `progress` of `Store`. Waits up to `seconds` for another process that
+    holds the directories. Raises `StoreLocked`, which names it; `RequestInterrupted` if the mount ends; the errors of
+    the request, wherever it is executed; and those of opening a store.
+    """
+    return call_with_retries(
+        log_dirs,
+        lambda paths: _directly(paths, request, report, recovery),
+        lambda mounted: _through(mounted, request, report),
+        seconds,
+    )
+
+
+def _directly(
+    paths: Sequence[Path], request: Request, report: Report, recovery: Progress | None
+) -> Answer:
+    with Store(paths, only=request.loads(), progress=recovery, create=False) as store:
+        return request.run(store, report)
+
+
+def _through(mounted: Path, request: Request, report: Report) -> Answer:
+    with request_file(mounted / ADMIN_FILE) as fd:
+        try:
+            send(fd, format_request(request))
+            told = _answer(fd, report)
+        except OSError as error:
+            if error.errno not in NO_MOUNT:
+                raise
+            raise RequestInterrupted(
+                f"{mounted}: the mount ended during the request, which may have been executed or not"
+            ) from None
+    if "error" in told:
+        raise_described(told)
+    answer: Answer = told["answer"]
+    return answer
+
+
+def _answer(fd: int, report: Report) -> dict[str, Any]:
+    """Wait for the answer to a request, and return it or the error; report the progress that comes before it."""
+    read, rest, pause = 0, b"", _FIRST_PAUSE_SECONDS
+    while True:
+        data = os.pread(fd, READ_BYTES, read)
+        if not data:
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+            continue
+        read += len(data)
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            told: dict[str, Any] = json.loads(line)
+            if "progress" not in told:
+                return told
+            report(*told["progress"])

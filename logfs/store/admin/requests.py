@@ -1,0 +1,339 @@
+"""Administrative requests: what each does to an open store, and its form as a line of JSON.
+
+A request does the same wherever it is executed: in a mount that holds the store, or in a store opened for it. Its
+fields are strings, integers, booleans, lists and objects of JSON, and so is the answer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from logfs.errors import InvalidRecord, PartitionExists, UnknownPartition
+from logfs.format.base import names
+from logfs.format.files.commit_file import checked
+from logfs.store.admin.mount_channel import to_line
+from logfs.store.commits.groups import resolve_offset
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
+
+    from logfs.store.loading import Only
+    from logfs.store.maintenance.retention import Expired
+    from logfs.store.store import Store
+
+    Answer = dict[str, Any]
+    # Called with the bytes that are done, and the bytes in all.
+    Report = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request to a store. The subclasses say what is done and answered; their names are those of the requests."""
+
+    operation: ClassVar[str]
+
+    def loads(self) -> Only | None:
+        """Return which partitions a store opened for the request loads; None for all."""
+        return None
+
+    def run(self, store: Store, report: Report) -> Answer:
+        """Execute the request, and return the answer. `report` may raise an error to interrupt a long request."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class PartitionRequest(Request):
+    """A request about one partition, the only one that has to be loaded."""
+
+    partition: str
+
+    def loads(self) -> Only | None:
+        return self.partition
+
+
+@dataclass(frozen=True)
+class Create(PartitionRequest):
+    """Create a partition, after setting `settings` of its topic; the answer has its `directory`."""
+
+    operation = "create"
+    settings: dict[str, str] = field(default_factory=dict)
+
+    def run(self, store: Store, report: Report) -> Answer:
+        topic = names.parse_directory(self.partition).topic
+        if self.partition in store.homes or self.partition in store.offline:
+            # Check this before any setting changes: the settings apply to the whole topic.
+            raise PartitionExists(f"{self.partition}: the partition exists")
+        for name, value in self.settings.items():
+            store.settings.set_topic(topic, name, value)
+        return {"directory": str(store.create(self.partition).directory)}
+
+
+@dataclass(frozen=True)
+class Delete(PartitionRequest):
+    """Delete a partition; the answer has its former `directory`."""
+
+    operation = "delete"
+
+    def loads(self) -> Only | None:
+        # The other partitions hold the offsets that groups have committed for this one.
+        return None
+
+    def run(self, store: Store, report: Report) -> Answer:
+        directory = store[self.partition].directory
+        store.delete(self.partition)
+        return {"directory": str(directory)}
+
+
+@dataclass(frozen=True)
+class DeleteRecords(PartitionRequest):
+    """Make the records below an offset unreadable, then drop segments; the answer has the new `log_start_offset`."""
+
+    operation = "delete_records"
+    before: int
+
+    def run(self, store: Store, report: Report) -> Answer:
+        store.delete_records(self.partition, self.before)
+        # Retention also drops the segments that are expired by the topic's settings.
+        store.retain([self.partition])
+        return {"log_start_offset": store[self.partition].log_start_offset}
+
+
+@dataclass(frozen=True)
+class Compact(PartitionRequest):
+    """Compact a partition; the answer has the fields of `Cleaned`."""
+
+    operation = "compact"
+    roll: bool = False
+
+    def run(self, store: Store, report: Report) -> Answer:
+        plan = store.compactor.plan(self.partition)
+        if self.roll:
+            rolled_bytes = store[self.partition].segments[-1].size_bytes
+            plan = plan._replace(cleanable_bytes=plan.cleanable_bytes + rolled_bytes)
+        spend = _adding(report, plan.work_bytes)
+        return store.compactor.compact(self.partition, roll=self.roll, progress=spend)._asdict()
+
+
+@dataclass(frozen=True)
+class Move(PartitionRequest):
+    """Move a partition to another log directory; the answer has its new `directory`."""
+
+    operation = "move"
+    log_dir: str
+
+    def run(self, store: Store, report: Report) -> Answer:
+        spend = _adding(report, store[self.partition].size_bytes)
+        store.mover.move(self.partition, self.log_dir, progress=spend)
+        return {"directory": str(store[self.partition].directory)}
+
+
+@dataclass(frozen=True)
+class Retain(Request):
+    """Drop the segments eligible for deletion in some of the store's log directories.
+
+    The answer has the plan of each partition (`retention_plans`).
+    """
+
+    operation = "retain"
+    log_dirs: list[str]
+
+    def run(self, store: Store, report: Report) -> Answer:
+        chosen = _partitions_in(store, self.log_dirs)
+        plans = retention_plans(store, chosen)
+        store.retain(chosen)
+        return {"partitions": plans, "failed": bool(store.failed)}
+
+
+@dataclass(frozen=True)
+class Tier(Request):
+    """Copy what is due of tiered partitions into the object store, and drop what retention drops.
+
+    Without `partitions`, those of all tiered topics in `log_dirs`. The answer has for each of `partitions` how many
+    `segments` and `bytes` were copied and why the next segment `stays`; the number of segments `dropped` here and
+    `deleted` in the object store; and why partitions are `offline`.
+    """
+
+    operation = "tier"
+    log_dirs: list[str]
+    partitions: list[str] = field(default_factory=list)
+
+    def run(self, store: Store, report: Report) -> Answer:
+        manager = store.remote_log_manager
+        chosen = self.partitions or tiered_partitions(store, _partitions_in(store, self.log_dirs))
+        plans = {name: manager.plan(name) for name in chosen}
+        # Each byte is sent once, and read back once.
+        spend = _adding(report, 2 * sum(plan.size_bytes for plan in plans.values()))
+        copied = []
+        for name, plan in plans.items():
+            done = manager.copy(name, progress=spend)
+            copied.append(
+                {
+                    "name": name,
+                    "segments": done.segments,
+                    "bytes": done.size_bytes,
+                    "stays": plan.stays,
+                }
+            )
+        deleted_before = manager.deleted_segments
+        return {
+            "partitions": copied,
+            "dropped": store.retain(chosen),
+            "deleted": manager.deleted_segments - deleted_before,
+            "offline": {name: str(why) for name, why in sorted(store.offline.items())},
+            "failed": bool(store.failed),
+        }
+
+
+@dataclass(frozen=True)
+class Configure(Request):
+    """Change settings of a topic or, if `topic` is empty, of the store; an empty value restores the default."""
+
+    operation = "configure"
+    settings: dict[str, str]
+    topic: str = ""
+
+    def loads(self) -> Only | None:
+        return ""
+
+    def run(self, store: Store, report: Report) -> Answer:
+        if self.topic:
+            check_topic(store, self.topic)
+        for name, value in self.settings.items():
+            if self.topic:
+                store.settings.set_topic(self.topic, name, value or None)
+            else:
+                store.settings.set_broker(name, value or None)
+        return {}
+
+
+@dataclass(frozen=True)
+class CommitOffset(Request):
+    """Commit an offset of a group for a partition; the answer has the `offset` that the words stand for."""
+
+    operation = "commit_offset"
+    group: str
+    partition: str
+    offset: str
+
+    def run(self, store: Store, report: Report) -> Answer:
+        offset = resolve_offset(store[self.partition], self.offset)
+        return {"offset": store.groups.commit(self.group, self.partition, offset).offset}
+
+
+@dataclass(frozen=True)
+class ForgetOffset(Request):
+    """Delete the offset that a group has committed for a partition; the answer says whether it was `there`."""
+
+    operation = "forget_offset"
+    group: str
+    partition: str
+
+    def run(self, store: Store, report: Report) -> Answer:
+        return {"there": store.groups.forget(self.group, self.partition)}
+
+
+_REQUESTS: dict[str, type[Request]] = {
+    each.operation: each
+    for each in (
+        Create,
+        Delete,
+        DeleteRecords,
+        Compact,
+        Move,
+        Retain,
+        Tier,
+        Configure,
+        CommitOffset,
+        ForgetOffset,
+    )
+}
+
+
+def format_request(request: Request) -> bytes:
+    """Return a request as one line of JSON."""
+    return to_line({"operation": request.operation, **asdict(request)})
+
+
+def parse_request(line: bytes) -> Request:
+    """Return the request that a line holds. Raises `InvalidRecord` if it holds none."""
+    try:
+        told = json.loads(line)
+        kind = _REQUESTS[told.pop("operation")]
+        types = {each.name: each.type for each in fields(kind)}
+        return kind(**{name: _checked(str(types[name]), value) for name, value in told.items()})
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise InvalidRecord(f"not an administrative request: {error!r}") from None
+
+
+def _checked(kind: str, value: Any) -> Any:
+    """Return a field's value if it has the type `kind`, the text of an annotation. Raises as `checked`."""
+    if kind == "list[str]":
+        return [checked("str", each) for each in value]
+    if kind == "dict[str, str]":
+        return {checked("str", name): checked("str", each) for name, each in value.items()}
+    return checked(kind, value)
+
+
+def _adding(report: Report, total: int) -> Callable[[int], None]:
+    """Return a function that takes the bytes done since its last call, and reports all that are done."""
+    done = 0
+
+    def spend(size: int) -> None:
+        nonlocal done
+        done += size
+        report(done, total)
+
+    return spend
+
+
+def check_topic(store: Store, topic: str) -> None:
+    """Raise `UnknownPartition` for a topic that has neither partitions nor its own settings."""
+    there = {names.parse_directory(name).topic for name in store.homes}
+    if topic not in there and not store.settings.topic_overrides(topic):
+        where = ", ".join(str(log_dir.path) for log_dir in store.log_dirs)
+        raise UnknownPartition(
+            f"{where}: has no topic {topic!r}; 'logfs describe' lists the partitions"
+        )
+
+
+def _partitions_in(store: Store, log_dirs: Sequence[str]) -> list[str]:
+    """Return the partitions in some of a store's log directories. A mount may have more than its caller names."""
+    wanted = set(map(os.path.realpath, log_dirs))
+    return [name for name in store if os.path.realpath(store.home(name)) in wanted]
+
+
+def tiered_partitions(store: Store, chosen: Iterable[str]) -> list[str]:
+    """Return those of `chosen` whose topics are tiered."""
+    return [name for name in chosen if store[name].config.remote_storage_enable]
+
+
+def retention_plans(store: Store, chosen: Iterable[str]) -> list[dict[str, Any]]:
+    """Return what retention would do to each of some partitions now.
+
+    `expired` and `released` are lists of [file, base offset, next offset, bytes, reason]: the segments to drop, and
+    those to drop only from the local disk. `oldest` is the file of the oldest segment that stays, and `stays` why.
+    """
+    plans = []
+    for name in chosen:
+        plan = store.retention_plan(name)
+        segments = store[name].segments[len(plan.expired) :]
+        plans.append(
+            {
+                "name": name,
+                "expired": list(map(_row, plan.expired)),
+                "released": list(map(_row, plan.released)),
+                "oldest": segments[0].path.name if plan.stays else "",
+                "stays": plan.stays,
+            }
+        )
+    return plans
+
+
+def _row(expired: Expired) -> list[Any]:
+    segment, _, reason = expired
+    path: Path = segment.path
+    return [path.name, segment.base_offset, segment.next_offset, segment.size_bytes, reason]
