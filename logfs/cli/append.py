@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import sys
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, cast
 
 from logfs.cli.common import (
     add_target,
     check_partition_exists,
+    not_empty,
     progress_bar,
     recovery_progress,
     target,
 )
+from logfs.errors import InvalidName
 
 if TYPE_CHECKING:
     import argparse
+    from io import BufferedReader
 
+    from logfs.format.text.keyed_lines import KeyedLines
     from logfs.store.admin.appender import Appended, Appender
 
 _READ_BYTES = 1 << 20
@@ -33,7 +40,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="read this file; may be repeated",
     )
-    parser.add_argument("--jsonl", action="store_true", help="the lines are JSON envelopes")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--jsonl", action="store_true", help="the lines are JSON envelopes")
+    form.add_argument(
+        "-K",
+        "--key-separator",
+        type=not_empty,
+        metavar="TEXT",
+        help="what comes before the first TEXT in a line is the key, the rest the value",
+    )
+    parser.add_argument(
+        "-H",
+        "--header",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a header of every record; may be repeated; not with --jsonl",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -43,29 +66,63 @@ def run(arguments: argparse.Namespace) -> int:
     """
     from logfs.store.admin.appender import open_appender
 
+    lines = _keyed_lines(arguments)
     wanted = target(arguments.target)
     check_partition_exists(wanted)
     appender = open_appender(
-        wanted.log_dirs, wanted.name, envelopes=arguments.jsonl, recovery=recovery_progress()
+        wanted.log_dirs,
+        wanted.name,
+        envelopes=arguments.jsonl or lines is not None,
+        recovery=recovery_progress(),
     )
     with appender:
         try:
             for path in arguments.file:
                 with path.open("rb") as file:
-                    _append(appender, file, str(path), path.stat().st_size)
+                    _append(appender, lines, file, str(path), path.stat().st_size)
             if not arguments.file:
-                _append(appender, sys.stdin.buffer, "standard input", None)
+                _append(appender, lines, _standard_input(), "standard input", None)
         finally:
             appender.flush()
             _print(wanted.name, appender.appended)
     return 0
 
 
-def _append(appender: Appender, file: BinaryIO, name: str, size: int | None) -> None:
+def _keyed_lines(arguments: argparse.Namespace) -> KeyedLines | None:
+    """Return what makes envelopes of the lines; None if the lines are appended as they are."""
+    if arguments.key_separator is None and not arguments.header:
+        return None
+    from logfs.format.text.keyed_lines import KeyedLines
+
+    if arguments.jsonl:
+        raise InvalidName("-H: an envelope has its own headers; leave out --jsonl, or -H")
+    headers = []
+    for word in arguments.header:
+        name, equals, value = word.partition("=")
+        if not equals:
+            raise InvalidName(f"-H {word!r}: give a header as NAME=VALUE")
+        headers.append((name, os.fsencode(value)))
+    separator = arguments.key_separator
+    return KeyedLines(None if separator is None else os.fsencode(separator), headers)
+
+
+def _standard_input() -> BufferedReader:
+    # A pipe that holds more makes larger batches. Another kind of file refuses.
+    with suppress(OSError):
+        fcntl.fcntl(sys.stdin.fileno(), fcntl.F_SETPIPE_SZ, _READ_BYTES)
+    return cast("BufferedReader", sys.stdin.buffer)
+
+
+def _append(
+    appender: Appender, lines: KeyedLines | None, file: BufferedReader, name: str, size: int | None
+) -> None:
     with progress_bar(f"appending {name}", size) as bar:
-        while data := file.read(_READ_BYTES):
-            appender.write(data)
+        # What a pipe has now is appended now: its writer may pause for hours.
+        while data := file.read1(_READ_BYTES):
+            appender.write(data if lines is None else lines.write(data))
             bar.update(len(data))
+        if lines is not None:
+            appender.write(lines.finish())
         appender.finish()
 
 

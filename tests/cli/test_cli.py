@@ -952,7 +952,10 @@ class Input:
     def buffer(self):
         return self
 
-    def read(self, size):
+    def fileno(self):
+        return 0
+
+    def read1(self, size):
         if self.left:
             return self.left.pop()
         Freed()

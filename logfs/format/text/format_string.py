@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import TYPE_CHECKING
+
+from logfs.errors import InvalidName
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,6 +19,9 @@ if TYPE_CHECKING:
     from logfs.format.batches.record import Record
 
 _TOKEN = re.compile(rb"%([skothTpSKn%])|\\([ntr0\\])")
+# A percent sign and what follows it.
+_LETTER = re.compile(rb"%.?", re.DOTALL)
+_KNOWN = "%s %k %h %o %T %t %p %S %K %n"
 _ESCAPES = {b"n": b"\n", b"t": b"\t", b"r": b"\r", b"0": b"\0", b"\\": b"\\"}
 
 HELP = (
@@ -47,6 +53,13 @@ class FormatString:
     """A format string for the records of one partition. `HELP` lists its tokens; other text stands for itself."""
 
     def __init__(self, form: bytes, partition: TopicPartition) -> None:
+        """Parse a format string. Raises `InvalidName` for an unknown letter after a percent sign."""
+        for found in _LETTER.finditer(form):
+            if not _TOKEN.match(found[0]):
+                raise InvalidName(
+                    f"{os.fsdecode(found[0])!r} in the format string: the letters are {_KNOWN}, and %% for a percent "
+                    "sign"
+                )
         fixed = {
             b"t": partition.topic.encode(),
             b"p": b"%d" % partition.partition,

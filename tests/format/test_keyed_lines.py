@@ -1,0 +1,32 @@
+"""Lines with keys become envelopes."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from logfs.format.text import envelope
+from logfs.format.text.keyed_lines import KeyedLines
+
+LINES = st.lists(st.binary(max_size=12).map(lambda data: data.replace(b"\n", b":")), max_size=8)
+
+
+@given(LINES, st.sampled_from([None, b":", b"::", b"\xff"]), st.integers(1, 9), st.booleans())
+def test_lines_in_pieces(
+    lines: list[bytes], separator: bytes | None, piece: int, is_ended: bool
+) -> None:
+    """Each line is one record with its key and the headers, wherever the pieces are cut."""
+    headers = [("h", b"1"), ("h", b"\xff")]
+    data = b"\n".join(lines) + (b"\n" if is_ended and lines else b"")
+    keyed = KeyedLines(separator, headers)
+    made = b"".join(keyed.write(data[at : at + piece]) for at in range(0, len(data), piece))
+    made += keyed.finish()
+    records = [envelope.decode(line) for line in made.splitlines()]
+    expected = data.split(b"\n")
+    if not expected[-1]:
+        expected.pop()
+    assert len(records) == len(expected)
+    for record, line in zip(records, expected, strict=True):
+        key, found, value = line.partition(separator) if separator else (b"", b"", b"")
+        assert (record.key, record.value) == ((key, value) if found else (None, line))
+        assert list(record.headers) == headers
