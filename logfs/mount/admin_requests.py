@@ -96,12 +96,8 @@ class AdminRequests:
                     self._changed.notify_all()
 
         with self._changed:
-            self._running.add(running)
-        try:
             run_detached(run)
-        except BaseException:
-            self._running.discard(running)
-            raise
+            self._running.add(running)
         return running
 
     def stop(self) -> None:

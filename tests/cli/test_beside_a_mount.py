@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -9,7 +10,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ import pytest
 
 import logfs
 from tests.support.command_line import call, fails, ok
-from tests.support.mounts import Mount
+from tests.support.mounts import Mount, refuses
 from tests.support.processes import wait_for
 from tests.support.stores import assert_clean
 
@@ -42,6 +42,7 @@ COMMANDS: list[Sequence[str]] = [
     ("append", "L/orders-0", "--jsonl", "-f", "LINES"),
     ("append", "L/keyed-0", "-K", ":", "-H", "from=here", "-H", "x=", "-f", "KEYED"),
     ("append", "L/keyed-0", "-H", "from=here", "-f", "LINES"),
+    ("append", "L/orders-0", "-H", "from=here", "-f", "LINES", "-f", "EMPTY"),
     ("append", "L/orders-0", "-H", "wrong", "-f", "LINES"),
     ("append", "L/orders-0", "-H", "a=b", "--jsonl", "-f", "LINES"),
     ("cat", "L/keyed-0", "-F", "%o %k %s %h\\n"),
@@ -196,9 +197,7 @@ def slow(mount: Mount) -> Path:
 
 
 def _compacting(mount: Mount) -> bool:
-    return b"compacting" in (mount.path / ".logfs/ctl").read_bytes() or bool(
-        json.loads((mount.path / ".logfs/status.json").read_bytes())["background"]
-    )
+    return bool(json.loads((mount.path / ".logfs/status.json").read_bytes())["background"])
 
 
 def test_ctrl_c_ends_a_long_request(mount: Mount, slow: Path) -> None:
@@ -223,9 +222,7 @@ def test_the_mount_ends_during_a_request(mount: Mount, slow: Path) -> None:
         [sys.executable, "-m", "logfs", "compact", str(slow)], stderr=subprocess.PIPE
     ) as command:
         wait_for(lambda: _compacting(mount))
-        started = time.monotonic()
         mount.stop()
-        assert time.monotonic() - started < 30
         _, told = command.communicate(timeout=20)
     assert command.returncode == 1
     assert told.count(b"\n") == 1
@@ -259,6 +256,17 @@ def test_hostile_requests(mount: Mount) -> None:
         + b"\n"
         for _ in range(60)
     ]
+    parts = [b'{"operation":', b"\n", json.dumps(good).encode() + b"\n"]
+    fd = os.open(mount.path / ".logfs/admin", os.O_RDWR)
+    try:
+        os.write(fd, parts[0])
+        with refuses(errno.EINVAL):
+            os.write(fd, parts[1])
+        # Nothing of a request that was refused stays.
+        os.write(fd, parts[2])
+        wait_for(lambda: b"answer" in os.pread(fd, 9999, 0))
+    finally:
+        os.close(fd)
     for line in hostile:
         fd = os.open(mount.path / ".logfs/admin", os.O_RDWR)
         try:

@@ -77,9 +77,9 @@ class AdminHandle(Handle):
         if not asked.endswith(b"\n"):
             self._asked = asked
             return len(data)
-        request = parse_request(asked)
         self._file.context.store.disk.check_may_block()
         self._asked = b""
+        request = parse_request(asked)
         self._cancel()
         self._is_noted = False
         self._running = self._file.context.requests.start(

@@ -7,7 +7,7 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
-from logfs.errors import LogfsError
+from logfs.errors import LogfsError, UnknownPartition
 from logfs.log.append.line_framer import EnvelopeFramer, LineFramer
 from logfs.store.admin.mount_channel import NO_MOUNT, NoAnswer, call_with_retries
 from logfs.store.store import Store
@@ -142,6 +142,8 @@ class _MountedAppender:
         except OSError as error:
             if error.errno in NO_MOUNT and not (mounted / ".logfs").exists():
                 raise NoAnswer(error) from None
+            if error.errno == errno.ENOENT:
+                raise UnknownPartition(f"{name}: no such partition") from None
             raise self._reason(error) from None
 
     def __enter__(self) -> Self:
@@ -153,6 +155,8 @@ class _MountedAppender:
             os.close(self._fd)
 
     def write(self, data: bytes) -> None:
+        if not data:
+            return
         rest = memoryview(data)
         try:
             while rest:
