@@ -389,7 +389,9 @@ class PartitionLoader:
             else Partition(*known, load())
         )
         if not isinstance(log_dir, LeasedLogDir):
-            self._tiered.attach(partition, start.log_start_offset)
+            # A broker writes its epochs later, and a live log may drop segments after the checkpoint was read.
+            knows_begin = not log_dir.is_brokers and not log_dir.live
+            self._tiered.attach(partition, start.log_start_offset, knows_begin=knows_begin)
         elif start.is_tiered:
             # The remote segments stay with the holder of the lock.
             partition.log_start_offset = min(start.log_start_offset, partition.log_start_offset)

@@ -898,7 +898,7 @@ def flip_batch(path: Path, number: int) -> None:
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize("number", [2, 3, 4, 5])
+@pytest.mark.parametrize("number", [0, 1, 2, 3, 6, 7])
 def test_a_damaged_description_loses_nothing(
     log_dir: Path, bucket: Path, clock: Clock, number: int
 ) -> None:
@@ -916,11 +916,11 @@ def test_a_damaged_description_loses_nothing(
         partition = store["orders-0"]
         (lost,) = (s for s in partition.segments if type(s) is MissingSegment)
         first, end = lost.base_offset, lost.next_offset
-        later = max(record.timestamp for record in records[:first]) + 1
+        later = max((record.timestamp for record in records[:first]), default=0) + 1
         for read in (
             lambda: list(partition.read()),
             lambda: partition.record(first),
-            lambda: list(partition.read(first - 5, end + 5)),
+            lambda: list(partition.read(max(first - 5, 0), end + 5)),
             lambda: partition.text(View.LINES).read(0, 10**6),
             lambda: partition.offset_for_time(later),
         ):
@@ -936,7 +936,7 @@ def test_a_damaged_description_loses_nothing(
         tier(store)
         assert objects(bucket) == stored
         partition.append([b"more"])
-    for words in (("check",), ("cat",), ("cat", "-o", f"{first - 3}..")):
+    for words in (("check",), ("cat",), ("cat", "-o", f"{max(first - 3, 0)}..")):
         target = log_dir if words == ("check",) else log_dir / "orders-0"
         done = subprocess.run(
             [sys.executable, "-m", "logfs", *words, str(target)],
@@ -951,6 +951,39 @@ def test_a_damaged_description_loses_nothing(
     with Store(log_dir, clock=clock) as store:
         assert [*store["orders-0"].read()][:-1] == records
     # Its indexes were written for the damaged log.
+    shutil.rmtree(log_dir)
+
+
+@pytest.mark.parametrize("left", [0, 1, 2, 5])
+def test_descriptions_that_are_cut_off_lose_nothing(
+    log_dir: Path, bucket: Path, clock: Clock, left: int
+) -> None:
+    """What they described is an error, and no object of it is deleted, whatever is copied and retained then."""
+    with Store(log_dir, clock=clock) as store:
+        partition = tiered(store, bucket)
+        fill(partition)
+        tier(store)
+        local = partition.local_start_offset
+        path = metadata_log(store).segments[0].path
+    stored = objects(bucket)
+    data = path.read_bytes()
+    end = 0
+    for _ in range(left):
+        end += 12 + int.from_bytes(data[end + 8 : end + 12], "big")
+    path.write_bytes(data[:end])
+    for _ in range(2):
+        with Store(log_dir, clock=clock, read_only=True) as store:
+            with pytest.raises(RemoteStorageError, match=f"to {local - 1} are missing"):
+                store["orders-0"].record(local - 1)
+            with pytest.raises(RemoteStorageError, match="are missing"):
+                list(store["orders-0"].read())
+        with Store(log_dir, clock=clock) as store:
+            tier(store)
+            clock.now_ms += 100_000
+            store.upkeep()
+            tier(store)
+            assert store["orders-0"].log_start_offset == 0
+            assert set(stored) <= set(objects(bucket))
     shutil.rmtree(log_dir)
 
 

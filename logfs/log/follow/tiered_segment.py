@@ -68,6 +68,11 @@ class TieredSegment(LiveSegment):
         return self.remote.max_timestamp
 
 
+# The time of the newest record of missing offsets, which is unknown: the last ms of the year 9999. Every lookup of a
+# time meets them, and they never expire.
+_LATEST_MS = 253_402_300_799_999
+
+
 class MissingSegment(LiveSegment):
     """Offsets of a tiered log of which no description is known, so that nothing of them can be read.
 
@@ -78,17 +83,9 @@ class MissingSegment(LiveSegment):
     is_tiered = True
 
     def __init__(
-        self,
-        disk: TieredDisk,
-        directory: Path,
-        base_offset: int,
-        next_offset: int,
-        max_timestamp: int,
+        self, disk: TieredDisk, directory: Path, base_offset: int, next_offset: int
     ) -> None:
-        """Stand for the offsets [base_offset, next_offset).
-
-        `max_timestamp` (ms) is that of the records around: a lookup of an earlier time meets the missing offsets.
-        """
+        """Stand for the offsets [base_offset, next_offset)."""
         super().__init__(disk, directory, base_offset)
         self.inode = self.directory_inode = 0
         disk.note_missing(directory, base_offset, next_offset)
@@ -96,7 +93,7 @@ class MissingSegment(LiveSegment):
         self.next_base = next_offset
         self.first_offset: int | None = base_offset
         text = TextSize(next_offset - base_offset, 1, 1)
-        self.resume(SegmentEnd(1, next_offset, text), TimeEntry(max_timestamp, next_offset - 1))
+        self.resume(SegmentEnd(1, next_offset, text), TimeEntry(_LATEST_MS, next_offset - 1))
         self.txn_index.follow(None)
 
     def mtime_ms(self) -> int:

@@ -43,6 +43,14 @@ class LeaderEpochs:
         self._disk, self._path = disk, directory / FILE_NAME
 
     @property
+    def first_offset(self) -> int | None:
+        """The offset at which the first epoch begins, where the log begins or began; None if there is no epoch.
+
+        Entries are removed before the log's first segments are.
+        """
+        return min((start for _, start in self._entries), default=None)
+
+    @property
     def entries(self) -> list[tuple[int, int]]:
         """The pairs (epoch, start offset) in ascending order."""
         return list(self._entries)

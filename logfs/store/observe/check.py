@@ -142,7 +142,7 @@ def check_small_files(store: Store, partition: Partition) -> Iterator[Finding]:
             f"{LOG_STARTS}",
         )
     # The first leader epoch begins at the log start: the epoch file is written before retention drops a segment.
-    begun = min((start for _, start in partition.epochs.entries), default=None)
+    begun = partition.epochs.first_offset
     first = partition.segments[0].base_offset
     if begun is not None and begun < first and log_start < first:
         # A broker writes its epochs later, and a live log may have dropped segments since the epochs were read.

@@ -50,6 +50,8 @@ class TieredLog:
         self._known: weakref.WeakValueDictionary[uuid.UUID, TieredSegment] = (
             weakref.WeakValueDictionary()
         )
+        # The first offset of the whole log; None if it is unknown, or another process moves it.
+        self.begin: int | None = None
         self._missing: weakref.WeakValueDictionary[tuple[int, int], MissingSegment] = (
             weakref.WeakValueDictionary()
         )
@@ -80,34 +82,31 @@ class TieredLog:
     def segments_between(self, log_start_offset: int, offset: int) -> list[Segment]:
         """Return the segments with records in [log_start_offset, offset); those that begin before `offset`.
 
-        What is missing between two of them, or between the last one and `offset`, is a `MissingSegment`.
+        What is missing before one of them, from `begin` on, or between the last one and `offset`, is a
+        `MissingSegment`.
         """
         found: list[Segment] = []
+        end = None if self.begin is None else max(self.begin, log_start_offset)
         for each in self.finished():
             if each.end_offset >= log_start_offset and each.start_offset < offset:
-                segment = self._segment(each)
-                if found:
-                    self._fill(found, each.start_offset, each.max_timestamp)
-                found.append(segment)
-        if found:
-            self._fill(found, offset, -1)
+                if end is not None and end < each.start_offset:
+                    found.append(self._missing_between(end, each.start_offset))
+                found.append(self._segment(each))
+                end = each.end_offset + 1
+        if end is not None and end < offset:
+            found.append(self._missing_between(end, offset))
         return found
 
-    def _fill(self, found: list[Segment], offset: int, timestamp: int) -> None:
-        """Add what is missing between the last of the segments and `offset`; `timestamp` is that of what follows."""
+    def _missing_between(self, first: int, end: int) -> MissingSegment:
         from logfs.log.follow.tiered_segment import MissingSegment
 
-        end = found[-1].next_offset
-        if end >= offset:
-            return
-        newest = max(timestamp, found[-1].max_timestamp.timestamp)
         with self._lock:
-            missing = self._missing.get((end, offset))
+            missing = self._missing.get((first, end))
             if missing is None:
-                missing = MissingSegment(self.disk, self._directory, end, offset, newest)
-                self._missing[end, offset] = missing
-                logger.error("%s: offsets %d to %d are missing", self._directory, end, offset - 1)
-        found.append(missing)
+                missing = MissingSegment(self.disk, self._directory, first, end)
+                self._missing[first, end] = missing
+                logger.error("%s: offsets %d to %d are missing", self._directory, first, end - 1)
+            return missing
 
     def copies_of(self, segments: Sequence[Segment]) -> list[Segment]:
         """Return the copies of the first of `segments`, up to the first one that is not copied."""
@@ -221,12 +220,15 @@ class TieredLogs:
         disk = self._disk
         return (0, 0) if disk is None else (disk.chunks.requests, disk.chunks.fetched_bytes)
 
-    def attach(self, partition: Partition, log_start_offset: int) -> None:
+    def attach(self, partition: Partition, log_start_offset: int, *, knows_begin: bool) -> None:
         """Let the log of a partition that was just loaded begin with its remote segments, if it has any.
 
-        `log_start_offset` is that of the checkpoint. Raises what `of` raises, and `Corrupt` in a store that writes if
-        the local log ends before the end of its copies: it would assign their offsets again. In a broker's directory
-        the copies may be of another replica, which is ahead.
+        `log_start_offset` is that of the checkpoint. With `knows_begin`, the log begins there or, if that is later,
+        where its first leader epoch does: what is missing of it then is an error to readers.
+
+        Raises what `of` raises, and `Corrupt` in a store that writes if the local log ends before the end of its
+        copies: it would assign their offsets again. In a broker's directory the copies may be of another replica,
+        which is ahead.
         """
         log = self.of(partition)
         if log is None:
@@ -237,6 +239,8 @@ class TieredLogs:
                 f"{partition.directory}: the log ends at offset {partition.log_end_offset}, but is copied up to "
                 f"{end}; restore its newest segments, or delete the partition"
             )
+        if knows_begin and partition.epochs.first_offset is not None:
+            log.begin = max(log_start_offset, partition.epochs.first_offset)
         remote = log.segments_between(log_start_offset, partition.local_start_offset)
         partition.attach_remote(remote, log_start_offset)
         if isinstance(partition, ReadOnlyPartition):
