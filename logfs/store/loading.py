@@ -330,6 +330,8 @@ class PartitionLoader:
                 logger.warning("%s: is not loaded now: %s", path, error)
                 raise
             logger.error("%s: offline: %s", path, error)
+            with suppress(OSError, RemoteStorageError):
+                self._failed_mtime[unloaded.name.directory] = log_dir.disk.stat(path).st_mtime_ns
             registry.settle(unloaded, error)
         except Exception as error:
             # Unexpected error, perhaps provoked by a hostile file. The other partitions must not suffer from it.
@@ -440,15 +442,19 @@ class PartitionLoader:
                 partition.follow_log_start(log_dir.log_starts.get(partition.name, 0))
 
     def _may_work_now(self, directory: str, log_dir: LogDir) -> bool:
-        """Whether the directory of a partition that is offline has changed since the last call, or is in a bucket."""
+        """Whether the directory of a partition has changed since the partition went offline."""
         if directory not in self._registry.offline:
             return False
-        if log_dir.disk.is_remote:
-            # Requests may have failed.
-            return True
         try:
             mtime = log_dir.disk.stat(log_dir.path / directory).st_mtime_ns
         except FileNotFoundError:
             return True
-        before, self._failed_mtime[directory] = self._failed_mtime.get(directory), mtime
-        return before is not None and before != mtime
+        return mtime != self._failed_mtime.get(directory)
+
+    def may_work_now(self, log_dir: LogDir) -> bool:
+        """Whether the directory of any partition of a log directory has changed since the partition went offline."""
+        homes = self._registry.homes
+        return any(
+            homes.get(name) is log_dir and self._may_work_now(name, log_dir)
+            for name in list(self._registry.offline)
+        )

@@ -451,9 +451,7 @@ class Store(PartitionRegistry):
             return
         with self.lock:
             for log_dir in self.log_dirs:
-                # What was offline in a bucket may work now, whether objects have changed or not.
-                may_work = log_dir.disk.is_remote and bool(self.offline)
-                if log_dir.has_changed() or may_work:
+                if log_dir.has_changed() or self._loader.may_work_now(log_dir):
                     self._loader.refresh(log_dir)
         for name, partition in list(self.partitions.items()):
             try:

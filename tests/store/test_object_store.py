@@ -16,7 +16,7 @@ import pytest
 
 import logfs
 from logfs.errors import Corrupt, InvalidStore, LogfsError, RemoteStorageError
-from logfs.log.remote import bucket_disk
+from logfs.log.remote import bucket_disk, layouts
 from logfs.log.segment.batch_iterator import DamagedRange
 from logfs.store.store import Store
 from tests.support.bucket import put_aiven, put_local, sealed_segments
@@ -436,10 +436,10 @@ def test_hostile_objects(
 @pytest.mark.parametrize("suffix", [".indexes", ".rsm-manifest", ".log"])
 def test_wrong_bytes_are_not_kept(server: ObjectServer, orders: Path, suffix: str) -> None:
     """The first answers for each object are wrong; later readers, with the same cache, see what is right."""
-    for zeros in (False, True):
+    for zeros, times in ((False, 2), (True, 2), (True, 1000)):
         _clear_cache()
         change = (lambda body: bytes(len(body))) if zeros else _flipped
-        server.fault = of_object(suffix, Answer(change=change), times=2)
+        server.fault = of_object(suffix, Answer(change=change), times=times)
         with suppress(LogfsError), open_bucket() as remote:
             list(remote["orders-0"].read())
         server.fault = lambda request: None
@@ -449,6 +449,41 @@ def test_wrong_bytes_are_not_kept(server: ObjectServer, orders: Path, suffix: st
                 found = remote["orders-0"].offset_for_time(offset)
                 assert found is not None
                 assert found.offset == offset
+
+
+@pytest.mark.parametrize("layout", ["aiven", "local"])
+def test_huge_objects_are_not_fetched(
+    server: ObjectServer, orders: Path, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is too large for a manifest or an index is never asked for, and the other segments are read."""
+    url = URL
+    if layout == "local":
+        url = f"s3://{BUCKET}/kafka"
+        for segment in sealed_segments(orders, RECORDS):
+            put_local(server.put, orders, segment, uuid.UUID(int=7), prefix="kafka/")
+    prefix = url.removeprefix(f"s3://{BUCKET}/")
+    keys = sorted(key for key in server.stored_keys() if key.startswith(prefix))
+    huge = [
+        key
+        for key in keys
+        if not key.endswith(".log") and any(f"{base:020}" in key for base in (0, 420))
+    ]
+    assert len(huge) >= 4
+    largest = max(len(server.stored(key)) for key in keys if not key.endswith(".log"))
+    monkeypatch.setattr(layouts, "_MOST_SMALL_BYTES", largest)
+    for key in huge:
+        server.put(key, bytes(largest + 1))
+    server.requests.clear()
+    with open_bucket(url) as remote:
+        partition = remote["orders-0"]
+        for offset in range(0, RECORDS, 50):
+            with suppress(LogfsError):
+                record = partition.record(offset)
+                assert record is None or record.value == b"value %d" % offset
+        with suppress(LogfsError):
+            partition.offset_for_time(10)
+        assert partition.record(RECORDS - 1) is not None
+    assert not {request.key for request in server.gets()} & set(huge)
 
 
 def test_a_url_with_credentials_is_refused(server: ObjectServer, orders: Path) -> None:

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar, cast
 
 import numpy as np
 
-from logfs.errors import Corrupt, LogfsError
+from logfs.errors import LogfsError
 from logfs.format.base import names
 from logfs.format.batches.batch import LENGTH_OVERHEAD, START
 from logfs.format.files.checkpoint import format_partition_metadata, text_to_uuid
@@ -56,8 +56,6 @@ _LISTING_SECONDS = 30.0
 # A listing is not repeated within this time, even if an object of it is missing.
 _DOUBT_SECONDS = 1.0
 _SECOND_NS = 1_000_000_000
-# More than the manifest or the indexes of the largest segment have.
-_MOST_SMALL_BYTES = 256 << 20
 
 
 class _NoLock(AbstractContextManager[bool]):
@@ -392,10 +390,6 @@ class BucketDisk(ReadOnlyDisk):
         return Gone(f"{error.filename}: was deleted in the bucket; read again")
 
     def _read_small(self, stored: StoredFile, *, again: bool = False) -> bytes:
-        if stored.size > _MOST_SMALL_BYTES:
-            raise Corrupt(
-                f"{self.objects.url(stored.key)}: has {stored.size} bytes, more than a manifest or an index can have"
-            )
         if again:
             self.chunks.fetch_again(stored, 0, stored.size)
         return bytes(self.chunks.read(stored, 0, stored.size, lambda: None))

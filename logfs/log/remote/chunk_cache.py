@@ -68,14 +68,17 @@ class ChunkCache:
     def save(self, name: str, data: Buffer) -> File:
         """Keep the bytes of a part, and return an open file of them."""
         path = self._path(name)
-        view = memoryview(data)
         if path is not None:
             try:
-                return self._write(path, view)
+                return self._write(path, memoryview(data))
             except OSError as error:
                 logger.info("%s: is not cached on the disk: %s", path, error)
+        return self.hold(name, data)
+
+    def hold(self, name: str, data: Buffer) -> File:
+        """Return an open file of the bytes of a part, in memory; nobody else finds it."""
         file = File(Path(name), os.memfd_create("logfs chunk", os.MFD_CLOEXEC))
-        self._disk.write(file, 0, view)
+        self._disk.write(file, 0, memoryview(data))
         return file
 
     def forget(self, name: str) -> None:

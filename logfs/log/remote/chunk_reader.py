@@ -240,7 +240,7 @@ class ChunkReader:
             return file
         for left in reversed(range(_MOST_TRIES)):
             try:
-                data = self._request(stored, number)
+                data, is_certain = self._request(stored, number)
                 break
             except _ArrivedWrong as error:
                 if not left:
@@ -248,9 +248,11 @@ class ChunkReader:
             except Corrupt:
                 if not left:
                     raise
-        return self._cache.save(name, data)
+        # Later processes must not find what may have arrived wrong.
+        return (self._cache.save if is_certain else self._cache.hold)(name, data)
 
-    def _request(self, stored: StoredFile, number: int) -> memoryview | bytes:
+    def _request(self, stored: StoredFile, number: int) -> tuple[memoryview | bytes, bool]:
+        """Fetch a chunk; return its bytes, and False if they are not those of the object by its version."""
         chunk = stored.chunks[number]
         start = stored.begin + chunk.stored_at
         data: memoryview | bytes = self._store.get(stored.key, start, chunk.stored_size)
@@ -261,12 +263,14 @@ class ChunkReader:
             raise Corrupt(f"{what}: the object ends after {len(data)} of them")
         if stored.crcs and crc32c(data) != stored.crcs[number]:
             raise _ArrivedWrong(f"{what}: are not what was stored")
+        is_certain = bool(stored.crcs) or stored.is_as_stored(data)
         for _ in range(_MOST_TRIES - 1):
-            if stored.crcs or stored.is_as_stored(data):
+            if is_certain:
                 break
             before, data = data, self._store.get(stored.key, start, chunk.stored_size)
             self.requests += 1
-            if data != before and not stored.is_as_stored(data):
+            is_certain = stored.is_as_stored(data)
+            if data != before and not is_certain:
                 raise _ArrivedWrong(f"{what}: arrive in different ways")
         try:
             if stored.data_key is not None:
@@ -277,7 +281,7 @@ class ChunkReader:
             raise Corrupt(f"{what}: {error}") from None
         if len(data) != chunk.size:
             raise Corrupt(f"{what}: hold {len(data)} bytes of the segment, not {chunk.size}")
-        return data
+        return data, is_certain
 
     def _fetch_ahead(
         self, stored: StoredFile, number: int, following: Callable[[], StoredFile | None]

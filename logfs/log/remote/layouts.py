@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 # A .log file without a manifest is fetched in chunks of this size, which is the default of Aiven's plugin.
 CHUNK_BYTES = 4 << 20
 
+# More than any other file of the largest segment has.
+_MOST_SMALL_BYTES = 256 << 20
+
 # The files of a segment by the names that Aiven's manifest has for them.
 IN_MANIFEST = {
     names.OFFSET_INDEX: manifest.OFFSET,
@@ -110,9 +113,13 @@ class BucketSegment:
         return [suffix for suffix in self.suffixes if suffix != names.TEXT_INDEX]
 
     def _whole(self, suffix: str) -> StoredFile:
-        """Return all of an object as a file of one chunk."""
+        """Return all of an object as a file of one chunk. Raises `Corrupt` for a small file that is huge."""
         found = self.objects[suffix]
         size = found.size
+        if suffix != names.LOG and size > _MOST_SMALL_BYTES:
+            raise Corrupt(
+                f"{found.key}: has {size} bytes, more than the manifest or the indexes of a segment have"
+            )
         chunks = ChunkIndex(max(size, 1), size, size, size)
         crcs = self.crcs.get(suffix, ())
         return StoredFile(found.key, 0, size, chunks, False, crcs=crcs, version=found.version)
