@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from logfs.format.batches.record import Record, TimestampType
     from logfs.log.append.partition import Partition
     from logfs.log.read.reader import OffsetAndTimestamp
-    from logfs.store.admin.commit_client import open_store as open
     from logfs.store.store import Store
+    from logfs.store.store import open_store as open
 
 __version__ = "0.1.0"
 
@@ -59,7 +59,7 @@ _HOMES = {
     "Record": ("logfs.format.batches.record", "Record"),
     "Store": ("logfs.store.store", "Store"),
     "TimestampType": ("logfs.format.batches.record", "TimestampType"),
-    "open": ("logfs.store.admin.commit_client", "open_store"),
+    "open": ("logfs.store.store", "open_store"),
 }
 
 

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, cast
 
 from logfs.cli.common import (
     add_target,
-    check_partition_exists,
+    existing_target,
     not_empty,
     progress_bar,
     recovery_progress,
-    target,
 )
 from logfs.errors import InvalidName
 
@@ -67,8 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
     from logfs.store.admin.appender import open_appender
 
     lines = _keyed_lines(arguments)
-    wanted = target(arguments.target)
-    check_partition_exists(wanted)
+    wanted = existing_target(arguments.target)
     appender = open_appender(
         wanted.log_dirs,
         wanted.name,

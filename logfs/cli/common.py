@@ -90,10 +90,10 @@ def log_dirs_of(words: Iterable[str | Path], *, may_be_empty: bool = False) -> l
     Raises `InvalidStore` for any other path; the message says what the path is. With `may_be_empty` an empty
     directory is accepted, too: opening a store in it makes it a log directory.
     """
-    from logfs.store.admin import commit_client
+    from logfs.store.directory import recognition
 
-    found = [as_path(path) for path in commit_client.log_dirs_of(words)]
-    commit_client.require_log_dirs(found, may_be_empty=may_be_empty)
+    found = [as_path(path) for path in recognition.log_dirs_of(words)]
+    recognition.check_log_dirs(found, may_be_empty=may_be_empty)
     return found
 
 
@@ -110,6 +110,16 @@ def target(words: Sequence[str], *, may_be_empty: bool = False) -> Target:
         _check_no_log_dir(path)
         log_dirs, name = [str(path.parent)], path.name
     return Target(log_dirs_of(log_dirs, may_be_empty=may_be_empty), name)
+
+
+def existing_target(words: Sequence[str]) -> Target:
+    """Return the partition that the words of a TARGET name, which a log directory must have.
+
+    Raises what `target` and `check_partition_exists` raise.
+    """
+    wanted = target(words)
+    check_partition_exists(wanted)
+    return wanted
 
 
 def _check_no_log_dir(path: Path) -> None:
@@ -146,8 +156,8 @@ def ask(log_dirs: Sequence[Path], request: Request, title: str = "") -> Answer:
             bar.close()
 
 
-def open_for_writing(wanted: Target, *, recover: bool = False) -> tuple[Store, Partition]:
-    """Open a store with one partition for writing, and return both. The caller closes the store.
+def open_for_writing(words: Sequence[str], *, recover: bool = False) -> tuple[Store, Partition]:
+    """Open a store with the partition of a TARGET for writing, and return both. The caller closes the store.
 
     The store locks the log directories, so no other process can write to them. With `recover` the partition is
     recovered from its beginning. Raises `UnknownPartition`, the error that keeps the partition offline, and the
@@ -155,7 +165,7 @@ def open_for_writing(wanted: Target, *, recover: bool = False) -> tuple[Store, P
     """
     from logfs.store.store import Store
 
-    check_partition_exists(wanted)
+    wanted = existing_target(words)
     store = Store(
         wanted.log_dirs,
         only=wanted.name,

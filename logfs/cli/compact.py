@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from logfs.cli.common import add_target, ask, check_partition_exists, target
+from logfs.cli.common import add_target, ask, existing_target
 
 if TYPE_CHECKING:
     import argparse
@@ -22,8 +22,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Compact the partition, with a progress bar on a terminal, and print its size before and after."""
     from logfs.store.admin.requests import Compact
 
-    wanted = target(arguments.target)
-    check_partition_exists(wanted)
+    wanted = existing_target(arguments.target)
     done = ask(
         wanted.log_dirs, Compact(wanted.name, arguments.roll), title=f"compacting {wanted.name}"
     )

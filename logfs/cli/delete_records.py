@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from logfs.cli.common import add_target, ask, check_partition_exists, target
+from logfs.cli.common import add_target, ask, existing_target
 
 if TYPE_CHECKING:
     import argparse
@@ -29,8 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     from logfs.store.admin.requests import DeleteRecords
 
-    wanted = target(arguments.target)
-    check_partition_exists(wanted)
+    wanted = existing_target(arguments.target)
     done = ask(wanted.log_dirs, DeleteRecords(wanted.name, arguments.before))
     print(f"{wanted.name}: starts at {done['log_start_offset']}")
     return 0

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 from logfs.cli.common import (
     add_target,
     ask,
-    check_partition_exists,
+    existing_target,
     path_argument,
-    target,
 )
 
 if TYPE_CHECKING:
@@ -33,15 +32,13 @@ def run(arguments: argparse.Namespace) -> int:
 
     A mount moves it only to a log directory that it has.
     """
-    from logfs.store.admin.commit_client import require_log_dirs
     from logfs.store.admin.requests import Move
+    from logfs.store.directory.recognition import check_log_dirs
 
-    source = target(arguments.target)
-    check_partition_exists(source)
-    log_dirs, name = source
+    log_dirs, name = existing_target(arguments.target)
     wanted = arguments.to.absolute()
     # An empty directory is accepted: the move makes it a log directory.
-    require_log_dirs([wanted], may_be_empty=True)
+    check_log_dirs([wanted], may_be_empty=True)
     known = [path.absolute() for path in log_dirs]
     known += [wanted] if wanted not in known else []
     done = ask(known, Move(name, str(wanted)), title=f"moving {name}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from logfs.cli.common import add_target, open_for_writing, target
+from logfs.cli.common import add_target, open_for_writing
 
 if TYPE_CHECKING:
     import argparse
@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Recover the partition from its beginning, which rebuilds every index; exit code 1 if a segment is damaged."""
 
-    store, partition = open_for_writing(target(arguments.target), recover=True)
+    store, partition = open_for_writing(arguments.target, recover=True)
     with store:
         # Drop the key indexes, too: the next lookup by key rebuilds them.
         partition.forget_keys()

@@ -24,8 +24,8 @@ from logfs.spark import workers
 from logfs.spark.arrow import sized
 from logfs.spark.filters import PushedFilters
 from logfs.spark.workers import NotOnHost
-from logfs.store.admin.commit_client import log_dirs_of
 from logfs.store.directory.log_dir import RECOVERY_POINTS
+from logfs.store.directory.recognition import log_dirs_of
 from logfs.store.store import Store
 
 if TYPE_CHECKING:

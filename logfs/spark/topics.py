@@ -11,7 +11,7 @@ from logfs.format.base.names import TopicPartition
 from logfs.format.files import checkpoint
 from logfs.log.remote.disks import inode_of
 from logfs.spark.options import EARLIEST_OFFSET, LATEST_OFFSET, PositionKind, check_partitions
-from logfs.store.admin.commit_client import log_dirs_of
+from logfs.store.directory.recognition import log_dirs_of
 from logfs.store.directory.topic_id import read_topic_id
 from logfs.store.store import Store
 

@@ -532,3 +532,35 @@ class Store(PartitionRegistry):
                     if id(log_dir) not in dirty:
                         log_dir.mark_clean()
         errors.throw()
+
+
+def open_store(
+    log_dirs: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+    *,
+    create: bool = False,
+    read_only: bool = False,
+    clock: Callable[[], int] = now_ms,
+    progress: Progress | None = None,
+    only: Only | None = None,
+    recover: bool = False,
+) -> Store:
+    """Open log directories as a `Store`, and recover the partitions that were not closed cleanly.
+
+    An empty directory becomes a new store. A missing directory becomes one only with `create`, so that a misspelt
+    path is an error (`InvalidStore`) and not a new store. With `read_only` nothing on the disk is changed or locked.
+    `clock` returns the time in ms since the epoch. `progress` is called with (partition, bytes read, bytes in all)
+    during recovery. `only` is the name of the one partition to load, or a function that selects partitions by name.
+    `recover` recovers even after a clean shutdown.
+
+    Raises `StoreLocked` with the holder's pid, `InvalidStore`, `InvalidSetting` and `Corrupt` for settings files, and
+    `OSError`.
+    """
+    return Store(
+        log_dirs,
+        read_only=read_only,
+        clock=clock,
+        progress=progress,
+        only=only,
+        recover=recover,
+        create=create,
+    )

@@ -18,10 +18,7 @@ if TYPE_CHECKING:
     from logfs.format.batches.columns import Columns
     from logfs.format.batches.record import Record
 
-_TOKEN = re.compile(rb"%([skothTpSKn%])|\\([ntr0\\])")
-# A percent sign and what follows it.
-_LETTER = re.compile(rb"%.?", re.DOTALL)
-_KNOWN = "%s %k %h %o %T %t %p %S %K %n"
+_TOKEN = re.compile(rb"%(.?)|\\([ntr0\\])", re.DOTALL)
 _ESCAPES = {b"n": b"\n", b"t": b"\t", b"r": b"\r", b"0": b"\0", b"\\": b"\\"}
 
 HELP = (
@@ -54,12 +51,6 @@ class FormatString:
 
     def __init__(self, form: bytes, partition: TopicPartition) -> None:
         """Parse a format string. Raises `InvalidName` for an unknown letter after a percent sign."""
-        for found in _LETTER.finditer(form):
-            if not _TOKEN.match(found[0]):
-                raise InvalidName(
-                    f"{os.fsdecode(found[0])!r} in the format string: the letters are {_KNOWN}, and %% for a percent "
-                    "sign"
-                )
         fixed = {
             b"t": partition.topic.encode(),
             b"p": b"%d" % partition.partition,
@@ -75,8 +66,15 @@ class FormatString:
             if found[1] in _FIELDS:
                 self._pieces += [literal, found[1].decode()]
                 literal = b""
+            elif found[1] in fixed:
+                literal += fixed[found[1]]
+            elif found[2]:
+                literal += _ESCAPES[found[2]]
             else:
-                literal += fixed[found[1]] if found[1] else _ESCAPES[found[2]]
+                known = b" ".join(b"%" + letter for letter in (*_FIELDS, *fixed)).decode()
+                raise InvalidName(
+                    f"{os.fsdecode(found[0])!r} in the format string: the letters are {known}"
+                )
         self._pieces.append(literal + form[at:])
 
     def format(self, record: Record) -> bytes:

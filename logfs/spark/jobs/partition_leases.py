@@ -15,9 +15,9 @@ from logfs.format.base import names
 from logfs.spark import workers
 from logfs.spark.jobs.job_runner import WorkItem, run
 from logfs.spark.jobs.selection import check_topics, log_dirs, of_topics
-from logfs.store.admin.commit_client import require_log_dirs
 from logfs.store.commits.commit import partitions_of_pending_commits
 from logfs.store.directory.lease import Lease
+from logfs.store.directory.recognition import check_log_dirs
 from logfs.store.store import Store
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ def lease_partitions(paths: Paths, topics: Iterable[str] | None) -> Iterator[Lea
     `UnknownPartition` for a topic that does not exist, and `InvalidStore` if a decided commit cannot be finished.
     """
     directories = [Path(path) for path in log_dirs(paths)]
-    require_log_dirs(directories)
+    check_log_dirs(directories)
     waiting = partitions_of_pending_commits(directories)
     if waiting:
         # Loading the partitions of a decided commit finishes the commit, which must precede other work on them.

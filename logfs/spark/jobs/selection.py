@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from logfs.errors import InvalidName, UnknownPartition
 from logfs.format.base import names
-from logfs.store.admin.commit_client import log_dirs_of
+from logfs.store.directory.recognition import log_dirs_of
 from logfs.store.store import Store
 
 if TYPE_CHECKING:

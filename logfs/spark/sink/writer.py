@@ -25,6 +25,7 @@ from logfs.spark import workers
 from logfs.spark.sink.options import WriteOptions, check_write_schema
 from logfs.spark.sink.staging import StagingTask, check_staged, planned_partitions
 from logfs.store.admin import commit_client
+from logfs.store.directory.recognition import check_log_dirs, log_dirs_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -64,8 +65,8 @@ class _Sink:
         check_write_schema(schema, options)
         self.options = options
         # Resolved in the driver: a mountpoint need not exist on the machines of the tasks.
-        self.log_dirs = commit_client.log_dirs_of(options.paths)
-        commit_client.require_log_dirs(map(Path, self.log_dirs))
+        self.log_dirs = log_dirs_of(options.paths)
+        check_log_dirs(map(Path, self.log_dirs))
         self.planned = planned_partitions(self.log_dirs, options.topic)
 
     def _stage(self, batches: Iterator[pa.RecordBatch], writer: str, sequence: int) -> Staged:

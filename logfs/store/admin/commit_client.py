@@ -29,70 +29,18 @@ from logfs.store.admin.mount_channel import (
     to_line,
 )
 from logfs.store.commits.commit import Committed, partitions_of_pending_commits
-from logfs.store.directory.recognition import check_log_dirs, mounted_log_dirs
-from logfs.store.store import Store, now_ms
+from logfs.store.directory.recognition import check_log_dirs
+from logfs.store.store import Store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from logfs.store.admin.mount_channel import LogDirs
-    from logfs.store.loading import Only, Progress
 
 logger = logging.getLogger(__name__)
 
 COMMIT_FILE = ".logfs/commit"
-
-
-def log_dirs_of(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
-    """Return `paths`, with each mountpoint of logfs replaced by the log directories that are mounted there."""
-    found: list[str] = []
-    for path in paths:
-        found += mounted_log_dirs(path) or [os.fspath(path)]
-    return found
-
-
-def require_log_dirs(
-    log_dirs: Iterable[str | os.PathLike[str]], *, may_be_empty: bool = False
-) -> None:
-    """Raise `InvalidStore` for the first path that is not a log directory.
-
-    With `may_be_empty` an empty directory is accepted. The error says what the path is, and which path was probably
-    meant. Nothing on the disk is changed.
-    """
-    check_log_dirs(log_dirs, may_be_empty=may_be_empty)
-
-
-def open_store(
-    log_dirs: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
-    *,
-    create: bool = False,
-    read_only: bool = False,
-    clock: Callable[[], int] = now_ms,
-    progress: Progress | None = None,
-    only: Only | None = None,
-    recover: bool = False,
-) -> Store:
-    """Open log directories as a `Store`, and recover the partitions that were not closed cleanly.
-
-    An empty directory becomes a new store. A missing directory becomes one only with `create`, so that a misspelt
-    path is an error (`InvalidStore`) and not a new store. With `read_only` nothing on the disk is changed or locked.
-    `clock` returns the time in ms since the epoch. `progress` is called with (partition, bytes read, bytes in all)
-    during recovery. `only` is the name of the one partition to load, or a function that selects partitions by name.
-    `recover` recovers even after a clean shutdown.
-
-    Raises `StoreLocked` with the holder's pid, `InvalidStore`, `InvalidSetting` and `Corrupt` for settings files, and
-    `OSError`.
-    """
-    return Store(
-        log_dirs,
-        read_only=read_only,
-        clock=clock,
-        progress=progress,
-        only=only,
-        recover=recover,
-        create=create,
-    )
 
 
 # Requests and answers.
@@ -197,7 +145,7 @@ def create(log_dirs: LogDirs, partitions: Sequence[str], *, seconds: float = 60.
     for name in partitions:
         names.parse_directory(name)
     if partitions:
-        require_log_dirs(paths_of(log_dirs), may_be_empty=True)
+        check_log_dirs(paths_of(log_dirs), may_be_empty=True)
         call_with_retries(
             log_dirs,
             lambda paths: _create_directly(paths, partitions),
@@ -211,7 +159,7 @@ def _send(log_dirs: LogDirs, request: CommitRequest, seconds: float) -> Committe
         with request_file(mounted / COMMIT_FILE) as fd:
             return _ask(fd, format_request(request))
 
-    require_log_dirs(paths_of(log_dirs))
+    check_log_dirs(paths_of(log_dirs))
     return call_with_retries(
         log_dirs,
         lambda paths: _send_directly(paths, request),

@@ -198,6 +198,14 @@ def mounted_log_dirs(path: str | os.PathLike[str]) -> list[str] | None:
         return None
 
 
+def log_dirs_of(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
+    """Return `paths`, with each mountpoint of logfs replaced by the log directories that are mounted there."""
+    found: list[str] = []
+    for path in paths:
+        found += mounted_log_dirs(path) or [os.fspath(path)]
+    return found
+
+
 # The kind of a directory, by the names in it.
 
 
