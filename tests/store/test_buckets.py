@@ -18,6 +18,7 @@ from logfs.log.disk.bucket_path import BucketPath, as_path
 from logfs.log.disk.disk import WouldBlock
 from logfs.log.read.read_committed import Isolation
 from logfs.log.remote import bucket_disk
+from logfs.store.observe.check import check
 from logfs.store.store import Store
 from tests.support.batches import NOW, batch
 from tests.support.bucket import Put, put_aiven, put_local, sealed_segments
@@ -398,3 +399,66 @@ def test_the_url_of_a_bucket_is_a_path() -> None:
     assert (str(local), local.bucket, local.key) == ("file:///var/tiered", "", "var/tiered")
     assert not isinstance(as_path("/s3:/bucket"), BucketPath)
     assert not isinstance(as_path("s3:bucket"), BucketPath)
+
+
+def damages(place: Path, kind: str) -> list[tuple[str, Callable[[], object]]]:
+    """What may be wrong with the last segment of a bucket: the name of each kind of damage, and what makes it."""
+    log = sorted(place.rglob("*.log"))[-1]
+    data = log.read_bytes()
+    found: list[tuple[str, Callable[[], object]]] = [
+        ("zeros", lambda: log.write_bytes(bytes(len(data)))),
+        ("no bytes", lambda: log.write_bytes(b"")),
+        ("half", lambda: log.write_bytes(data[: len(data) // 2 + 7])),
+        ("zeros at the end", lambda: log.write_bytes(data[:-300] + bytes(300))),
+    ]
+    if kind != "local":
+        manifest = sorted(place.rglob("*.rsm-manifest"))[-1]
+        text = manifest.read_bytes()
+        found += [
+            ("half a manifest", lambda: manifest.write_bytes(text[: len(text) // 2])),
+            ("an empty manifest", lambda: manifest.write_bytes(b"")),
+        ]
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_damage_at_the_end_does_not_end_the_log(
+    put: Put, partition: Path, place: Path, kind: str
+) -> None:
+    """Whatever is wrong with the last segment: everything before it is read, and then there is an error."""
+    copy(put, partition, kind)
+    before = sorted(place.rglob("*.log"))[-1].read_bytes()
+    last = int(sorted(place.rglob("*.log"))[-1].name[:20])
+    objects = {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
+    for name, damage in damages(place, kind):
+        damage()
+        with open_bucket(place) as remote:
+            orders = remote["orders-0"]
+            found: list[int] = []
+            with pytest.raises(LogfsError):
+                found.extend(record.offset for record in orders.read())
+            assert found[:last] == [*range(last)], name
+            assert orders.log_end_offset > found[-1] + 1, name
+            # The text does not end silently, either.
+            text = orders.text(View.LINES)
+            with pytest.raises(LogfsError):
+                assert bytes(text.read(0, text.size)) is None, name
+        assert any(finding.severity for finding in check(as_path(url(place)))), name
+        for path, data in objects.items():
+            path.write_bytes(data)
+    assert len(before) > 1000
+    with open_bucket(place) as remote:
+        assert [r.offset for r in remote["orders-0"].read()] == [*range(RECORDS)]
+
+
+def test_a_copy_that_was_cut_between_batches_is_found_by_the_audit(
+    put: Put, partition: Path, place: Path
+) -> None:
+    """In Kafka's layout nothing else tells where a segment ends."""
+    copy(put, partition, "local")
+    log = sorted(place.rglob("*.log"))[-1]
+    with open_bucket(place) as remote:
+        positions = [found[0] for found in remote["orders-0"].segments[-1].walk()]
+        position = positions[len(positions) // 2]
+    log.write_bytes(log.read_bytes()[:position])
+    assert any(finding.severity for finding in check(as_path(url(place))))

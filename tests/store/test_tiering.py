@@ -1047,3 +1047,27 @@ def test_a_mount_tiers_by_itself(
     assert (orders / "records").stat().st_size == len(lines)
     assert (orders / "records").read_bytes() == lines
     assert (orders / "offsets/0").read_bytes() == b"line 0000"
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_mount_lists_without_a_request(
+    log_dir: Path, server: ObjectServer, make_mount: Callable[..., Mount], read_only: bool
+) -> None:
+    """`ls`, `stat` and `tail` of a tiered log, also the first after a mount, read no object."""
+    with Store(log_dir) as store:
+        store.settings.set_broker("remote.log.manager.task.interval.ms", "3600000")
+        partition = tiered(store, f"s3://{BUCKET}/tiered")
+        fill(partition)
+        tier(store)
+        assert len(partition.local_segments) < len(partition.segments)
+    server.requests.clear()
+    mount = make_mount(*(["--read-only"] if read_only else []))
+    orders = mount.path / "orders-0"
+    places = (mount.path, orders, orders / "segments")
+    subprocess.run(["ls", "-la", *places], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(["stat", *orders.iterdir()], check=True, stdout=subprocess.DEVNULL)
+    assert (orders / "status.json").read_bytes()
+    assert (mount.path / ".logfs/status.json").read_bytes()
+    assert (mount.path / ".logfs/metrics").read_bytes()
+    subprocess.run(["tail", "-n", "10", orders / "records"], check=True, stdout=subprocess.DEVNULL)
+    assert not server.gets()

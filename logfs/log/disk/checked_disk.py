@@ -143,6 +143,7 @@ for _name in (
         "open",
         "read_ahead",
         "fetch_again",
+        "described_end",
         "write",
         "truncate",
         "size",

@@ -201,6 +201,10 @@ class Disk:
         """Fetch damaged bytes [start, end) of a file again, if it is remote; return whether they have changed."""
         return False
 
+    def described_end(self, file: File) -> tuple[int, int] | None:
+        """Return the offset after a .log file and its greatest timestamp (ms), if a description of it tells them."""
+        return None
+
     def _read_fully(self, file: File, position: int, size: int) -> bytes:
         data = os.pread(file.fd, size, position)
         if len(data) == size or not data:

@@ -75,10 +75,21 @@ def _load(disk: Disk, directory: Path, start: LoadStart) -> Loaded:
         timestamp = segments[-2].max_timestamp.timestamp
     end = last.next_offset
     first = min(max(start.log_start_offset, segments[0].base_offset), end)
-    epochs = LeaderEpochs(disk, directory)
+    epochs = _load_epochs(disk, directory)
     snapshots = ProducerSnapshots(disk, directory, start.producer_expiration_ms)
     point = min(start.recovery_point, end)
     return Loaded([*segments], first, point, epochs, snapshots, None, timestamp)
+
+
+def _load_epochs(disk: Disk, directory: Path) -> LeaderEpochs:
+    """Return the leader epochs; none if those of a bucket are damaged, where each segment has a copy of its own."""
+    try:
+        return LeaderEpochs(disk, directory)
+    except Corrupt as error:
+        if not disk.is_remote:
+            raise
+        logger.warning("%s: the leader epochs cannot be read: %s", directory, error)
+        return LeaderEpochs(disk, directory, ())
 
 
 def _list(disk: Disk, directory: Path) -> Listing:
@@ -155,9 +166,7 @@ class ReadOnlyPartition(Partition):
         self._seen_directory = before.st_mtime_ns if disk.is_settled(before) else None
         self._seen_log: tuple[int, int, int] | None = None
         with suppress(FileNotFoundError):
-            log = disk.stat(self.active.path)
-            is_settled = disk.is_settled(log) and not self._active.is_waiting
-            self._seen_log = _state(log) if is_settled else None
+            self._note_log(self._stat_log())
 
     def attach_remote(self, segments: Sequence[Segment], log_start_offset: int) -> None:
         super().attach_remote(segments, log_start_offset)
@@ -193,10 +202,19 @@ class ReadOnlyPartition(Partition):
     def _is_up_to_date(self) -> bool:
         try:
             directory = self.disk.stat(self.directory)
-            log = self.disk.stat(self.active.path)
+            log = self._stat_log()
         except FileNotFoundError:
             return False
         return directory.st_mtime_ns == self._seen_directory and _state(log) == self._seen_log
+
+    def _stat_log(self) -> os.stat_result | None:
+        """Return the state of the last .log file; None in a bucket, where it does not change."""
+        return None if self.disk.is_remote else self.disk.stat(self.active.path)
+
+    def _note_log(self, log: os.stat_result | None) -> None:
+        """Remember a state of the last .log file that this partition has taken in."""
+        is_settled = log is None or self.disk.is_settled(log)
+        self._seen_log = _state(log) if is_settled and not self._active.is_waiting else None
 
     def _catch_up(self) -> bool:
         found = self.disk.stat(self.directory)
@@ -208,10 +226,9 @@ class ReadOnlyPartition(Partition):
             changed = self._take_listing()
             self._seen_directory = found.st_mtime_ns if self.disk.is_settled(found) else None
         active = self._active
-        log = self.disk.stat(active.path)
+        log = self._stat_log()
         changed |= self._advance(active)
-        is_settled = self.disk.is_settled(log) and not self._active.is_waiting
-        self._seen_log = _state(log) if is_settled else None
+        self._note_log(log)
         return changed
 
     @property
@@ -352,5 +369,5 @@ def _retire(segment: LiveSegment, segments: Sequence[LiveSegment]) -> None:
             segment.seal_at(following[0])
 
 
-def _state(found: os.stat_result) -> tuple[int, int, int]:
-    return found.st_ino, found.st_size, found.st_mtime_ns
+def _state(found: os.stat_result | None) -> tuple[int, int, int]:
+    return (0, 0, 0) if found is None else (found.st_ino, found.st_size, found.st_mtime_ns)

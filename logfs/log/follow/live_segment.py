@@ -12,6 +12,7 @@ from logfs.errors import Corrupt
 from logfs.format.base import names
 from logfs.format.batches.batch import HEADER_SIZE, LENGTH_OVERHEAD, MAGIC, Batch, parse_header
 from logfs.format.messages.control import ControlType, end_of_transaction
+from logfs.format.text.rendering import TextSize
 from logfs.log.disk.disk import Gone
 from logfs.log.segment import text_index_cache
 from logfs.log.segment.batch_iterator import Damage, Walk, walk
@@ -69,6 +70,8 @@ class LiveSegment(Segment):
         self._doubt: tuple[int, int] | None = None
         # The position of a marker whose index entry is missing, and the time until which to wait for the entry.
         self._awaited: tuple[int, float] | None = None
+        # Why nothing of the segment can be read, not even where it ends; only in a bucket.
+        self.unreadable: Corrupt | None = None
 
     def identify(self, files: Files) -> None:
         """Read from now on the files with the inode numbers in `files`, which are given by suffix (".log")."""
@@ -120,6 +123,9 @@ class LiveSegment(Segment):
             return 0
 
     def read(self, position: int, size: int) -> memoryview:
+        if self.unreadable is not None:
+            unknown = self.base_offset, self.next_offset
+            raise Damage(0, self.size_bytes, *unknown, str(self.unreadable)).error(self.path)
         wanted = max(min(size, self.size_bytes - position), 0)
         data = self._disk.read(self.file, position, wanted)
         if self.is_lost or len(data) < wanted:
@@ -132,9 +138,33 @@ class LiveSegment(Segment):
     # Growing.
 
     def follow_end(self) -> None:
-        """Find the end of the last segment. In a large file, the search begins at an index entry near the end."""
+        """Find the end of the last segment. In a large file, the search begins at an index entry near the end.
+
+        In a bucket, its description tells the end. What cannot be read there counts as one offset, so that no reader
+        takes it for the end of the log.
+        """
         self._end = SegmentEnd(0, self.base_offset, UNMEASURED)
-        self.advance()
+        if not self._disk.is_remote:
+            self.advance()
+            return
+        try:
+            self._take_stored_end()
+        except Corrupt as error:
+            self.unreadable = error
+            self._end = SegmentEnd(1, self.base_offset + 1, TextSize(1, 1, 1))
+
+    def _take_stored_end(self) -> None:
+        described = self._disk.described_end(self.file)
+        size = self._disk.size(self.file)
+        if described is not None:
+            next_offset, self.last_timestamp = described
+            self._end = SegmentEnd(size, next_offset, UNMEASURED)
+            return
+        if not size:
+            raise Corrupt(f"{self.path}: is empty, as no copy of a segment is")
+        self._advance()
+        if self.damaged and self.damaged[-1].end == size:
+            self._end = SegmentEnd(size, self.next_offset + 1, UNMEASURED)
 
     def walk_unknown_end(
         self, position: int, first_offset: int
@@ -150,12 +180,22 @@ class LiveSegment(Segment):
 
         With `may_wait`, the call may stop before an abort marker whose entry in the transaction index a broker has
         not written yet; `is_waiting` is then True. Raises `Gone` if the .log file was cut below the end known before;
-        this segment is then of no use.
+        this segment is then of no use. An object does not grow, but may be replaced by one that can be read.
         """
+        if not self._disk.is_remote:
+            return self._advance(may_wait=may_wait)
+        if self.unreadable is None:
+            return False
+        self.unreadable = None
+        self.follow_end()
+        return self.unreadable is None
+
+    def _advance(self, *, may_wait: bool = True) -> bool:
         segment_end = self._end
         assert segment_end is not None
         for index in self.indexes:
-            index.is_growing = True
+            # What is in a bucket is complete.
+            index.is_growing = not self._disk.is_remote
             index.recount()
         size = self._disk.size(self.file)
         position, expected, last = segment_end.size_bytes, segment_end.next_offset, self._last
@@ -403,7 +443,7 @@ class LiveSegment(Segment):
 
         Another object takes the place of the index, because readers use the present one without a lock.
         """
-        is_sealed = self.next_base is not None
+        is_sealed = self.next_base is not None or self._disk.is_remote
         before, still.text_index = self.text_index, self._another_text_index()
         if not (
             is_sealed

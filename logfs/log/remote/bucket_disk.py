@@ -353,6 +353,14 @@ class BucketDisk(ReadOnlyDisk):
                 segment.shown_bytes = self._end_before(segment, stored, following.start_offset)
         return segment.shown_bytes
 
+    def described_end(self, file: File) -> tuple[int, int] | None:
+        entry, following = _entry(file)
+        if entry.segment is None or following is not None:
+            return None
+        with self._noticing_loss(file):
+            found = entry.segment.description(self._read_small)
+        return None if found is None else (found.end_offset + 1, found.max_timestamp)
+
     def stat_file(self, file: File) -> os.stat_result:
         entry, _ = _entry(file)
         changed_ns = entry.segment.modified_ms * 1_000_000 if entry.segment else 0

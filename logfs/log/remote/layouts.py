@@ -144,6 +144,13 @@ class BucketSegment:
         """Return the segment and the suffix of a key below the prefix `place`; None for another object's."""
         raise NotImplementedError
 
+    def description(self, read: Callable[..., bytes]) -> RemoteSegment | None:
+        """Return what a manifest tells of the segment; None if there is none, or if it is of another segment.
+
+        `read` and errors are as in `file`.
+        """
+        return None
+
     def file(self, suffix: str, read: Callable[..., bytes]) -> StoredFile | None:
         """Return where the file with a suffix (".log") is; None if the segment has none.
 
@@ -241,6 +248,17 @@ class AivenSegment(BucketSegment):
         return stored._replace(
             size=size, chunks=alone, begin=found.position, data_key=self._data_key, crcs=()
         )
+
+    def description(self, read: Callable[..., bytes]) -> RemoteSegment | None:
+        found = (self._manifest or self._read_manifest(read)).segment
+        first = self.start_offset
+        if (
+            found is None
+            or found.start_offset != first
+            or not first <= found.end_offset <= first + names.INT32_MAX
+        ):
+            return None
+        return found
 
     def _parse(self, data: bytes) -> manifest.Manifest:
         try:

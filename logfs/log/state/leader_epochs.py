@@ -10,6 +10,7 @@ from logfs.format.base import names
 from logfs.format.files import checkpoint
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from logfs.log.disk.disk import Disk
@@ -24,11 +25,18 @@ class LeaderEpochs:
     Both epochs and start offsets increase. The file is written at each change. There is one writer.
     """
 
-    def __init__(self, disk: Disk, directory: Path) -> None:
-        """Load the file; if it is missing, create it empty on a writable disk. Raises `Corrupt` if malformed."""
+    def __init__(
+        self, disk: Disk, directory: Path, entries: Sequence[tuple[int, int]] | None = None
+    ) -> None:
+        """Load the file; if it is missing, create it empty on a writable disk. Raises `Corrupt` if malformed.
+
+        With `entries`, these are used in place of those in the file.
+        """
         self._disk = disk
         self._path = directory / FILE_NAME
-        self._entries: list[tuple[int, int]] = []
+        self._entries = list(entries or ())
+        if entries is not None:
+            return
         if disk.exists(self._path):
             try:
                 self._entries = checkpoint.parse_epochs(disk.read_file(self._path))

@@ -200,7 +200,8 @@ def trusts_indexes(store: Store, partition: Partition, segment: Segment) -> bool
     False if a writer may not have completed the indexes yet, or a crash may have left them incomplete.
     """
     log_dir = store.homes[partition.name.directory]
-    if log_dir.clean:
+    if log_dir.clean or segment.is_remote:
+        # What is copied into a bucket is complete.
         return True
     if segment is partition.active:
         return False
