@@ -98,7 +98,8 @@ class Pattern:
         return self.form
 
 
-_CREDENTIALS = re.compile(r"(://)[^/@]*(?=@)|(?<=\?)().*")
+# Of a URL that is refused, only the scheme is shown: somebody may have written a password into it.
+_URL = re.compile(r"^(\s*[A-Za-z][A-Za-z0-9+.-]+:/).*", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,8 +136,7 @@ class Setting:
         except ValueError:
             value = None
         if value is None or (self.valid is not None and not self.valid.admits(value)):
-            # Somebody may have written a password into a URL.
-            shown = _CREDENTIALS.sub(r"\1***", text)
+            shown = _URL.sub(r"\1***", text)
             raise InvalidSetting(f"{self.name}: {shown!r:.80} is refused; give {self.allowed}")
         return value
 

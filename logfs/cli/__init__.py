@@ -16,11 +16,12 @@ import codecs
 import importlib
 import io
 import os
+import re
 import signal
 import sys
 import threading
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -64,6 +65,14 @@ _EPILOG = """\
 A TARGET is a partition: its directory (LOGDIR/orders-0), or LOGDIR… and its name. All but recover and reindex
 work beside a mount; beside a broker, those that read do. 'logfs COMMAND --help' shows details.
 """
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser of the command line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print a usage error, and exit with 2. URLs are not shown, because they may have passwords."""
+        super().error(re.sub(r"([A-Za-z][A-Za-z0-9+.-]+:/)\S*", r"\1***", message))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -140,7 +149,7 @@ def _choose(
             return _choose(f"{prog} {name}", text, module.COMMANDS, path, words[1:])
         with _ended_by_ctrl_c():
             title = f"{prog} {name}"
-            parser = argparse.ArgumentParser(prog=title, description=text, epilog=_EPILOG)
+            parser = _Parser(prog=title, description=text, epilog=_EPILOG)
             module.add_arguments(parser)
             for word in words[1:]:
                 if word.startswith("-") and word.endswith("=--"):
@@ -152,7 +161,7 @@ def _choose(
             # Import most of what the command needs here, where Ctrl-C still ends the process at once.
             importlib.import_module("logfs.store.store")
         return _run(module, parsed)
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog=prog,
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,

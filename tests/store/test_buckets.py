@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 import logfs
-from logfs.errors import Corrupt, InvalidStore, LogfsError, NotWritable, OffsetOutOfRange
+from logfs.errors import (
+    Corrupt,
+    InvalidSetting,
+    InvalidStore,
+    LogfsError,
+    NotWritable,
+    OffsetOutOfRange,
+)
 from logfs.format.text.rendering import View
 from logfs.log.disk.bucket_path import BucketPath, as_path
 from logfs.log.disk.disk import WouldBlock
@@ -398,6 +405,19 @@ def test_the_url_of_a_bucket_is_a_path() -> None:
     assert isinstance(local, BucketPath)
     assert (str(local), local.bucket, local.key) == ("file:///var/tiered", "", "var/tiered")
     assert not isinstance(as_path("/s3:/bucket"), BucketPath)
+    assert not isinstance(as_path("c:d"), BucketPath)
+
+
+@pytest.mark.parametrize("scheme", ["S3", "s3a", "s3n", "http", "https", "hdfs", "file", " s3"])
+def test_other_urls_are_refused_and_not_shown(log_dir: Path, scheme: str) -> None:
+    """Neither as a path nor as a setting: it may have a password."""
+    text = f"{scheme}://user:sEcReT@host/prefix?key=sEcReT#sEcReT"
+    with pytest.raises(InvalidStore) as error:
+        logfs.open(text, read_only=True)
+    assert "sEcReT" not in str(error.value)
+    with Store(log_dir) as store, pytest.raises(InvalidSetting) as refused:
+        store.settings.set_broker("remote.storage.url", text)
+    assert "sEcReT" not in str(refused.value)
     assert not isinstance(as_path("s3:bucket"), BucketPath)
 
 

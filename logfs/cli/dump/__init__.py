@@ -14,7 +14,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from logfs.errors import LogfsError
+from logfs.errors import InvalidStore, LogfsError
+from logfs.log.disk.bucket_path import BucketPath, as_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -99,6 +100,11 @@ def run(arguments: argparse.Namespace) -> int:
     names = arguments.names + arguments.files
     if not names:
         arguments.usage_error("give FILE… or --files FILE,…")
+    for name in names:
+        if isinstance(as_path(name), BucketPath):
+            raise InvalidStore(
+                "dump reads local files: mount the bucket, and give a file below segments/"
+            )
     job = DumpJob(arguments)
     for name in names:
         _dump(name, job)

@@ -6,14 +6,16 @@ import os
 import re
 from pathlib import Path, PosixPath
 
+from logfs.errors import InvalidStore
+
 SCHEMES = ("s3", "gs", "az", "file")
 """Amazon S3 and what speaks its protocol, Google Cloud Storage, Azure Blob Storage, and a local directory."""
 
-_URL = re.compile(rf"({'|'.join(SCHEMES)}):/+[^/]")
+_URL = re.compile(r"(s3|gs|az):/{1,2}[^/]|file:(/|///)[^/]")
+_ANY_URL = re.compile(r"\s*([A-Za-z][A-Za-z0-9+.-]+):/")
 
-
-# What comes before an @, and what follows a question mark.
-_CREDENTIALS = re.compile(r"^[^/]*(?=@)|(?<=\?).*")
+# What comes before an @, and what follows a question mark or a number sign.
+_CREDENTIALS = re.compile(r"^[^/]*(?=@)|(?<=[?#]).*")
 
 
 class BucketPath(PosixPath):
@@ -31,7 +33,7 @@ class BucketPath(PosixPath):
 
     @property
     def has_credentials(self) -> bool:
-        """Whether the URL has a user or a query, as those with credentials have."""
+        """Whether the URL has a user, a query or a fragment, where credentials may be."""
         return self.scheme != "file" and bool(_CREDENTIALS.search("/".join(self.parts[1:])))
 
     def __fspath__(self) -> str:
@@ -62,8 +64,20 @@ class BucketPath(PosixPath):
 
 
 def as_path(word: str | os.PathLike[str]) -> Path:
-    """Return a `BucketPath` for the URL of a bucket, and a plain path for everything else."""
-    if isinstance(word, Path):
+    """Return a `BucketPath` for the URL of a bucket, and a plain path for everything else but another URL.
+
+    Raises `InvalidStore` for a URL that is not of a bucket. The message shows nothing of it but the scheme, because
+    it may have a password.
+    """
+    if isinstance(word, BucketPath):
         return word
     text = os.fspath(word)
-    return BucketPath(text) if _URL.match(text) else Path(text)
+    if isinstance(word, str) and _URL.match(text):
+        return BucketPath(text)
+    other = _ANY_URL.match(text)
+    if other is not None:
+        raise InvalidStore(
+            f"{other[1]}:/…: is not the URL of a bucket; give s3://BUCKET/PREFIX, gs://…, az://… or "
+            "file:///DIRECTORY, and credentials in the environment"
+        )
+    return word if isinstance(word, Path) else Path(text)
