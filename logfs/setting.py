@@ -98,10 +98,6 @@ class Pattern:
         return self.form
 
 
-# Of a URL that is refused, only the scheme is shown: somebody may have written a password into it.
-_URL = re.compile(r"^(\s*[A-Za-z][A-Za-z0-9+.-]+:/).*", re.DOTALL)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
     """The definition of one setting (kafka-storage 11).
@@ -136,8 +132,9 @@ class Setting:
         except ValueError:
             value = None
         if value is None or (self.valid is not None and not self.valid.admits(value)):
-            shown = _URL.sub(r"\1***", text)
-            raise InvalidSetting(f"{self.name}: {shown!r:.80} is refused; give {self.allowed}")
+            # Somebody may have written a password into what is no URL of a bucket.
+            shown = "the value" if self.valid in _UNSHOWN else repr(text)[:80]
+            raise InvalidSetting(f"{self.name}: {shown} is refused; give {self.allowed}")
         return value
 
     def format(self, value: Value) -> str:
@@ -219,11 +216,12 @@ _CODECS = Words(("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer"))
 _THROTTLED = Pattern(r"\*|([0-9]+:[0-9]+(,[0-9]+:[0-9]+)*)?", "partition:broker pairs, or *")
 # Neither keys nor passwords belong into a URL that is stored.
 _BUCKET = Pattern(
-    r"((s3|gs|az)://[A-Za-z0-9._-]+(/[^?#@]*)?|file:///[^?#]+)?",
+    r"((s3|gs|az)://[A-Za-z0-9._-]+(/[^?#@;:%\\\s]*)?|file:///[^?#]+)?",
     "a URL such as s3://bucket/prefix, gs://…, az://… or file:///directory, without credentials",
 )
 _KEY_PREFIX = Pattern(r"[A-Za-z0-9._/-]*", "letters, digits and . _ - /")
 _KEY_NAME = Pattern(r"[A-Za-z0-9._-]{0,200}", "letters, digits and . _ -")
+_UNSHOWN = (_BUCKET, _KEY_PREFIX, _KEY_NAME)
 _VERSION = Pattern(r"[0-9]+(\.[0-9]+){1,3}(-IV[0-9]+)?", "a version such as 3.0-IV1")
 
 _MAX = str(LONG_MAX)

@@ -67,12 +67,21 @@ work beside a mount; beside a broker, those that read do. 'logfs COMMAND --help'
 """
 
 
+# Of a URL that may have a password, only the scheme is shown.
+_SECRET = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+:[/\\]+)(\S*[@?#;%]\S*)")
+
+
+def without_secrets(message: str) -> str:
+    """Return a message without the URLs in it that have a user, a query or a parameter."""
+    return _SECRET.sub(r"\1***", message)
+
+
 class _Parser(argparse.ArgumentParser):
     """A parser of the command line."""
 
     def error(self, message: str) -> NoReturn:
-        """Print a usage error, and exit with 2. URLs are not shown, because they may have passwords."""
-        super().error(re.sub(r"([A-Za-z][A-Za-z0-9+.-]+:/)\S*", r"\1***", message))
+        """Print a usage error, and exit with 2."""
+        super().error(without_secrets(message))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -241,7 +250,7 @@ def _run(module: ModuleType, parsed: argparse.Namespace) -> int:
     except LogfsError as error:
         reason = str(error)
     # Keep the message on one line: a file name may contain newlines.
-    print("logfs:", reason.replace("\n", "\\n"), file=sys.stderr)
+    print("logfs:", without_secrets(reason).replace("\n", "\\n"), file=sys.stderr)
     return 1
 
 

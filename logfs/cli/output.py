@@ -201,7 +201,7 @@ def _print_columns(
         for found in scan_split.read(split):
             if isinstance(found, DamagedRange):
                 raise found
-            _write(form.render(found))
+            _write(form.render(found)[0].data)
             yield int(found.offsets[-1]) + 1
         yield split.end_offset
     yield stop

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +18,12 @@ from tests.format.test_rendering import FORMATS, RECORDS
 
 ORDERS = TopicPartition("orders", 3)
 FORMS = st.lists(
-    st.sampled_from([*(f"%{letter}" for letter in "skhoTtpSKn%"), "\\n", "\\t", "\\0", "\\\\"])
+    st.sampled_from(
+        [
+            *(f"%{letter}" for letter in "skhoTtpSKn%"),
+            *("\\n", "\\t", "\\0", "\\\\", "%T{%F %T}", "%T{}", "%T{%f}"),
+        ]
+    )
     | st.text("ab \\é", max_size=4),
     max_size=9,
 ).map("".join)
@@ -32,6 +39,9 @@ RECORD = Record(b"value", None, [("a", b"1"), ("b", None), ("", b"")], 1_638_100
         ("%h", b"a=1,b=NULL,="),
         ("%%s %%", b"%s %"),
         ("\\n\\t\\r\\0\\\\ \\x", b"\n\t\r\0\\ \\x"),
+        ("%T{%F %H:%M:%S.%f}|", b"2021-11-28 11:53:20.000000|"),
+        ("%T{}", b"2021-11-28T11:53:20.000Z"),
+        ("%T{%%o} %o", b"%o 7"),
         ("", b""),
         ("no token", b"no token"),
     ],
@@ -58,11 +68,14 @@ def test_columns_are_printed_as_their_records(
     batch = Batch.parse(new.data)
     printed = FormatString(form.encode(), ORDERS)
     expected = b"".join(map(printed.format, batch.records()))
-    assert bytes(printed.render(batch.columns())) == expected
+    text, ends = printed.render(batch.columns())
+    assert text.tobytes() == expected
+    assert ends.tolist() == [*accumulate(len(printed.format(r)) for r in batch.records())]
 
 
 def test_no_records_have_no_text() -> None:
     """Columns without rows give nothing, whatever the format string."""
     (new,) = build_records([Record(b"v")], BatchFormat(), 9).batches
     columns = Batch.parse(new.data).columns().select(slice(0, 0))
-    assert bytes(FormatString(b"%o literal", ORDERS).render(columns)) == b""
+    text, ends = FormatString(b"%o literal %T{}", ORDERS).render(columns)
+    assert (text.tobytes(), ends.tolist()) == (b"", [])

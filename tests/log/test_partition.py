@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -507,6 +508,32 @@ def test_truncation_drops_segments_and_batches(store: Store, orders: Partition) 
     assert orders.epochs.entries == []
     orders.append([SMALL])
     assert offsets(orders) == [0]
+
+
+@pytest.mark.parametrize("size", [40, 4000])
+@pytest.mark.parametrize("more", [0, 5, 200])
+@pytest.mark.parametrize("position", [30, 47, 49, 60])
+def test_a_read_that_goes_on_over_a_truncation(
+    store: Store, orders: Partition, size: int, more: int, position: int
+) -> None:
+    """It ends at the records that are left, or with an error: never with dropped records or a gap."""
+    set_topic(store, "orders", segment_bytes=20 * size)
+
+    def append(tag: bytes, first: int, count: int) -> None:
+        for start in range(first, first + count, 5):
+            orders.append([b"%s %d " % (tag, n) + b"x" * size for n in range(start, start + 5)])
+
+    append(b"old", 0, 100)
+    reading = iter(orders.read())
+    seen = [next(reading) for _ in range(position + 1)]
+    assert store.truncate(NAME, 50)
+    append(b"new", 50, more)
+    with suppress(OffsetOutOfRange):
+        seen.extend(reading)
+    assert [record.offset for record in seen] == [*range(len(seen))]
+    # At most the rest of the batch that was being read.
+    assert len(seen) <= max(50, position + 5)
+    assert not any((record.value or b"").startswith(b"new") for record in seen)
 
 
 def test_truncation_below_the_first_segment_starts_there(log_dir: Path, clock: Clock) -> None:

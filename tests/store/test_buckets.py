@@ -302,6 +302,21 @@ def test_what_was_fetched_is_not_fetched_again(
         assert remote.disk.chunks.requests > 0
 
 
+@pytest.mark.parametrize("size", [0, 100])
+def test_a_cache_file_that_is_cut_in_use_is_fetched_again(
+    put: Put, partition: Path, place: Path, cache: Path, size: int
+) -> None:
+    """By whatever cleans the cache directory."""
+    copy(put, partition, "aiven")
+    with open_bucket(place) as remote:
+        orders = remote["orders-0"]
+        before = list(orders.read())
+        for path in cache.iterdir():
+            os.truncate(path, size)
+        assert orders.record(5) == before[5]
+        assert list(orders.read()) == before
+
+
 def test_without_a_cache_directory_a_bucket_is_read(
     put: Put, partition: Path, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

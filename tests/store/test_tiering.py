@@ -6,6 +6,8 @@ import random
 import shutil
 import subprocess
 import sys
+import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -375,6 +377,26 @@ def test_encrypted_segments_need_their_key(
         assert store["orders-0"].record(records[-1].offset) == records[-1]
     (keys / "first.pem").write_bytes(KEYS["first"])
     encryption._oaep.cache_clear()
+
+
+@pytest.mark.parametrize("stored", STORED)
+def test_nothing_is_fetched_twice(
+    log_dir: Path, server: ObjectServer, clock: Clock, keys: Path, stored: str
+) -> None:
+    """Of a bucket alone, in any form: no bytes are asked for again while they are in the cache."""
+    with Store(log_dir, clock=clock) as store:
+        for name, value in STORED[stored].items():
+            store.settings.set_broker(name, value)
+        fill(tiered(store, f"s3://{BUCKET}/tiered"))
+        tier(store)
+    server.requests.clear()
+    for _ in range(2):
+        with logfs.open(f"s3://{BUCKET}/tiered", read_only=True) as alone:
+            partition = alone["orders-0"]
+            assert partition.record(100) is not None
+            assert len(list(partition.read())) > 300
+    asked = [(request.key, request.range) for request in server.gets()]
+    assert len(asked) == len(set(asked))
 
 
 class Killed(BaseException):
@@ -1071,3 +1093,41 @@ def test_a_mount_lists_without_a_request(
     assert (mount.path / ".logfs/metrics").read_bytes()
     subprocess.run(["tail", "-n", "10", orders / "records"], check=True, stdout=subprocess.DEVNULL)
     assert not server.gets()
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("suffix", [".log", ".indexes", ".rsm-manifest"])
+def test_a_partition_that_is_deleted_while_it_is_copied_leaves_no_object(
+    log_dir: Path, server: ObjectServer, clock: Clock, suffix: str, again: bool
+) -> None:
+    """Whatever object was being sent; also if the partition is created again at once."""
+    sending, goes_on = threading.Event(), threading.Event()
+
+    def wait(request: Request) -> None:
+        if request.method == "PUT" and request.key.endswith(suffix):
+            sending.set()
+            goes_on.wait(20)
+
+    with Store(log_dir, clock=clock) as store:
+        fill(tiered(store, f"s3://{BUCKET}/tiered"))
+        server.fault = wait
+        copying = threading.Thread(target=lambda: suppressed(store))
+        copying.start()
+        assert sending.wait(20)
+        store.delete("orders-0")
+        if again:
+            tiered(store, f"s3://{BUCKET}/tiered")
+        goes_on.set()
+        copying.join(20)
+        server.fault = lambda request: None
+        clock.now_ms += 60_001
+        store.upkeep()
+        store.remote_log_manager.expire()
+        clock.now_ms += 60_001
+        store.remote_log_manager.expire()
+        assert not server.stored_keys()
+
+
+def suppressed(store: Store) -> None:
+    with suppress(LogfsError):
+        store.tier("orders-0")

@@ -39,6 +39,7 @@ OFFSET = 4
 TIMESTAMP = 5
 VALUE_SIZE = 6
 KEY_SIZE = 7
+EXTRA = 8
 
 # The most bytes that the text of a header has beyond its encoded form: "=", "NULL" and ",".
 HEADER_ROOM = 6
@@ -90,13 +91,18 @@ def write_formatted(
     header_starts: Int64s,
     header_ends: Int64s,
     header_counts: Int32s,
+    extra: Bytes,
+    extra_ranges: Int64s,
     out: Bytes,
+    ends: Int64s,
 ) -> int:
     """Write the text of each record to `out`, and return the number of bytes written.
 
-    `pieces`, int64[n, 3], has a kind and, for a literal, its start and end in `literals`. The other arrays are those
-    of `Columns`. `out` has room for the pieces: a null takes no bytes, and a header at most HEADER_ROOM more than its
-    encoded form.
+    `pieces`, int64[n, 3], has a kind and, for a literal, its start and end in `literals`. An extra piece has the
+    number of its rows in `extra_ranges`, int64[extras, records, 2]: the start and the end of its text in `extra` for
+    each record. The other arrays are those of `Columns`. `out` has room for the pieces: a null takes no bytes, and a
+    header at most HEADER_ROOM more than its encoded form. `ends`, int64[records], gets the position after each
+    record.
     """
     position = 0
     for index in range(len(offsets)):
@@ -124,8 +130,23 @@ def write_formatted(
                 position = put_integer(out, position, timestamps[index])
             elif kind == VALUE_SIZE:
                 position = put_integer(out, position, value_lengths[index])
-            else:
+            elif kind == KEY_SIZE:
                 position = put_integer(out, position, key_lengths[index])
+            else:
+                start = extra_ranges[pieces[number, 1], index, 0]
+                length = extra_ranges[pieces[number, 1], index, 1] - start
+                position = _put_part(out, position, extra, start, length)
+        ends[index] = position
+    return position
+
+
+@kernel
+def gather(data: Bytes, starts: Int64s, ends: Int64s, order: Int64s, out: Bytes) -> int:
+    """Write the parts data[starts[n]:ends[n]] to `out`, for each n of `order`; return the number of bytes written."""
+    position = 0
+    for number in order:
+        start = starts[number]
+        position = _put_part(out, position, data, start, ends[number] - start)
     return position
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from logfs.errors import InvalidName
+from logfs.format.base.times import format_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,12 +21,13 @@ if TYPE_CHECKING:
     from logfs.format.batches.columns import Columns
     from logfs.format.batches.record import Record
 
-_TOKEN = re.compile(rb"%(.?)|\\([ntr0\\])", re.DOTALL)
+_TOKEN = re.compile(rb"%T\{([^}]*)\}|%(.?)|\\([ntr0\\])", re.DOTALL)
 _ESCAPES = {b"n": b"\n", b"t": b"\t", b"r": b"\r", b"0": b"\0", b"\\": b"\\"}
 
 HELP = (
-    "a format string: %%s value, %%k key, %%h headers, %%o offset, %%T timestamp (ms), %%t topic, %%p partition, "
-    "%%S and %%K sizes of value and key (-1 for null); \\n, \\t, \\r, \\0"
+    "a format string: %%s value, %%k key, %%h headers, %%o offset, %%T timestamp (ms), %%T{%%H:%%M:%%S} time in UTC "
+    "by the letters of strftime (%%T{}: ISO 8601), %%t topic, %%p partition, %%S and %%K sizes of value and key (-1 "
+    "for null); \\n, \\t, \\r, \\0"
 )
 
 
@@ -46,6 +50,38 @@ _FIELDS: dict[bytes, Callable[[Record], bytes]] = {
 }
 
 
+@dataclass(frozen=True)
+class _Time:
+    """A token `%T{FORM}`. `form` is a format of `strftime`, "" for ISO 8601."""
+
+    form: str
+
+    def format(self, timestamp: int) -> bytes:
+        """Return a time (ms since the epoch) in UTC; `-` if there is none, and the number if it is too late."""
+        if timestamp < 0 or not self.form:
+            return format_time(timestamp).encode()
+        try:
+            moment = datetime.fromtimestamp(timestamp // 1000, UTC)
+            moment = moment.replace(microsecond=timestamp % 1000 * 1000)
+            return os.fsencode(moment.strftime(self.form))
+        except (OverflowError, ValueError, OSError):
+            return b"%d" % timestamp
+
+    def texts(self, timestamps: NDArray[np.int64]) -> tuple[bytes, NDArray[np.int64]]:
+        """Return the texts of times, each different one once, and the start and end of each row's: int64[n, 2]."""
+        import numpy as np
+
+        # Most formats show no part of a second, and then few texts differ.
+        unit = 1 if not self.form or "f" in self.form else 1000
+        floored = np.where(timestamps < 0, -1, timestamps - timestamps % unit)
+        different, rows = np.unique(floored, return_inverse=True)
+        texts = [self.format(timestamp) for timestamp in different.tolist()]
+        sizes = np.array([len(text) for text in texts], np.int64)
+        ends = sizes.cumsum()
+        starts = ends - sizes
+        return b"".join(texts), np.column_stack((starts, ends))[rows]
+
+
 class FormatString:
     """A format string for the records of one partition. `HELP` lists its tokens; other text stands for itself."""
 
@@ -57,19 +93,23 @@ class FormatString:
             b"%": b"%",
             b"n": b"\n",
         }
-        # Literals, and the letters of tokens as a `str`, in the order of the format string.
-        self._pieces: list[bytes | str] = []
+        # Literals, the letters of tokens as a `str`, and times, in the order of the format string.
+        self._pieces: list[bytes | str | _Time] = []
         literal, at = b"", 0
         for found in _TOKEN.finditer(form):
             literal += form[at : found.start()]
             at = found.end()
-            if found[1] in _FIELDS:
-                self._pieces += [literal, found[1].decode()]
+            time, letter, escape = found.groups()
+            if time is not None or letter in _FIELDS:
+                self._pieces += [
+                    literal,
+                    letter.decode() if time is None else _Time(os.fsdecode(time)),
+                ]
                 literal = b""
-            elif found[1] in fixed:
-                literal += fixed[found[1]]
-            elif found[2]:
-                literal += _ESCAPES[found[2]]
+            elif letter in fixed:
+                literal += fixed[letter]
+            elif escape:
+                literal += _ESCAPES[escape]
             else:
                 known = b" ".join(b"%" + letter for letter in (*_FIELDS, *fixed)).decode()
                 raise InvalidName(
@@ -79,19 +119,26 @@ class FormatString:
 
     def format(self, record: Record) -> bytes:
         """Return the text of one record."""
-        return b"".join(
-            piece if isinstance(piece, bytes) else _FIELDS[piece.encode()](record)
-            for piece in self._pieces
-        )
+        return b"".join(self._text(piece, record) for piece in self._pieces)
 
-    def render(self, columns: Columns) -> memoryview:
-        """Return the text of all records in `columns`, one after the other."""
+    @staticmethod
+    def _text(piece: bytes | str | _Time, record: Record) -> bytes:
+        if isinstance(piece, bytes):
+            return piece
+        if isinstance(piece, _Time):
+            return piece.format(-1 if record.timestamp is None else record.timestamp)
+        return _FIELDS[piece.encode()](record)
+
+    def render(self, columns: Columns) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        """Return the text of records as uint8[n], and the position after each record in it as int64[records]."""
         import numpy as np
 
         from logfs.format.kernels import text_kernels
 
         literals, pieces = self._compiled()
-        out = np.empty(self._room(columns), np.uint8)
+        extra, ranges = self._times(columns.timestamps)
+        out = np.empty(self._room(columns, ranges), np.uint8)
+        ends = np.empty(len(columns), np.int64)
         size = text_kernels.write_formatted(
             pieces,
             literals,
@@ -105,9 +152,26 @@ class FormatString:
             columns.header_starts,
             columns.header_ends,
             columns.header_counts,
+            np.frombuffer(extra, np.uint8),
+            ranges,
             out,
+            ends,
         )
-        return out[:size].data
+        return out[:size], ends
+
+    def _times(self, timestamps: NDArray[np.int64]) -> tuple[bytes, NDArray[np.int64]]:
+        """Return the texts of all tokens `%T{}`, and where that of each record is: int64[tokens, records, 2]."""
+        import numpy as np
+
+        texts = b""
+        ranges = np.empty(
+            (sum(isinstance(p, _Time) for p in self._pieces), len(timestamps), 2), np.int64
+        )
+        for number, piece in enumerate(p for p in self._pieces if isinstance(p, _Time)):
+            found, rows = piece.texts(timestamps)
+            ranges[number] = rows + len(texts)
+            texts += found
+        return texts, ranges
 
     def _compiled(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         """Return the literals as uint8[n], and the pieces as int64[pieces, 3], as the kernel takes them."""
@@ -124,17 +188,20 @@ class FormatString:
             "S": kernels.VALUE_SIZE,
             "K": kernels.KEY_SIZE,
         }
-        literals, rows = b"", []
+        literals, rows, times = b"", [], 0
         for piece in self._pieces:
-            if isinstance(piece, str):
+            if isinstance(piece, _Time):
+                rows.append((kernels.EXTRA, times, 0))
+                times += 1
+            elif isinstance(piece, str):
                 rows.append((kinds[piece], 0, 0))
             elif piece:
                 rows.append((kernels.LITERAL, len(literals), len(literals) + len(piece)))
                 literals += piece
         return np.frombuffer(literals, np.uint8), np.array(rows, np.int64).reshape(-1, 3)
 
-    def _room(self, columns: Columns) -> int:
-        """Return how many bytes the text of the records has at most."""
+    def _room(self, columns: Columns, times: NDArray[np.int64]) -> int:
+        """Return how many bytes the text of the records has at most; `times` is where the text of each time is."""
         from logfs.format.kernels.text_kernels import HEADER_ROOM, INTEGER_ROOM
 
         headers = int((columns.header_ends - columns.header_starts).sum())
@@ -143,10 +210,10 @@ class FormatString:
             "k": int(columns.key_lengths.clip(0).sum(dtype="int64")),
             "h": headers + HEADER_ROOM * int(columns.header_counts.sum()),
         }
-        room = 0
+        room = int((times[..., 1] - times[..., 0]).sum())
         for piece in self._pieces:
             if isinstance(piece, bytes):
                 room += len(piece) * len(columns)
-            else:
+            elif isinstance(piece, str):
                 room += of.get(piece, INTEGER_ROOM * len(columns))
         return room

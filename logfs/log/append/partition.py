@@ -104,6 +104,7 @@ class Partition(Reader):
     # A store may have 10,000 partitions, most of which stay as they were loaded. What begins with a default is
     # therefore set in the class: an object with more than 30 attributes of its own takes 1.4 KB more.
     generation = 0
+    truncations: tuple[int, ...] = ()
     failure: PartitionFailed | UnknownPartition | None = None
     # For upkeep: when the log was compacted, why it cannot be, and whether upkeep leaves it alone.
     cleaned_ms: int | None = None
@@ -614,6 +615,7 @@ class Partition(Reader):
         else:
             kept[-1].truncate(offset, self.config, now_ms)
             offset = kept[-1].next_offset
+        self.truncations = (*self.truncations, offset)
         self.segments = tuple(kept)
         self.flusher.lower_recovery_point(offset)
         self.log_start_offset = min(self.log_start_offset, offset)

@@ -14,8 +14,8 @@ SCHEMES = ("s3", "gs", "az", "file")
 _URL = re.compile(r"(s3|gs|az):/{1,2}[^/]|file:(/|///)[^/]")
 _ANY_URL = re.compile(r"\s*([A-Za-z][A-Za-z0-9+.-]+):/")
 
-# What comes before an @, and what follows a question mark or a number sign.
-_CREDENTIALS = re.compile(r"^[^/]*(?=@)|(?<=[?#]).*")
+# Names of buckets and objects may have these, but passwords in URLs come with them.
+_CREDENTIALS = re.compile(r"[@?#;:%\\].*", re.DOTALL)
 
 
 class BucketPath(PosixPath):
@@ -28,12 +28,11 @@ class BucketPath(PosixPath):
     def __str__(self) -> str:
         scheme, *rest = self.parts
         root = "/" if scheme == "file:" else ""
-        text = f"{root}{'/'.join(rest)}"
-        return f"{scheme}//{_CREDENTIALS.sub('***', text) if self.has_credentials else text}"
+        return f"{scheme}//***" if self.has_credentials else f"{scheme}//{root}{'/'.join(rest)}"
 
     @property
     def has_credentials(self) -> bool:
-        """Whether the URL has a user, a query or a fragment, where credentials may be."""
+        """Whether the URL has any of `@ ? # ; : %`, which come with a user, a query or a parameter."""
         return self.scheme != "file" and bool(_CREDENTIALS.search("/".join(self.parts[1:])))
 
     def __fspath__(self) -> str:

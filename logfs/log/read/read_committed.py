@@ -58,6 +58,10 @@ class StableLog(ReadableLog, Protocol):
     def traffic(self) -> Traffic:
         """Counters for metrics: bytes read through a mount, failed appends, failed reads."""
 
+    @property
+    def truncations(self) -> Sequence[int]:
+        """The offsets at which this process has truncated the log since it was opened, in that order."""
+
     def check_readable(self, offset: int) -> None:
         """Raise `OffsetOutOfRange` unless the offset is in [log start offset, log end offset]."""
 
@@ -115,6 +119,11 @@ class CommittedReader(Reader):
     def generation(self) -> int:
         """The generation of the log."""
         return self._log.generation
+
+    @property
+    def truncations(self) -> Sequence[int]:
+        """The truncations of the log."""
+        return self._log.truncations
 
     @property
     def views(self) -> ViewRegistry:

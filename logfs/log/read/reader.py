@@ -127,6 +127,10 @@ class Reader:
             """A number that grows when a new text view may have other bytes than one made before."""
 
         @property
+        def truncations(self) -> Sequence[int]:
+            """The offsets at which this process has truncated the log since it was opened, in that order."""
+
+        @property
         def views(self) -> ViewRegistry:
             """The registry of the text views that are in use for the log."""
 
@@ -223,16 +227,19 @@ class Reader:
         """Yield whole batches: from the one that holds `offset` to the last that begins before `end` or the log end.
 
         Control batches are included. With `segments`, reads those in place of the segments that the log has now.
-        Raises `OffsetOutOfRange`, and `DamagedRange` (a `Corrupt`) at damage; reading can continue after it, at the
-        error's `next_offset`.
+        Raises `OffsetOutOfRange`, also if the log is truncated meanwhile to an end below the next batch, and
+        `DamagedRange` (a `Corrupt`) at damage; reading can continue after it, at the error's `next_offset`.
         """
         if segments is None:
             self.check_readable(offset)
         stop = self.log_end_offset if end is None else min(end, self.log_end_offset)
+        known = len(self.truncations)
         for segment in self.segments_from(offset, segments):
             if segment.base_offset >= stop:
                 return
             for found in segment.batches_from(offset):
+                if len(self.truncations) > known:
+                    self._check_left(found, min(self.truncations[known:]))
                 if isinstance(found, Damage):
                     if found.first_offset >= stop:
                         return
@@ -241,6 +248,14 @@ class Reader:
                 if batch.header.base_offset >= stop:
                     return
                 yield batch
+
+    def _check_left(self, found: tuple[int, Batch] | Damage, end: int) -> None:
+        """Raise `OffsetOutOfRange` for what was read beyond `end`, where the log was truncated since."""
+        reached = found.next_offset if isinstance(found, Damage) else found[1].header.next_offset
+        if reached > end:
+            raise OffsetOutOfRange(
+                f"{self.name.directory}: the log was truncated to offset {end} while it was read; read again"
+            )
 
     def read(self, offset: int | None = None, end: int | None = None) -> Iterator[Record]:
         """Yield the records in [offset, end), by default from the log start to the log end as it is now.

@@ -52,7 +52,7 @@ class StoredFile(NamedTuple):
 
     The chunks begin at byte `begin` of the object. Each is decrypted with `data_key`, if there is one, and then
     decompressed, if `is_compressed`. `crcs` has the CRC-32C of each chunk as it is stored, if that is known. The
-    `version` is another one after the object was replaced.
+    `version` is another one after the object was replaced. With `is_part`, the object has other bytes besides.
     """
 
     key: str
@@ -64,6 +64,7 @@ class StoredFile(NamedTuple):
     data_key: DataKey | None = None
     crcs: Sequence[int] = ()
     version: str = ""
+    is_part: bool = False
 
     def is_as_stored(self, data: Buffer) -> bool:
         """Return False if bytes that are all of the object have another MD5 than its version, if this is an MD5.
@@ -71,7 +72,7 @@ class StoredFile(NamedTuple):
         Of an object that was stored in one request, S3's ETag is the MD5, unless it is encrypted with a key of KMS.
         """
         version = self.version.strip('"')
-        if self.begin or len(self.chunks) != 1 or not _MD5.fullmatch(version):
+        if self.is_part or len(self.chunks) != 1 or not _MD5.fullmatch(version):
             return True
         return hashlib.md5(data, usedforsecurity=False).hexdigest() == version
 
@@ -132,11 +133,13 @@ class ChunkReader:
         for number in numbers:
             chunk = stored.chunks[number]
             first, last = max(start, chunk.position), min(start + size, chunk.position + chunk.size)
-            parts.append(
-                self._disk.read(
-                    self._file(stored, number, following), first - chunk.position, last - first
-                )
-            )
+            at, count = first - chunk.position, last - first
+            data = self._disk.read(self._file(stored, number, following), at, count)
+            if len(data) < count:
+                # Somebody has cut the file of the cache.
+                self._drop(stored, number)
+                data = self._disk.read(self._file(stored, number, following), at, count)
+            parts.append(data)
         return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
 
     def release(self) -> None:
@@ -164,9 +167,8 @@ class ChunkReader:
                 if tries == _MOST_TRIES:
                     continue
                 self._tries[which] = since, tries + 1
-                file = self._open.pop(which, None)
+            file = self._drop(stored, number)
             before = None if file is None else bytes(self._disk.read(file, 0, chunk.size))
-            self._cache.forget(self._name(stored, number))
             file = self._begin(stored, number).result()
             changed |= bytes(self._disk.read(file, 0, chunk.size)) != before
         return changed
@@ -184,6 +186,13 @@ class ChunkReader:
             return coming.result()
         if self._sequential.get(stored.key, (-1,))[0] == number:
             self._fetch_ahead(stored, number, following)
+        return file
+
+    def _drop(self, stored: StoredFile, number: int) -> File | None:
+        """Forget a chunk, here and in the cache; return its file if it was open."""
+        with self._lock:
+            file = self._open.pop(_ChunkId(stored.key, stored.version, stored.begin, number), None)
+        self._cache.forget(self._name(stored, number))
         return file
 
     def _opened(self, which: _ChunkId) -> File | None:

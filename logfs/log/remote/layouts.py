@@ -246,7 +246,12 @@ class AivenSegment(BucketSegment):
         size = max(found.size - OVERHEAD_BYTES, 0)
         alone = ChunkIndex(max(size, 1), size, found.size, found.size)
         return stored._replace(
-            size=size, chunks=alone, begin=found.position, data_key=self._data_key, crcs=()
+            size=size,
+            chunks=alone,
+            begin=found.position,
+            data_key=self._data_key,
+            crcs=(),
+            is_part=True,
         )
 
     def description(self, read: Callable[..., bytes]) -> RemoteSegment | None:

@@ -173,8 +173,9 @@ class _Window:
             if not SMALLEST_BYTES <= size <= left:
                 raise Corrupt(f"message size {size} is invalid with {left} bytes left")
             return LegacyBatch.parse(self.get(position, size))
-        if left < HEADER_SIZE:
-            raise Corrupt(f"{left} bytes are too few for a batch")
+        if len(head) < HEADER_SIZE:
+            # Of a file that is being cut, fewer bytes are left than there were.
+            raise Corrupt(f"{min(left, len(head))} bytes are too few for a batch")
         header = parse_header(head)
         if header.magic != MAGIC:
             raise Corrupt(f"magic {header.magic} is not {MAGIC}")
