@@ -4,9 +4,11 @@ Each command is one file, imported only when the command runs, so that `logfs --
 has `add_arguments(parser)` and `run(arguments) -> int`, which returns the exit code: 0 for success, 1 for an error in
 the data or the system, 2 for wrong usage. `umount` also returns 3.
 
-What commands share: `common` (arguments, opening a store, tables, errors), `reading` (which records `cat` and `tail`
-print), `output` (how they are printed) and `watch` (the samples that `status` and `top` show). `dump` and `spark` are
-folders, with a file for each kind of file and for each job.
+What commands share: `common` (arguments, opening a store, tables, errors) and `watch` (the samples that `status` and
+`top` show). What `cat` and `tail` print comes through five modules: `selection` (where the records begin and end, and
+what they must contain, with `human_times`), `reading` (the partitions of a TARGET), `scanning` (their records, past
+damage), `merging` (several partitions in the order of time) and `output` (the form). `dump` and `spark` are folders,
+with a file for each kind of file and for each job.
 """
 
 from __future__ import annotations
@@ -164,7 +166,7 @@ def _choose(
                 if word.startswith("-") and word.endswith("=--"):
                     # argparse would read it as an option without a value, and store an empty list.
                     parser.error(f"argument {word.removesuffix('=--')}: '--' is not a value")
-            parsed = parser.parse_intermixed_args(words[1:])
+            parsed = parser.parse_intermixed_args(_joined(words[1:]))
             if name in _READ_ONLY:
                 return _run(module, parsed)
             # Import most of what the command needs here, where Ctrl-C still ends the process at once.
@@ -180,6 +182,17 @@ def _choose(
     parser.add_argument("command", choices=commands, metavar="COMMAND", help="one of these:")
     parser.parse_args(words[:1] or ["--help"])
     return 2
+
+
+def _joined(words: Sequence[str]) -> list[str]:
+    """Return words with each value such as `-3..` joined to the option before it: argparse takes it for an option."""
+    joined: list[str] = []
+    for word in words:
+        if re.match(r"-[0-9]+\.\.", word) and joined and joined[-1] in ("-o", "--offset"):
+            option = joined.pop()
+            word = f"{option}{'=' if option == '--offset' else ''}{word}"
+        joined.append(word)
+    return joined
 
 
 @contextmanager

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import sys
 import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from logfs.errors import InvalidName, InvalidSetting, InvalidStore, NotWritable, UnknownPartition
+from logfs.errors import InvalidSetting, InvalidStore, NotWritable, UnknownPartition
 from logfs.log.disk.bucket_path import BucketPath, as_path
 
 if TYPE_CHECKING:
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
 
     from logfs.log.append.partition import Partition
     from logfs.log.read.read_committed import Isolation
-    from logfs.log.read.reader import Reader
     from logfs.store.admin.requests import Answer, Request
     from logfs.store.store import Store
 
@@ -45,15 +43,15 @@ def not_empty(text: str) -> str:
     return text
 
 
-def add_target(parser: argparse.ArgumentParser) -> None:
-    """Add the TARGET argument, which names a partition: LOGDIR/PARTITION, or LOGDIR… PARTITION."""
-    parser.add_argument(
-        "target",
-        nargs="+",
-        type=not_empty,
-        metavar="TARGET",
-        help="LOGDIR/PARTITION, or LOGDIR… PARTITION",
-    )
+def add_target(parser: argparse.ArgumentParser, *, topics: bool = False) -> None:
+    """Add the TARGET argument, which names a partition: LOGDIR/PARTITION, or LOGDIR… PARTITION.
+
+    With `topics`, topics may be named, too, and several of both, with commas.
+    """
+    what = "LOGDIR/PARTITION, or LOGDIR… PARTITION"
+    if topics:
+        what += "; also a topic in place of the partition, or several with commas"
+    parser.add_argument("target", nargs="+", type=not_empty, metavar="TARGET", help=what)
 
 
 def add_isolation(parser: argparse.ArgumentParser) -> None:
@@ -217,48 +215,6 @@ def _unknown(wanted: Target) -> UnknownPartition:
     return UnknownPartition(
         f"{where}: has no partition {wanted.name!r}; 'logfs create' creates one"
     )
-
-
-_NUMBER = re.compile(r"[0-9]{1,19}")
-
-
-def offset_range(text: str) -> tuple[int | None, int | None]:
-    """Parse a range of offsets and return (start, end); None stands for an open side.
-
-    The forms are N (that record), A..B, A.., ..B, and -N or -N.. for the last N records, which gives the negative
-    start -N. Raises `InvalidName` for any other text.
-    """
-    first, dots, last = text.partition("..")
-    if not dots and _NUMBER.fullmatch(text):
-        return int(text), int(text) + 1
-    if not last and first.startswith("-") and _NUMBER.fullmatch(first[1:]) and int(first):
-        return int(first), None
-    if dots and all(not part or _NUMBER.fullmatch(part) for part in (first, last)):
-        return int(first) if first else None, int(last) if last else None
-    raise InvalidName(f"{text!r} is not an offset: give N, A..B, A.., ..B or -N for the last N")
-
-
-def time_range(text: str, partition: Reader) -> tuple[int | None, int | None]:
-    """Convert a time or a range of times to offsets (start, end); None stands for an open side.
-
-    `text` is T (from T on), A..B, A.. or ..B; times are ms since the epoch or ISO 8601. A time becomes the offset of
-    the first record at or after it that readers of `partition` see, or the log end offset if there is none. Raises
-    `InvalidName` for text that is not a time.
-    """
-    from logfs.format.base.times import parse_time
-
-    first, _, last = text.partition("..")
-    bounds = []
-    for part in (first, last):
-        timestamp = parse_time(part) if part else None
-        if part and timestamp is None:
-            raise InvalidName(f"{part!r} is not a time: give ms since 1970, or ISO 8601")
-        found = None if timestamp is None else partition.offset_for_time(timestamp, shown=True)
-        if part and found is None:
-            bounds.append(partition.log_end_offset)
-        else:
-            bounds.append(None if found is None else found.offset)  # type: ignore[arg-type]
-    return bounds[0], bounds[1]
 
 
 def recovery_progress() -> Callable[[str, int, int], None]:

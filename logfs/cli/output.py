@@ -6,32 +6,36 @@ import fcntl
 import os
 import sys
 from contextlib import suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
-from logfs.errors import OffsetOutOfRange
+from logfs.cli.scanning import FEW, LogScan, read_chunks, read_records, read_text
+from logfs.cli.selection import RecordFilter
+from logfs.format.text import envelope
 from logfs.format.text.format_string import HELP, FormatString
-from logfs.log.disk.disk import TRIES, Gone
 from logfs.log.disk.memory import keep_memory
-from logfs.log.segment.batch_iterator import Damage, DamagedRange
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from logfs.cli.reading import OpenTarget
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from logfs.cli.merging import Rows
+    from logfs.cli.reading import OpenLog
+    from logfs.cli.scanning import Chunk, ReadNext
+    from logfs.format.base.names import TopicPartition
     from logfs.format.batches.record import Record
     from logfs.log.read.reader import Reader
-    from logfs.log.segment.segment import Segment
 
-_CHUNK_BYTES = 1 << 20
+    Range = tuple[int, int | None]
+
 # The reader of a pipe of the default size (64 KiB) would be woken sixteen times as often.
 _PIPE_BYTES = 1 << 20
-# The limit on rounds of printing. Each round after the first prints up to the new end of a log that was compacted
-# during the round before.
-_ROUNDS = 20
-# The bytes of a log that are read and printed at a time for a format string.
-_SPLIT_BYTES = 64 << 20
+# For fewer records than this, a log is read in smaller parts: most of a larger one would be read for nothing.
+_FEW_OF_MANY = 10_000
+_SMALL_SPLIT_BYTES = 1 << 20
 
 
 def add_form(parser: argparse.ArgumentParser) -> None:
@@ -41,67 +45,177 @@ def add_form(parser: argparse.ArgumentParser) -> None:
     form.add_argument("-F", "--format", metavar="FORMAT", help=HELP)
 
 
-def print_record(record: Record, partition: Reader, arguments: argparse.Namespace) -> None:
-    """Print one record in the form that the options of `add_form` select."""
-    _write(_shown(record, partition, arguments))
-    sys.stdout.flush()
+class Printer:
+    """Prints records in the form that the options of `add_form` select, if the filter admits them."""
 
+    def __init__(self, arguments: argparse.Namespace, most: int | None = None) -> None:
+        """Print at most `most` records in all; None stands for no limit. Raises what `RecordFilter.of` raises."""
+        self._json = arguments.json
+        self._format = None if arguments.format is None else os.fsencode(arguments.format)
+        self._filter = RecordFilter.of(arguments)
+        self._left = most
+        _prepare_bulk()
 
-def print_records(
-    log: OpenTarget, start: int, end: int | None, arguments: argparse.Namespace
-) -> bool:
-    """Print the records [start, end), and return True if all of them could be read.
+    @property
+    def is_done(self) -> bool:
+        """Whether as many records as are wanted have been printed."""
+        return self._left is not None and self._left <= 0
 
-    An `end` of None stands for the log end. Damaged ranges, and ranges that retention drops before they are printed,
-    are reported on standard error and skipped. If the log is compacted meanwhile, a record may be removed before it
-    is printed; without an `end`, printing then goes on to the new log end, where the key has a newer record.
+    def print_record(self, record: Record, reader: Reader) -> None:
+        """Print one record, whatever the filter."""
+        _write(self._shown(record, reader.name))
+        sys.stdout.flush()
 
-    Raises `Gone` if files leave the log in `TRIES` attempts in a row, or if the partition was deleted and created
-    again, and `OffsetOutOfRange` if the files of a segment are replaced or moved after a part of it was printed.
-    """
-    _prepare_bulk()
-    whole, by_record = True, False
-    stop, generation = start, -1
-    tries, rounds = TRIES, _ROUNDS
-    while True:
-        partition, before = log.reader, start
-        try:
-            if start >= stop:
-                if partition.generation == generation or not rounds:
-                    break
-                generation, rounds = partition.generation, rounds - 1
-                stop = _stop(partition, end)
-                continue
-            first = partition.log_start_offset
-            if start < first:
-                sys.stdout.flush()
-                print(
-                    f"logfs: {partition.name.directory}: offsets {start} to {min(first, stop) - 1} left the log "
-                    "before they could be printed",
-                    file=sys.stderr,
+    def print_logs(self, logs: Sequence[OpenLog], ranges: Sequence[Range]) -> bool:
+        """Print the records in one range [start, end) of each log, and return True if all of them could be read.
+
+        Those of several logs are merged in the order of time. Raises what `LogScan` raises.
+        """
+        if len(logs) == 1 and not (self._format or self._filter) and self._left is None:
+            return self._print_text(logs[0], *ranges[0])
+        scans = [
+            LogScan(log, *each, self._reader_of(ranges))
+            for log, each in zip(logs, ranges, strict=True)
+        ]
+        self.print_rows(self._merged(scans))
+        return all(scan.whole for scan in scans)
+
+    def print_last(self, logs: Sequence[OpenLog], ends: Sequence[int], count: int) -> bool:
+        """Print the last `count` records before the end of each log, merged as `print_logs` does; return the same."""
+        from logfs.cli.merging import last
+
+        ranges = [
+            (log.ask(partial(self._start_of_last, end=end, count=count)), end)
+            for log, end in zip(logs, ends, strict=True)
+        ]
+        if len(logs) == 1 and self._filter is None:
+            return self.print_logs(logs, ranges)
+        scans = [
+            LogScan(log, *each, self._reader_of(ranges))
+            for log, each in zip(logs, ranges, strict=True)
+        ]
+        self.print_rows(last(self._merged(scans), count))
+        return all(scan.whole for scan in scans)
+
+    def print_rows(self, rows: Iterable[Rows]) -> None:
+        """Print rows, up to the limit."""
+        for each in rows:
+            shown = each
+            if self._left is not None:
+                shown = each.cut(0, self._left)
+                self._left -= len(shown.ends)
+            _write(shown.text.data)
+            if self.is_done:
+                break
+        sys.stdout.flush()
+
+    def _start_of_last(self, reader: Reader, end: int, count: int) -> int:
+        """Return an offset from which at least `count` records match before `end`; the log start if fewer do."""
+        if self._filter is None:
+            return reader.offset_of_last(count) if count > 0 else end
+        start, step, found = end, 1024, 0
+        while start > reader.log_start_offset and found < count:
+            stop, start = start, max(start - step, reader.log_start_offset)
+            step = min(step * 4, 1 << 20)
+            found += sum(
+                len(self._filter.rows(chunk)) for _, chunk in _past_damage(reader, start, stop)
+            )
+        return start
+
+    def _reader_of(self, ranges: Sequence[Range]) -> ReadNext[Chunk]:
+        if all(end is not None and end - start <= FEW for start, end in ranges):
+            return read_records
+        if self._left is not None and self._left < _FEW_OF_MANY:
+            return partial(read_chunks, split_bytes=_SMALL_SPLIT_BYTES)
+        return read_chunks
+
+    def _merged(self, scans: Sequence[LogScan[Chunk]]) -> Iterator[Rows]:
+        from logfs.cli.merging import merge
+
+        streams = [self._rows(scan) for scan in scans]
+        return streams[0] if len(streams) == 1 else merge(streams)
+
+    def _rows(self, scan: LogScan[Chunk]) -> Iterator[Rows]:
+        from logfs.cli.merging import Rows, rising
+
+        reached = -1
+        for chunk in scan:
+            # The order does not depend on the filter.
+            times = rising(chunk, reached)
+            reached = int(times[-1]) if len(times) else reached
+            admitted = chunk
+            if self._filter is not None:
+                numbers = self._filter.rows(chunk)
+                times = times[numbers]
+                admitted = (
+                    [chunk[number] for number in numbers]
+                    if isinstance(chunk, list)
+                    else chunk.select(numbers)
                 )
-                start, whole = first, False
-                continue
-            for reached in _print_next(partition, start, stop, by_record, arguments):
-                start = reached
+            if len(times):
+                yield Rows(times, *self._rendered(admitted, scan.log.reader.name))
+
+    def _rendered(
+        self, chunk: Chunk, name: TopicPartition
+    ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        """Return the text of records, and the position after each record in it."""
+        import numpy as np
+
+        from logfs.format.text.rendering import View, render
+
+        if isinstance(chunk, list):
+            texts = [self._shown(record, name) for record in chunk]
+            return np.frombuffer(b"".join(texts), np.uint8), np.cumsum([len(t) for t in texts])
+        if self._format is not None:
+            return _parsed(self._format, name).render(chunk)
+        view = View.ENVELOPES if self._json else View.LINES
+        return render(chunk, view, envelope.prefix(name) if self._json else b"")
+
+    def _shown(self, record: Record, name: TopicPartition) -> bytes:
+        if self._format is not None:
+            return _parsed(self._format, name).format(record)
+        if self._json:
+            return envelope.encode(record, envelope.prefix(name))
+        return (record.value or b"") + b"\n"
+
+    def _print_text(self, log: OpenLog, start: int, end: int | None) -> bool:
+        """Print all records of a range of one log, whose text is rendered by its index."""
+        from logfs.format.text.rendering import View
+
+        view = View.ENVELOPES if self._json else View.LINES
+
+        def read(
+            reader: Reader, start: int, stop: int, by_record: bool
+        ) -> Iterator[tuple[int, bytes]]:
+            text = None
+            if not by_record and stop - start > FEW:
+                text = read_text(reader, start, stop, view)
+            if text is not None:
+                yield from text
+                return
+            for record in reader.read(start, stop):
+                yield record.offset + 1, self._shown(record, reader.name)
+            yield stop, b""
+
+        scan = LogScan(log, start, end, read)
+        for part in scan:
+            _write(part)
+        sys.stdout.flush()
+        return scan.whole
+
+
+def _past_damage(reader: Reader, start: int, stop: int) -> Iterator[tuple[int, Chunk]]:
+    """Yield the chunks of [start, stop) without those that are damaged, which a later read reports."""
+    from logfs.log.segment.batch_iterator import DamagedRange
+
+    at = start
+    while at < stop:
+        try:
+            for reached, chunk in read_chunks(reader, at, stop, False):
+                yield reached, chunk
+                at = reached
         except DamagedRange as damage:
-            sys.stdout.flush()
-            print(f"logfs: {damage}", file=sys.stderr)
-            whole = False
-            start = max(damage.next_offset, start)
-            # Damage before a segment's first record covers no offsets. The text view begins with the damage, so it
-            # would fail again; a read by record begins after it.
-            by_record |= start == before
-        except Gone:
-            # Another process has compacted or moved the partition.
-            tries = tries - 1 if start == before else TRIES
-            if not tries or log.look_again():
-                raise
-        except OffsetOutOfRange:
-            if start >= partition.log_start_offset:
-                raise
-    sys.stdout.flush()
-    return whole
+            at = max(damage.next_offset, at + 1)
 
 
 def _prepare_bulk() -> None:
@@ -112,105 +226,7 @@ def _prepare_bulk() -> None:
         fcntl.fcntl(sys.stdout.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
 
-def _stop(partition: Reader, end: int | None) -> int:
-    return partition.log_end_offset if end is None else min(end, partition.log_end_offset)
-
-
-def _shown(record: Record, partition: Reader, arguments: argparse.Namespace) -> bytes:
-    if arguments.format is not None:
-        return _parsed(os.fsencode(arguments.format), partition.name).format(record)
-    if arguments.json:
-        from logfs.format.text import envelope
-
-        return envelope.encode(record, envelope.prefix(partition.name))
-    return (record.value or b"") + b"\n"
-
-
-@lru_cache(maxsize=1)
-def _may_hide_damage(segment: Segment, size_bytes: int) -> bool:
-    """Return whether there is damage among batches without text, such as control batches.
-
-    `size_bytes` is the segment's present size: the answer is remembered until it grows.
-
-    The text view skips these batches, and the damage with them. A segment with fewer records in its text than offsets
-    has such batches, or has lost batches, and is searched. A segment with `gaps` is not searched, because it always
-    has fewer records than offsets.
-    """
-    from logfs.log.segment import batch_scanner
-
-    if segment.gaps or segment.end.text.records == segment.next_offset - segment.base_offset:
-        return False
-    found = batch_scanner.scan_segment(segment, 0, segment.base_offset)
-    return any(isinstance(each, Damage) for each in found)
-
-
-def _print_next(
-    partition: Reader, start: int, stop: int, by_record: bool, arguments: argparse.Namespace
-) -> Iterator[int]:
-    """Print the next of the records [start, stop); yield, again and again, the offset up to which all are printed.
-
-    With `by_record`, and if they are few, they are read one by one. Raises `DamagedRange`; `Gone` if files have left
-    the log; `OffsetOutOfRange` if they leave it after a part of a segment was printed.
-    """
-    if not by_record and stop - start > _FEW:
-        if arguments.format is not None:
-            yield from _print_columns(partition, start, stop, arguments)
-            return
-        segment = partition.log.segments_from(start)[0]
-        if not _may_hide_damage(segment, segment.size_bytes):
-            until = stop if segment.next_base is None else min(stop, segment.next_base)
-            _print_text(partition, start, until, json=arguments.json)
-            yield until
-            return
-    # Do not stop at segment boundaries: damage after a segment's last record lies before the first record of the next
-    # segment.
-    for record in partition.read(start, stop):
-        _write(_shown(record, partition, arguments))
-        yield record.offset + 1
-    yield stop
-
-
-def _print_text(partition: Reader, start: int, end: int, *, json: bool) -> None:
-    """Print the records [start, end) of one segment.
-
-    Raises `Gone` if the segment's files have left the log and nothing is printed yet, and `OffsetOutOfRange` if they
-    leave it later.
-    """
-    from logfs.format.text.rendering import View
-
-    view = partition.text(View.ENVELOPES if json else View.LINES, start, end)
-    position = 0
-    try:
-        while data := view.read(position, _CHUNK_BYTES, up_to_damage=True):
-            _write(data)
-            position += len(data)
-    except Gone as gone:
-        if position:
-            raise OffsetOutOfRange(str(gone)) from None
-        raise
-
-
-def _print_columns(
-    partition: Reader, start: int, stop: int, arguments: argparse.Namespace
-) -> Iterator[int]:
-    """Print records by a format string, whole columns of them at a time, as `_print_next` describes."""
-    from logfs.log.transfer import scan_split
-
-    form = _parsed(os.fsencode(arguments.format), partition.name)
-    for split in scan_split.plan(partition, start, stop, split_bytes=_SPLIT_BYTES):
-        for found in scan_split.read(split):
-            if isinstance(found, DamagedRange):
-                raise found
-            _write(form.render(found)[0].data)
-            yield int(found.offsets[-1]) + 1
-        yield split.end_offset
-    yield stop
-
-
-_parsed = lru_cache(maxsize=1)(FormatString)
-
-# Up to this many records are printed one by one, which takes less time than loading the compiled kernels.
-_FEW = 64
+_parsed = lru_cache(maxsize=1024)(FormatString)
 
 
 def _write(data: bytes | memoryview) -> None:

@@ -1,21 +1,29 @@
-"""The partition that `cat` and `tail` read. Another process may compact, delete or move it during the read."""
+"""The partitions that `cat` and `tail` read. Another process may compact, delete or move them during the read."""
 
 from __future__ import annotations
 
 import os
+import re
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from logfs.cli.common import isolation_level, partition, recovery_progress, target
+from logfs.errors import InvalidName
+from logfs.format.base import names
+from logfs.log.disk.bucket_path import BucketPath
 from logfs.log.disk.disk import TRIES, Gone
 
 if TYPE_CHECKING:
     import uuid
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
+    from types import TracebackType
+    from typing import Self
 
     from logfs.cli.common import Target
     from logfs.log.append.partition import Partition
+    from logfs.log.read.read_committed import Isolation
     from logfs.log.read.reader import Reader
     from logfs.store.store import Store
 
@@ -24,35 +32,109 @@ T = TypeVar("T")
 # The wait between two searches for a partition that is being moved to another log directory.
 _WAIT_SECONDS = 0.1
 _ON_THE_WAY = ("-stray", "-future")
+_NUMBERED = re.compile(rf".+-({names.PARTITION.pattern})")
 
 
-class OpenTarget:
-    """The partition that a TARGET argument names, in a store opened read-only. Only one thread may use it."""
+class OpenLogs:
+    """The partitions that a TARGET argument names, in a store opened read-only. Only one thread may use it.
+
+    A name in it is that of a partition or, if there is no partition of that name, of a topic, which stands for all of
+    its partitions. `logs` has them in the order of the names, those of a topic by their numbers.
+    """
 
     def __init__(self, words: Sequence[str], isolation: str) -> None:
-        """Open the store, and find the partition.
+        """Open the store, and find the partitions.
 
         `words` are those of a TARGET, `isolation` is the name of an isolation level. Raises `InvalidSetting` for an
-        unknown level, `UnknownPartition`, the error that keeps the partition offline, and the errors of opening a
-        store read-only.
+        unknown level, `UnknownPartition`, the error that keeps a partition offline, and the errors of opening a store
+        read-only.
         """
         from logfs.store.store import Store
 
         self._target = target(words)
         self._isolation = isolation_level(isolation)
+        self._names = self._target.name.split(",")
+        # To open one partition of a large directory takes less time than to open all.
+        only = self._names[0] if self._is_one_partition() else None
         self.store: Store = Store(
-            self._target.log_dirs,
-            read_only=True,
-            only=self._target.name,
-            progress=recovery_progress(),
+            self._target.log_dirs, read_only=True, only=only, progress=recovery_progress()
         )
+        self.logs: list[OpenLog] = []
         try:
-            self._log = self._find()
-            self._id = self._topic_id()
+            self.find_new()
         except BaseException:
             self.store.close()
             raise
-        self.reader: Reader = self._log.isolated(self._isolation)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.store.__exit__(kind, error, traceback)
+
+    @property
+    def is_topic(self) -> bool:
+        """Whether the TARGET may stand for several partitions, even if there is only one now."""
+        return len(self._names) > 1 or self._names[0] != self.logs[0].name
+
+    def find_new(self) -> Sequence[OpenLog]:
+        """Open the partitions of the TARGET that are not open yet, and return them."""
+        known = {log.name for log in self.logs}
+        new = [
+            OpenLog(self.store, self._target._replace(name=name), self._isolation)
+            for wanted in self._names
+            for name in _partitions_of(wanted, [*self.store, *self.store.offline])
+            if name not in known
+        ]
+        self.logs += new
+        return new
+
+    def _is_one_partition(self) -> bool:
+        if len(self._names) > 1:
+            return False
+        found: list[str] = []
+        for path in self._target.log_dirs:
+            if isinstance(path, BucketPath):
+                # A listing costs requests.
+                return _NUMBERED.fullmatch(self._names[0]) is not None
+            with suppress(OSError):
+                # What is on its way to another log directory counts, too.
+                found += [entry.partition(".")[0] for entry in os.listdir(path)]
+        name = self._names[0]
+        return name in found or bool(found and _partitions_of(name, found) == [name])
+
+
+def _partitions_of(name: str, existing: Iterable[str]) -> list[str]:
+    """Return the partitions that a name stands for; the name itself if there are none."""
+    existing = set(existing)
+    if name in existing:
+        return [name]
+    found = []
+    for each in existing:
+        with suppress(InvalidName):
+            parsed = names.parse_directory(each)
+            if parsed.topic == name:
+                found.append(parsed)
+    return [each.directory for each in sorted(found)] or [name]
+
+
+class OpenLog:
+    """A partition that is read. Only one thread may use it."""
+
+    def __init__(self, store: Store, wanted: Target, isolation: Isolation) -> None:
+        """Find the partition in an open store. Raises `UnknownPartition`, and the error that keeps it offline."""
+        self.store = store
+        self.name = wanted.name
+        self._target = wanted
+        self._isolation = isolation
+        self._log = self._find()
+        self._id = self._topic_id()
+        self.reader: Reader = self._log.isolated(isolation)
 
     def ask(self, question: Callable[[Reader], T]) -> T:
         """Return the result of `question`, which is called with the partition's reader.
@@ -70,13 +152,16 @@ class OpenTarget:
                 self.look_again()
         raise AssertionError("the last try returns or raises")
 
-    def look_again(self) -> bool:
+    def look_again(self, *, refresh: bool = True) -> bool:
         """Bring the reader up to date. Return True if the reader now reads another log, else False.
+
+        Without `refresh`, the caller has refreshed the store.
 
         A partition that was deleted and created again is another log; one that was moved is the same. Raises
         `UnknownPartition` if the partition is gone.
         """
-        self.store.refresh()
+        if refresh:
+            self.store.refresh()
         before, self._log = self._log, self._find()
         if self._log is before:
             return False

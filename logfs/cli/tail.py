@@ -6,8 +6,10 @@ import time
 from typing import TYPE_CHECKING
 
 from logfs.cli.common import add_isolation, add_target
-from logfs.cli.output import add_form, print_records
-from logfs.cli.reading import OpenTarget
+from logfs.cli.output import Printer, add_form
+from logfs.cli.reading import OpenLogs
+from logfs.cli.selection import add_filter
+from logfs.errors import InvalidName
 
 if TYPE_CHECKING:
     import argparse
@@ -16,36 +18,43 @@ _POLL_SECONDS = 0.5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments: TARGET (the partition), the number of records, whether to follow, and the output's form."""
-    add_target(parser)
+    """Add the arguments: TARGET, the number of records, whether to follow, and the output's form."""
+    add_target(parser, topics=True)
     parser.add_argument(
         "-n", "--lines", type=int, default=10, metavar="N", help="the last N records (10)"
     )
     parser.add_argument(
         "-f", "--follow", action="store_true", help="continue with records as they are appended"
     )
+    add_filter(parser)
     add_isolation(parser)
     add_form(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the last records, and with `--follow` also those appended later.
+    """Print the last records, and with `--follow` also those appended later, in new partitions of a topic, too.
 
-    Another process may append to the partition: the files are checked for changes twice a second. The exit code is 1
+    Another process may append to the partitions: the files are checked for changes twice a second. The exit code is 1
     if a record could not be read.
     """
-    log = OpenTarget(arguments.target, arguments.isolation)
-    with log.store:
-        start = log.ask(lambda reader: reader.offset_of_last(arguments.lines))
-        end = log.reader.log_end_offset
-        whole = print_records(log, start, end, arguments)
+    if arguments.lines < 0:
+        raise InvalidName(f"-n {arguments.lines}: give a number of records")
+    printer = Printer(arguments)
+    with OpenLogs(arguments.target, arguments.isolation) as opened:
+        ends = {log: log.reader.log_end_offset for log in opened.logs}
+        whole = printer.print_last(opened.logs, list(ends.values()), arguments.lines)
         while arguments.follow:
             time.sleep(_POLL_SECONDS)
-            if log.look_again():
-                # The partition was deleted and created again.
-                end = log.reader.log_start_offset
-            # Read the end before printing: records appended during the output belong to the next turn. The end is
+            opened.store.refresh()
+            for log in opened.logs:
+                if log.look_again(refresh=False):
+                    # The partition was deleted and created again.
+                    ends[log] = log.reader.log_start_offset
+            for log in opened.find_new():
+                ends[log] = log.reader.log_start_offset
+            # Read the ends before printing: records appended during the output belong to the next turn. An end is
             # lower than before if the log was truncated.
-            start, end = end, log.reader.log_end_offset
-            whole &= print_records(log, start, end, arguments)
+            starts, ends = ends, {log: log.reader.log_end_offset for log in opened.logs}
+            ranges = [(starts[log], ends[log]) for log in opened.logs]
+            whole &= printer.print_logs(opened.logs, ranges)
     return 0 if whole else 1

@@ -637,18 +637,20 @@ def cache() -> Path:
 
 
 def test_cat_by_key(log_dir: Path) -> None:
-    """`logfs cat --key` prints the newest record of a key in any format; without one it fails with exit code 1."""
+    """`logfs cat --newest` prints the newest record of a key in any format; without one it fails with exit code 1."""
     with Store(log_dir) as store:
         log = store.create(NAME)
         log.append([Record(b"old", b"a"), Record(b"new", b"a"), Record(None, b"b")])
         log.append([Record(b"slash", b"a/b"), Record(b"bytes", b"\xff")])
     command = [sys.executable, "-m", "logfs", "cat", str(log_dir / NAME)]
-    assert run(*command, "--key", "a") == "new\n"
-    assert orjson.loads(run(*command, "--json", "--key", "a"))["offset"] == 1
-    assert run(*command, "--format", "%o %k=%s", "--key", "a/b") == "3 a/b=slash"
-    assert run(*command, "--key", os.fsdecode(b"\xff")) == "bytes\n"
+    assert run(*command, "--newest", "a") == "new\n"
+    assert orjson.loads(run(*command, "--json", "--newest", "a"))["offset"] == 1
+    assert run(*command, "--format", "%o %k=%s", "--newest", "a/b") == "3 a/b=slash"
+    assert run(*command, "--newest", os.fsdecode(b"\xff")) == "bytes\n"
     for key in ("b", "nobody"):
-        done = subprocess.run([*command, "-k", key], capture_output=True, check=False, text=True)
+        done = subprocess.run(
+            [*command, "--newest", key], capture_output=True, check=False, text=True
+        )
         assert (done.returncode, done.stdout) == (1, "")
         assert (
             done.stderr

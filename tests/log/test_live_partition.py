@@ -23,7 +23,7 @@ import orjson
 import pytest
 
 import logfs
-from logfs.cli import main, output
+from logfs.cli import main, scanning
 from logfs.errors import OffsetOutOfRange, UnknownPartition
 from logfs.format.base import names
 from logfs.format.base.names import TopicPartition
@@ -1126,8 +1126,8 @@ def test_cat_misses_no_key_that_is_written_again_and_compacted(
                 writer("store.upkeep()")
         return found
 
-    real = output._stop
-    monkeypatch.setattr(output, "_stop", stop)
+    real = scanning._stop
+    monkeypatch.setattr(scanning, "_stop", stop)
     assert main(["cat", *form, str(writer.log_dir / NAME)]) == 0
     printed = capfdbinary.readouterr().out.splitlines()
     found = {orjson.loads(line)["key"] for line in printed} if form == ["-J"] else {*printed}

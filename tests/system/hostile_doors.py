@@ -175,7 +175,7 @@ class Doors:
                     ("-J",),
                     ("-F", "%s %k %h %o %T %t %p %S %K\\n"),
                     ("-t", str(chance.choice(_TIMES))),
-                    ("-k", chance.choice(("k1", "nosuch"))),
+                    ("--newest", chance.choice(("k1", "nosuch"))),
                     ("-o", chance.choice(("0", "3..", "-5", "..7", str(2**63 - 1)))),
                     ("-J", "--isolation", "read_committed"),
                 )

@@ -118,22 +118,12 @@ def metadata_partition(partition: RemotePartition, partitions: int = PARTITIONS)
     found = 1
     for number in (_java_hash(low), _java_hash(high), partition.partition):
         found = (31 * found + number) & 0xFFFF_FFFF
-    return (_murmur2(found.to_bytes(4, "big")) & 0x7FFF_FFFF) % partitions
+    return partition_of(found.to_bytes(4, "big"), partitions)
 
 
 def _java_hash(number: int) -> int:
     """Return the hash code of a Java `Long` of 64 bits."""
     return (number ^ (number >> 32)) & 0xFFFF_FFFF
-
-
-def _murmur2(four_bytes: bytes) -> int:
-    """Return Kafka's murmur2 hash of four bytes, as an unsigned number."""
-    mask, factor = 0xFFFF_FFFF, 0x5BD1_E995
-    block = int.from_bytes(four_bytes, "little") * factor & mask
-    block = (block ^ (block >> 24)) * factor & mask
-    found = (0x9747_B28C ^ len(four_bytes)) * factor & mask ^ block
-    found = (found ^ (found >> 13)) * factor & mask
-    return found ^ (found >> 15)
 
 
 def _fields(record: MetadataRecord) -> dict[str, Any]:

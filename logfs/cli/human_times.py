@@ -1,0 +1,50 @@
+"""Times as people write them: `10 minutes ago`, `yesterday`, `14:00`, besides those of `logfs.format.base.times`."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+
+from logfs.errors import InvalidName
+from logfs.format.base.times import parse_time
+
+_DIGIT = re.compile(r"[0-9]")
+# What looks like ISO 8601, and is no time, must not become another one.
+_ISO = re.compile(r"[0-9]{4}-?[0-9]{2}|-?[0-9]+$")
+
+
+def moment(text: str, now_ms: int) -> int:
+    """Return a time in ms since the epoch: ms, ISO 8601, or English words, relative to `now_ms`.
+
+    Everything without a time zone is in UTC. A day, such as `yesterday` or `monday`, stands for its first moment.
+    Raises `InvalidName` for any other text.
+    """
+    known = parse_time(text)
+    if known is not None:
+        return known
+    refusal = InvalidName(
+        f"{text!r} is not a time: give ms since 1970, ISO 8601, or words such as '10 minutes ago' or 'yesterday'"
+    )
+    if _ISO.match(text):
+        raise refusal
+    from dateparser.date import DateDataParser
+
+    now = datetime.fromtimestamp(now_ms / 1000, UTC)
+    parser = DateDataParser(
+        languages=["en"],
+        settings={
+            "TIMEZONE": "UTC",
+            "TO_TIMEZONE": "UTC",
+            "RETURN_AS_TIMEZONE_AWARE": True,
+            "RETURN_TIME_AS_PERIOD": True,
+            "PREFER_DATES_FROM": "past",
+            "RELATIVE_BASE": now.replace(tzinfo=None),
+        },
+    )
+    found = parser.get_date_data(text)
+    if found.date_obj is None:
+        raise refusal
+    first = found.date_obj
+    if found.period == "day" and not _DIGIT.search(text):
+        first = first.replace(hour=0, minute=0, second=0, microsecond=0)
+    return max(int(first.timestamp() * 1000), 0)

@@ -1,0 +1,133 @@
+"""The text of several logs as one, in the order of time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from logfs.cli.scanning import FEW
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from logfs.cli.scanning import Chunk
+
+
+class Rows(NamedTuple):
+    """The text of records, one after the other: uint8[n], the position after each of them, int64[records].
+
+    `times` (int64[records], ms) never fall: each is the greatest timestamp so far of the log that the record is in.
+    """
+
+    times: NDArray[np.int64]
+    text: NDArray[np.uint8]
+    ends: NDArray[np.int64]
+
+    def cut(self, first: int, end: int) -> Rows:
+        """Return the rows [first, end)."""
+        if first == 0 and end >= len(self.ends):
+            return self
+        start = int(self.ends[first - 1]) if first else 0
+        ends = self.ends[first:end]
+        stop = int(ends[-1]) if len(ends) else start
+        return Rows(self.times[first:end], self.text[start:stop], ends - start)
+
+
+def rising(chunk: Chunk, reached: int) -> NDArray[np.int64]:
+    """Return the greatest timestamp so far at each record of a chunk, int64[records], where `reached` came before."""
+    if isinstance(chunk, list):
+        times = np.array([-1 if r.timestamp is None else r.timestamp for r in chunk], np.int64)
+    else:
+        times = chunk.timestamps
+    return np.maximum(np.maximum.accumulate(times), reached)
+
+
+def merge(streams: Sequence[Iterable[Rows]]) -> Iterator[Rows]:
+    """Yield the rows of several logs in the order of (time, log, offset).
+
+    The order of each log's records is kept. Only as much of each log is read ahead as the order needs.
+    """
+    waiting = [_Waiting(number, iter(stream)) for number, stream in enumerate(streams)]
+    while waiting := [each for each in waiting if each.fill()]:
+        # Nothing that is still to be read comes before the last row of this log.
+        last = min(waiting, key=lambda each: (each.rows.times[-1], each.number))
+        end = last.rows.times[-1]
+        parts = [(each.number, each.take(end, ties=each.number <= last.number)) for each in waiting]
+        yield _in_order([(number, rows) for number, rows in parts if len(rows.ends)])
+
+
+class _Waiting:
+    """The rows of a log that have been read and not been taken."""
+
+    def __init__(self, number: int, stream: Iterator[Rows]) -> None:
+        self.number = number
+        self._stream = stream
+        self.rows = _NOTHING
+
+    def fill(self) -> bool:
+        """Read on if no row is left; return False at the end of the log."""
+        while not len(self.rows.ends):
+            rows = next(self._stream, None)
+            if rows is None:
+                return False
+            self.rows = rows
+        return True
+
+    def take(self, end: int, *, ties: bool) -> Rows:
+        """Take the rows before a time and, with `ties`, those of that time."""
+        count = int(np.searchsorted(self.rows.times, end, side="right" if ties else "left"))
+        taken, self.rows = self.rows.cut(0, count), self.rows.cut(count, len(self.rows.ends))
+        return taken
+
+
+_NOTHING = Rows(np.empty(0, np.int64), np.empty(0, np.uint8), np.empty(0, np.int64))
+
+
+def _in_order(parts: Sequence[tuple[int, Rows]]) -> Rows:
+    if len(parts) == 1:
+        return parts[0][1]
+    times = np.concatenate([rows.times for _, rows in parts])
+    numbers = np.concatenate([np.full(len(rows.ends), number) for number, rows in parts])
+    # A stable sort: the rows of a log stay in their order.
+    order = np.lexsort((numbers, times))
+    text = np.concatenate([rows.text for _, rows in parts])
+    shifts = np.cumsum([0, *(len(rows.text) for _, rows in parts)])
+    ends = np.concatenate(
+        [rows.ends + shift for (_, rows), shift in zip(parts, shifts[:-1], strict=True)]
+    )
+    starts = np.concatenate(([0], ends[:-1]))
+    sizes = (ends - starts)[order]
+    return Rows(times[order], _gathered(text, starts, ends, order), np.cumsum(sizes))
+
+
+def _gathered(
+    text: NDArray[np.uint8],
+    starts: NDArray[np.int64],
+    ends: NDArray[np.int64],
+    order: NDArray[np.int64],
+) -> NDArray[np.uint8]:
+    """Return the parts text[starts[n]:ends[n]] for each n of `order`, one after the other."""
+    if len(order) <= FEW:
+        return np.concatenate([text[starts[number] : ends[number]] for number in order])
+    from logfs.format.kernels import text_kernels
+
+    out = np.empty(len(text), np.uint8)
+    text_kernels.gather(text, starts, ends, order, out)
+    return out
+
+
+def last(rows: Iterable[Rows], count: int) -> list[Rows]:
+    """Return the last `count` rows, or all if there are fewer."""
+    kept: list[Rows] = []
+    total = 0
+    for each in rows:
+        kept.append(each)
+        total += len(each.ends)
+        while kept and total - len(kept[0].ends) >= count:
+            total -= len(kept.pop(0).ends)
+    if total > count:
+        kept[0] = kept[0].cut(total - count, len(kept[0].ends))
+    return kept

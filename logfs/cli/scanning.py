@@ -1,0 +1,195 @@
+"""The records of a log, past what cannot be read, while other processes change the log."""
+
+from __future__ import annotations
+
+import sys
+from functools import lru_cache
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from logfs.errors import OffsetOutOfRange
+from logfs.log.disk.disk import TRIES, Gone
+from logfs.log.segment.batch_iterator import Damage, DamagedRange
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from logfs.cli.reading import OpenLog
+    from logfs.format.batches.columns import Columns
+    from logfs.format.batches.record import Record
+    from logfs.format.text.rendering import View
+    from logfs.log.read.reader import Reader
+    from logfs.log.segment.segment import Segment
+
+    Chunk = Columns | list[Record]
+
+T = TypeVar("T")
+
+if TYPE_CHECKING:
+    ReadNext = Callable[[Reader, int, int, bool], Iterator[tuple[int, T]]]
+
+_TEXT_BYTES = 1 << 20
+# The bytes of a log that are read at a time as columns.
+_SPLIT_BYTES = 64 << 20
+# Up to this many records are read one by one, which takes less time than loading the compiled kernels.
+FEW = 64
+# The limit on rounds of reading. Each round after the first reads up to the new end of a log that was compacted
+# during the round before.
+_ROUNDS = 20
+
+
+class LogScan(Generic[T]):
+    """The records [start, end) of a log, in parts; `whole` is whether all of them could be read so far.
+
+    Damaged ranges, and ranges that retention drops before they are read, are reported on standard error and skipped.
+    If the log is compacted meanwhile, a record may be removed before it is read; without an `end`, reading then goes
+    on to the new log end, where the key has a newer record.
+    """
+
+    def __init__(
+        self,
+        log: OpenLog,
+        start: int,
+        end: int | None,
+        read: ReadNext[T],
+    ) -> None:
+        """Read with `read`, which is called with a reader, the offsets [start, stop), and whether to read few.
+
+        It reads the next of these records, and yields a part, and the offset up to which all are in the parts so far.
+        Few are read one by one, after damage that whole chunks would meet again. Raises `DamagedRange`; `Gone` if
+        files have left the log; and `OffsetOutOfRange` if they leave it after a part of a segment was yielded.
+        """
+        self.log = log
+        self._start = start
+        self._end = end
+        self._read = read
+        self.whole = True
+
+    def __iter__(self) -> Iterator[T]:
+        """Yield the parts.
+
+        Raises `Gone` if files leave the log in `TRIES` attempts in a row, or if the partition was deleted and created
+        again, and `OffsetOutOfRange` if the files of a segment are replaced or moved after a part of it was yielded.
+        """
+        log, start, end = self.log, self._start, self._end
+        by_record = False
+        stop, generation = start, -1
+        tries, rounds = TRIES, _ROUNDS
+        while True:
+            reader, before = log.reader, start
+            try:
+                if start >= stop:
+                    if reader.generation == generation or not rounds:
+                        return
+                    generation, rounds = reader.generation, rounds - 1
+                    stop = _stop(reader, end)
+                    continue
+                first = reader.log_start_offset
+                if start < first:
+                    self._report(
+                        f"{reader.name.directory}: offsets {start} to {min(first, stop) - 1} left the log before "
+                        "they could be printed"
+                    )
+                    start = first
+                    continue
+                for reached, part in self._read(reader, start, stop, by_record):
+                    yield part
+                    start = reached
+            except DamagedRange as damage:
+                self._report(str(damage))
+                start = max(damage.next_offset, start)
+                # Damage before a segment's first record covers no offsets. The text view begins with the damage, so
+                # it would fail again; a read by record begins after it.
+                by_record |= start == before
+            except Gone:
+                # Another process has compacted or moved the partition.
+                tries = tries - 1 if start == before else TRIES
+                if not tries or log.look_again():
+                    raise
+            except OffsetOutOfRange:
+                if start >= reader.log_start_offset:
+                    raise
+
+    def _report(self, what: str) -> None:
+        self.whole = False
+        sys.stdout.flush()
+        print(f"logfs: {what}", file=sys.stderr)
+
+
+def _stop(reader: Reader, end: int | None) -> int:
+    return reader.log_end_offset if end is None else min(end, reader.log_end_offset)
+
+
+def read_records(
+    reader: Reader, start: int, stop: int, by_record: bool
+) -> Iterator[tuple[int, Chunk]]:
+    """Read records one by one, as `LogScan` describes.
+
+    It does not stop at segment boundaries: damage after a segment's last record lies before the first record of the
+    next segment.
+    """
+    for record in reader.read(start, stop):
+        yield record.offset + 1, [record]
+    yield stop, []
+
+
+def read_chunks(
+    reader: Reader, start: int, stop: int, by_record: bool, *, split_bytes: int = _SPLIT_BYTES
+) -> Iterator[tuple[int, Chunk]]:
+    """Read columns of about `split_bytes` bytes of the log, or few records, as `LogScan` describes."""
+    if by_record or stop - start <= FEW:
+        yield from read_records(reader, start, stop, by_record)
+        return
+    from logfs.log.transfer import scan_split
+
+    for split in scan_split.plan(reader, start, stop, split_bytes=split_bytes):
+        for found in scan_split.read(split):
+            if isinstance(found, DamagedRange):
+                raise found
+            yield int(found.offsets[-1]) + 1, found
+        yield split.end_offset, []
+    yield stop, []
+
+
+def read_text(
+    reader: Reader, start: int, stop: int, view: View
+) -> Iterator[tuple[int, bytes]] | None:
+    """Read the text of the next segment, as `LogScan` describes; None if the text would hide damage."""
+    segment = reader.log.segments_from(start)[0]
+    if _may_hide_damage(segment, segment.size_bytes):
+        return None
+    return _text(reader, start, segment, stop, view)
+
+
+def _text(
+    reader: Reader, start: int, segment: Segment, stop: int, view: View
+) -> Iterator[tuple[int, bytes]]:
+    until = stop if segment.next_base is None else min(stop, segment.next_base)
+    text = reader.text(view, start, until)
+    position = 0
+    try:
+        while data := text.read(position, _TEXT_BYTES, up_to_damage=True):
+            yield start, data
+            position += len(data)
+    except Gone as gone:
+        if position:
+            raise OffsetOutOfRange(str(gone)) from None
+        raise
+    yield until, b""
+
+
+@lru_cache(maxsize=1)
+def _may_hide_damage(segment: Segment, size_bytes: int) -> bool:
+    """Return whether there is damage among batches without text, such as control batches.
+
+    `size_bytes` is the segment's present size: the answer is remembered until it grows.
+
+    The text view skips these batches, and the damage with them. A segment with fewer records in its text than offsets
+    has such batches, or has lost batches, and is searched. A segment with `gaps` is not searched, because it always
+    has fewer records than offsets.
+    """
+    from logfs.log.segment import batch_scanner
+
+    if segment.gaps or segment.end.text.records == segment.next_offset - segment.base_offset:
+        return False
+    found = batch_scanner.scan_segment(segment, 0, segment.base_offset)
+    return any(isinstance(each, Damage) for each in found)

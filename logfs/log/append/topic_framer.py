@@ -1,0 +1,169 @@
+"""Framing for a topic: the lines and envelopes of one file handle go to the partitions that Kafka's producer chooses.
+
+A record with a key goes to the partition of the key's hash. Records without a key go to one partition until they have
+filled a batch there, and then to another one, chosen at random (KIP-480, KIP-794).
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+from logfs.errors import InvalidEnvelope, LogfsError, UnknownPartition
+from logfs.format.base.murmur2 import partition_of
+from logfs.format.text import envelope
+from logfs.log.append.line_framer import EnvelopeFramer, LineFramer
+from logfs.log.append.partition import AppendResult
+from logfs.log.append.validator import refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from logfs.format.batches.record import Record
+    from logfs.log.append.partition import Partition
+
+BATCH_BYTES = 16384
+"""After so many bytes, records without a key go to another partition: the producer's `batch.size`."""
+
+# More than the encoding of a record takes besides its key, its value, and the bytes of its headers.
+_RECORD_BYTES = 64
+_HEADER_BYTES = 10
+
+
+class Partitioner:
+    """Chooses the partition of each record, as Kafka's default partitioner does. For one writer."""
+
+    def __init__(self, count: int, choose: Callable[[int], int] = random.randrange) -> None:
+        """Choose among `count` partitions; `choose(count)` returns one of them at random."""
+        self.count = count
+        self._choose = choose
+        self.current = choose(count)
+        # How many more bytes without a key go to the current partition, at least.
+        self.left = BATCH_BYTES
+
+    def of_key(self, key: bytes) -> int:
+        """Return the partition of a key."""
+        return partition_of(key, self.count)
+
+    def note(self, size: int) -> None:
+        """Note that so many bytes without a key have gone to the current partition."""
+        self.left -= size
+        if self.left <= 0:
+            self.current = self._choose(self.count)
+            self.left = BATCH_BYTES
+
+
+def check_partitions(topic: str, partitions: Sequence[Partition]) -> None:
+    """Raise `UnknownPartition` unless these are all partitions of a topic, in order: a key's hash needs their number."""
+    if not partitions:
+        raise UnknownPartition(f"{topic}: no such topic; 'logfs create' creates its partitions")
+    for number, partition in enumerate(partitions):
+        if partition.name.partition != number:
+            raise UnknownPartition(
+                f"{topic}-{number}: no such partition, but there are later ones; append to a partition, or create it"
+            )
+
+
+class TopicLineFramer(LineFramer):
+    """A `LineFramer` whose lines go to the partitions of a topic.
+
+    The offsets in its results are not those of a log: they count the records of the call from 0.
+    """
+
+    def __init__(self, partitions: Sequence[Partition], partitioner: Partitioner) -> None:
+        super().__init__(partitions[partitioner.current])
+        self._partitions = partitions
+        self._partitioner = partitioner
+
+    def append(self, lines: bytes) -> AppendResult:
+        position = count = 0
+        while position < len(lines):
+            # The lines up to the one that fills the batch.
+            end = lines.find(b"\n", position + self._partitioner.left - 1) + 1 or len(lines)
+            done = self.partition.append_lines(lines[position:end])
+            position += done.consumed
+            count += done.last_offset + 1 - done.first_offset
+            self._partitioner.note(done.consumed)
+            self.partition = self._partitions[self._partitioner.current]
+            if done.refused is not None:
+                return AppendResult(0, count - 1, position, done.refused)
+        return AppendResult(0, count - 1, position)
+
+
+class TopicEnvelopeFramer(EnvelopeFramer):
+    """An `EnvelopeFramer` whose records go to the partitions of a topic, those with a key by its hash.
+
+    The records of one call are appended partition by partition. A record that the topic refuses ends them: nothing
+    after it is appended. After an error of the disk, records after it may be in other partitions. The offsets in its
+    results count the records of the call from 0.
+    """
+
+    def __init__(self, partitions: Sequence[Partition], partitioner: Partitioner) -> None:
+        super().__init__(partitions[partitioner.current])
+        self._partitions = partitions
+        self._partitioner = partitioner
+
+    def append(self, lines: bytes) -> AppendResult:
+        waiting: dict[int, list[Record]] = {}
+        position = appended = done = 0
+        refused: LogfsError | OSError | None = None
+        for line in lines[:-1].split(b"\n"):
+            end = position + len(line) + 1
+            try:
+                record = envelope.decode(line)
+            except InvalidEnvelope as error:
+                refused = InvalidEnvelope(f"{self.partition.topic}: {error}")
+                break
+            number = self._partition_of(record, len(line))
+            refused = self._refusal(record, self._partitions[number])
+            if refused is not None:
+                break
+            if _size(record) > self._partitions[number].line_limit:
+                # It may be too large for a batch. Alone, it is refused without a record after it.
+                appended, refused = appended + self._flush(waiting), None
+                done = position
+                result = self._partitions[number].append_records([record])
+                appended += result.consumed
+                if result.refused is not None:
+                    return AppendResult(0, appended - 1, done, result.refused)
+                done = end
+            else:
+                waiting.setdefault(number, []).append(record)
+            position = end
+        try:
+            appended += self._flush(waiting)
+        except (LogfsError, OSError) as error:
+            return AppendResult(0, appended - 1, done, error)
+        return AppendResult(0, appended - 1, position, refused)
+
+    def _partition_of(self, record: Record, size: int) -> int:
+        if record.key is not None:
+            return self._partitioner.of_key(record.key)
+        number = self._partitioner.current
+        self._partitioner.note(size)
+        self.partition = self._partitions[self._partitioner.current]
+        return number
+
+    @staticmethod
+    def _refusal(record: Record, partition: Partition) -> LogfsError | None:
+        return refusal(record, partition.config, partition.now_ms(), partition.name.directory)
+
+    def _flush(self, waiting: dict[int, list[Record]]) -> int:
+        """Append the records that wait, and return their number. Raises the error of the first partition that fails."""
+        count = 0
+        for number in sorted(waiting):
+            records = waiting.pop(number)
+            result = self._partitions[number].append_records(records)
+            count += result.consumed
+            if result.refused is not None:
+                raise result.refused
+        return count
+
+
+def _size(record: Record) -> int:
+    """Return a bound of the bytes of an encoded record."""
+    headers = sum(
+        len(name.encode("utf-8", "surrogateescape")) + len(value or b"") + _HEADER_BYTES
+        for name, value in record.headers
+    )
+    return len(record.key or b"") + len(record.value or b"") + headers + _RECORD_BYTES
