@@ -270,6 +270,7 @@ class BrokerConfig:
     )
     log_initial_task_delay_ms: int = _default("log.initial.task.delay.ms")
     log_retention_check_interval_ms: int = _default("log.retention.check.interval.ms")
+    num_partitions: int = _default("num.partitions")
     num_recovery_threads_per_data_dir: int = _default("num.recovery.threads.per.data.dir")
     offset_metadata_max_bytes: int = _default("offset.metadata.max.bytes")
     offsets_topic_num_partitions: int = _default("offsets.topic.num.partitions")

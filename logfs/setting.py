@@ -395,6 +395,8 @@ _BROKER_ROWS = (
          "How often producers are checked for expired ones."),
     _row(INT, "offset.metadata.max.bytes", "4096", 0,
          "The longest text that a group may keep with a committed offset."),
+    _row(INT, "num.partitions", "1", 1,
+         "How many partitions a new topic has, where nothing else says it: mkdir in topics/."),
     _row(INT, "offsets.topic.num.partitions", "50", 1,
          "How many partitions groups are spread over; fixed at the first commit, so that groups"
          " are found again."),

@@ -99,6 +99,7 @@ BROKER_RANGES = {
     "log.roll.jitter.ms": (0, LONG_MAX),
     "log.roll.jitter.hours": (0, INT_MAX),
     "log.segment.bytes": (14, INT_MAX),
+    "num.partitions": (1, INT_MAX),
     "num.recovery.threads.per.data.dir": (1, INT_MAX),
     "offset.metadata.max.bytes": (0, INT_MAX),
     "offsets.topic.num.partitions": (1, INT_MAX),
@@ -106,6 +107,7 @@ BROKER_RANGES = {
 }
 # kafka-storage 11.2.
 BROKER_DEFAULTS = {
+    "num.partitions": 1,
     "num.recovery.threads.per.data.dir": 2,
     "log.retention.check.interval.ms": 300_000,
     "log.flush.scheduler.interval.ms": LONG_MAX,

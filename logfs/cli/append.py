@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from logfs.cli.common import (
-    add_target,
-    existing_target,
+    check_partition_exists,
+    directories_in,
     not_empty,
+    partitions_of,
     progress_bar,
     recovery_progress,
+    target,
 )
 from logfs.errors import InvalidName
 
@@ -29,8 +31,14 @@ _READ_BYTES = 1 << 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments: TARGET (the partition), the input files, and the form of their lines."""
-    add_target(parser)
+    """Add the arguments: TARGET (a partition or a topic), the input files, and the form of their lines."""
+    parser.add_argument(
+        "target",
+        nargs="+",
+        type=not_empty,
+        metavar="TARGET",
+        help="LOGDIR/PARTITION or LOGDIR/TOPIC, or LOGDIR… PARTITION or TOPIC",
+    )
     parser.add_argument(
         "-f",
         "--file",
@@ -59,17 +67,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Append all input, flush the partition, and print the offsets [first, next) of the new records, if any.
+    """Append all input, flush it, and print the offsets [first, next) of the new records, if any.
 
-    After an error the records that were appended before it are flushed and printed, too.
+    The records of a topic are in several partitions, and only their number is printed. After an error the records
+    that were appended before it are flushed and printed, too.
     """
     from logfs.store.admin.appender import open_appender
 
     lines = _keyed_lines(arguments)
-    wanted = existing_target(arguments.target)
+    wanted = target(arguments.target)
+    is_topic = partitions_of(wanted.name, directories_in(wanted.log_dirs)) != [wanted.name]
+    if not is_topic:
+        check_partition_exists(wanted)
     appender = open_appender(
         wanted.log_dirs,
         wanted.name,
+        is_topic=is_topic,
         envelopes=arguments.jsonl or lines is not None,
         recovery=recovery_progress(),
     )
@@ -82,7 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
                 _append(appender, lines, _standard_input(), "standard input", None)
         finally:
             appender.flush()
-            _print(wanted.name, appender.appended)
+            _print(wanted.name, appender.appended, is_topic=is_topic)
     return 0
 
 
@@ -124,8 +137,11 @@ def _append(
         appender.finish()
 
 
-def _print(name: str, appended: Appended) -> None:
+def _print(name: str, appended: Appended, *, is_topic: bool) -> None:
     if not appended.count:
+        return
+    if is_topic:
+        print(f"{name}: {appended.count} records")
         return
     beside = "" if appended.is_contiguous else f" ({appended.count} records, beside other writers)"
     print(f"{name}: {appended.first}..{appended.next_offset}{beside}")

@@ -6,13 +6,14 @@ import argparse
 import os
 import sys
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from logfs.errors import InvalidSetting, InvalidStore, NotWritable, UnknownPartition
+from logfs.errors import InvalidName, InvalidSetting, InvalidStore, NotWritable, UnknownPartition
 from logfs.log.disk.bucket_path import BucketPath, as_path
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Sequence
+    from collections.abc import Callable, Collection, Container, Iterable, Sequence
     from pathlib import Path
 
     from logfs.log.append.partition import Partition
@@ -108,6 +109,33 @@ def target(words: Sequence[str], *, may_be_empty: bool = False) -> Target:
         _check_no_log_dir(path)
         log_dirs, name = [str(path.parent)], path.name
     return Target(log_dirs_of(log_dirs, may_be_empty=may_be_empty), name)
+
+
+def directories_in(log_dirs: Iterable[Path]) -> set[str]:
+    """Return the names of all directories of partitions, up to a dot: those that are on their way elsewhere, too."""
+    found: set[str] = set()
+    for path in log_dirs:
+        with suppress(OSError):
+            found |= {entry.partition(".")[0] for entry in os.listdir(path)}
+    return found
+
+
+def partitions_of(name: str, existing: Collection[str]) -> list[str]:
+    """Return the partitions that a name stands for: that of this name or, if there is none, those of the topic.
+
+    They are in the order of their numbers. The name itself is returned if there is neither.
+    """
+    from logfs.format.base import names
+
+    if name in existing:
+        return [name]
+    found = []
+    for each in existing:
+        with suppress(InvalidName):
+            parsed = names.parse_directory(each)
+            if parsed.topic == name:
+                found.append(parsed)
+    return [each.directory for each in sorted(found)] or [name]
 
 
 def existing_target(words: Sequence[str]) -> Target:

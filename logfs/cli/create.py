@@ -1,4 +1,4 @@
-"""`logfs create`: create a partition."""
+"""`logfs create`: create a partition, or a topic with several."""
 
 from __future__ import annotations
 
@@ -13,8 +13,15 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments: TARGET (the partition), settings, and whether to create missing log directories."""
+    """Add the arguments: TARGET, the number of partitions, settings, and whether to create log directories."""
     add_target(parser)
+    parser.add_argument(
+        "-n",
+        "--partitions",
+        type=int,
+        metavar="N",
+        help="TARGET is a topic, LOGDIR/TOPIC, which gets the partitions 0 to N-1; those that exist stay",
+    )
     parser.add_argument(
         "-c",
         "--config",
@@ -32,14 +39,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Create the partition, and set the settings of its topic."""
+    """Create the partition, or those of the topic that are missing, and set the settings of its topic."""
     from logfs.format.base import names
-    from logfs.store.admin.requests import Create
+    from logfs.store.admin.requests import Create, CreateTopic
 
     changes = parse_changes(arguments.config, of_topic=True)
     if arguments.parents:
         _make_log_dirs(arguments.target)
     wanted = target(arguments.target, may_be_empty=True)
+    if arguments.partitions is not None:
+        names.check_topic(wanted.name)
+        request = CreateTopic(wanted.name, arguments.partitions, dict(changes))
+        for directory in ask(wanted.log_dirs, request)["directories"]:
+            print(directory)
+        return 0
     names.parse_directory(wanted.name)
     done = ask(wanted.log_dirs, Create(wanted.name, dict(changes)))
     print(done["directory"])

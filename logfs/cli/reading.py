@@ -5,18 +5,23 @@ from __future__ import annotations
 import os
 import re
 import time
-from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
-from logfs.cli.common import isolation_level, partition, recovery_progress, target
-from logfs.errors import InvalidName
+from logfs.cli.common import (
+    directories_in,
+    isolation_level,
+    partition,
+    partitions_of,
+    recovery_progress,
+    target,
+)
 from logfs.format.base import names
 from logfs.log.disk.bucket_path import BucketPath
 from logfs.log.disk.disk import TRIES, Gone
 
 if TYPE_CHECKING:
     import uuid
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
     from types import TracebackType
     from typing import Self
@@ -88,7 +93,7 @@ class OpenLogs:
         new = [
             OpenLog(self.store, self._target._replace(name=name), self._isolation)
             for wanted in self._names
-            for name in _partitions_of(wanted, [*self.store, *self.store.offline])
+            for name in partitions_of(wanted, [*self.store, *self.store.offline])
             if name not in known
         ]
         self.logs += new
@@ -97,30 +102,12 @@ class OpenLogs:
     def _is_one_partition(self) -> bool:
         if len(self._names) > 1:
             return False
-        found: list[str] = []
-        for path in self._target.log_dirs:
-            if isinstance(path, BucketPath):
-                # A listing costs requests.
-                return _NUMBERED.fullmatch(self._names[0]) is not None
-            with suppress(OSError):
-                # What is on its way to another log directory counts, too.
-                found += [entry.partition(".")[0] for entry in os.listdir(path)]
         name = self._names[0]
-        return name in found or bool(found and _partitions_of(name, found) == [name])
-
-
-def _partitions_of(name: str, existing: Iterable[str]) -> list[str]:
-    """Return the partitions that a name stands for; the name itself if there are none."""
-    existing = set(existing)
-    if name in existing:
-        return [name]
-    found = []
-    for each in existing:
-        with suppress(InvalidName):
-            parsed = names.parse_directory(each)
-            if parsed.topic == name:
-                found.append(parsed)
-    return [each.directory for each in sorted(found)] or [name]
+        if any(isinstance(path, BucketPath) for path in self._target.log_dirs):
+            # A listing costs requests.
+            return _NUMBERED.fullmatch(name) is not None
+        found = directories_in(self._target.log_dirs)
+        return not found or partitions_of(name, found) == [name]
 
 
 class OpenLog:

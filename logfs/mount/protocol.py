@@ -458,15 +458,12 @@ class Operations(pyfuse3.Operations):
 
     async def _sync(self, handle: Handle) -> None:
         """Make appended data durable, in a thread. Callers that wait for the same partition share one sync."""
-        partition = handle.appends_to
-        if partition is None:
-            return
-        end_offset = partition.log_end_offset
-        lock = self._sync_locks.setdefault(partition, trio.Lock())
-        async with lock:
-            if partition.failure is None and partition.recovery_point >= end_offset:
-                return
-            await run_in_thread(partition.flush, limiter=self._syncers)
+        for partition, end_offset in [(each, each.log_end_offset) for each in handle.appends_to]:
+            lock = self._sync_locks.setdefault(partition, trio.Lock())
+            async with lock:
+                if partition.failure is None and partition.recovery_point >= end_offset:
+                    continue
+                await run_in_thread(partition.flush, limiter=self._syncers)
 
     async def flush(self, fh: int) -> None:
         """Refuse with ENOSYS, after which the kernel sends no more FLUSH requests.

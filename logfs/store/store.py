@@ -42,6 +42,7 @@ from logfs.store.parallel import for_each
 from logfs.store.registry import PartitionRegistry
 from logfs.store.settings import Settings
 from logfs.store.tiering.tiered_logs import TieredLogs
+from logfs.store.topic import Topic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -285,6 +286,10 @@ class Store(PartitionRegistry):
         errors of `Mover.move`, which can also report progress.
         """
         self.mover.move(name, log_dir)
+
+    def topic(self, name: str) -> Topic:
+        """Return a topic as one thing: its partitions, an appender to all of them, and their records by time."""
+        return Topic(self, name)
 
     def topic_id(self, topic: str) -> uuid.UUID | None:
         """Return the id that all partitions of a topic share, or None if no `partition.metadata` file has it."""

@@ -306,7 +306,7 @@ def test_a_mount_over_files_needs_an_option(
     (tmp_path / "mnt").mkdir()
     (tmp_path / "mnt/file").write_text("hidden")
     mount = make_mount("-o", "nonempty")
-    assert [path.name for path in mount.path.iterdir()] == [".logfs"]
+    assert [path.name for path in mount.path.iterdir()] == [".logfs", "topics"]
     mount.stop()
     assert (tmp_path / "mnt/file").read_text() == "hidden"
     with Store(tmp_path / "other") as store:

@@ -951,7 +951,7 @@ def test_a_mount_sees_partitions_come_and_go(
     writer.create("new-0")
     shown = writer.append(2)
     wait_for((mount.path / "new-0").is_dir)
-    assert sorted(os.listdir(mount.path)) == [".logfs", "new-0", NAME]
+    assert sorted(os.listdir(mount.path)) == [".logfs", "new-0", NAME, "topics"]
     assert (mount.path / "new-0/records").read_bytes() == lines(shown)
     with (mount.path / "new-0/records").open("rb") as file:
         writer("store.delete('new-0')")

@@ -3,5 +3,6 @@
 - `varint`: integers of variable length.
 - `times`: times in milliseconds since the epoch as text.
 - `batch_rows`: the columns of a row of scanned batches.
+- `murmur2`: the hash that chooses the partition of a key.
 - `names`: names of segment files and of partition directories.
 """

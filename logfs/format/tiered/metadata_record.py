@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from logfs.errors import Corrupt, Unsupported
+from logfs.format.base.murmur2 import partition_of
 from logfs.format.base.varint import decode_unsigned, encode_unsigned
 from logfs.format.messages.message import Field, Schema
 from logfs.format.tiered.remote_segment import (

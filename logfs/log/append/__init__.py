@@ -4,6 +4,7 @@
 - `flusher`: which records are durable, when a flush is due, and the flush.
 - `validator`: which records and batches a topic accepts, and how they are stored (Kafka's LogValidator).
 - `line_framer`: cuts a stream of writes into whole lines or envelopes, and appends these.
+- `topic_framer`: the same for a topic; chooses the partitions, as Kafka's producer does.
 
 What refuses a record that is written to `append` or `append.jsonl`, in this order:
 

@@ -13,6 +13,8 @@ from logfs.format.text import envelope
 from logfs.log.append.partition import AppendResult
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from logfs.log.append.partition import Partition
 
 # A part of a divided write(2) that is followed by another has at least this size (docs/durability.md, P3).
@@ -87,6 +89,11 @@ class LineFramer:
         done = self.append(self.carry + b"\n")
         taken, self.carry = len(self.carry), b""
         return done._replace(consumed=taken)
+
+    @property
+    def partitions(self) -> Sequence[Partition]:
+        """The partitions that lines may go to."""
+        return (self.partition,)
 
     @property
     def limit(self) -> int:

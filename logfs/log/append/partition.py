@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.errors import (
     Corrupt,
+    InvalidRecord,
     LogDirFailed,
     LogfsError,
     NotWritable,
@@ -277,6 +278,10 @@ class Partition(Reader):
         built = self._checked(records, config, now_ms)
         with self.disk.hold(self.lock):
             return self._append(built, config, now_ms)
+
+    def refusal_of(self, record: Record) -> InvalidRecord | None:
+        """Return why the topic's settings refuse a record, its size aside; None if they do not."""
+        return refusal(record, self.config, self._clock(), self.name.directory)
 
     def append_batch(self, data: Buffer, *, coordinator: bool = False) -> AppendedBatch:
         """Append one record batch as its producer made it, checked as a leader checks it (kafka-storage 2.9, 9.2).

@@ -14,7 +14,6 @@ from logfs.format.base.murmur2 import partition_of
 from logfs.format.text import envelope
 from logfs.log.append.line_framer import EnvelopeFramer, LineFramer
 from logfs.log.append.partition import AppendResult
-from logfs.log.append.validator import refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -54,7 +53,7 @@ class Partitioner:
 
 
 def check_partitions(topic: str, partitions: Sequence[Partition]) -> None:
-    """Raise `UnknownPartition` unless these are all partitions of a topic, in order: a key's hash needs their number."""
+    """Raise `UnknownPartition` unless these are all partitions of a topic in order, on which a key's hash depends."""
     if not partitions:
         raise UnknownPartition(f"{topic}: no such topic; 'logfs create' creates its partitions")
     for number, partition in enumerate(partitions):
@@ -74,6 +73,10 @@ class TopicLineFramer(LineFramer):
         super().__init__(partitions[partitioner.current])
         self._partitions = partitions
         self._partitioner = partitioner
+
+    @property
+    def partitions(self) -> Sequence[Partition]:
+        return self._partitions
 
     def append(self, lines: bytes) -> AppendResult:
         position = count = 0
@@ -103,38 +106,45 @@ class TopicEnvelopeFramer(EnvelopeFramer):
         self._partitions = partitions
         self._partitioner = partitioner
 
+    @property
+    def partitions(self) -> Sequence[Partition]:
+        return self._partitions
+
     def append(self, lines: bytes) -> AppendResult:
         waiting: dict[int, list[Record]] = {}
-        position = appended = done = 0
+        count = done = position = 0
         refused: LogfsError | OSError | None = None
-        for line in lines[:-1].split(b"\n"):
-            end = position + len(line) + 1
-            try:
-                record = envelope.decode(line)
-            except InvalidEnvelope as error:
-                refused = InvalidEnvelope(f"{self.partition.topic}: {error}")
-                break
-            number = self._partition_of(record, len(line))
-            refused = self._refusal(record, self._partitions[number])
-            if refused is not None:
-                break
-            if _size(record) > self._partitions[number].line_limit:
-                # It may be too large for a batch. Alone, it is refused without a record after it.
-                appended, refused = appended + self._flush(waiting), None
-                done = position
-                result = self._partitions[number].append_records([record])
-                appended += result.consumed
-                if result.refused is not None:
-                    return AppendResult(0, appended - 1, done, result.refused)
-                done = end
-            else:
-                waiting.setdefault(number, []).append(record)
-            position = end
         try:
-            appended += self._flush(waiting)
+            for line in lines[:-1].split(b"\n"):
+                try:
+                    record = self._checked(line)
+                except LogfsError as error:
+                    refused = error
+                    break
+                number = self._partition_of(record, len(line))
+                # It may be too large for a batch. Alone, it is refused without a record after it.
+                is_large = _size(record) > self.partition.line_limit
+                if is_large:
+                    count, done = count + self._flush(waiting), position
+                waiting.setdefault(number, []).append(record)
+                position += len(line) + 1
+                if is_large:
+                    count, done = count + self._flush(waiting), position
+            count, done = count + self._flush(waiting), position
         except (LogfsError, OSError) as error:
-            return AppendResult(0, appended - 1, done, error)
-        return AppendResult(0, appended - 1, position, refused)
+            refused = error
+        return AppendResult(0, count - 1, done, refused)
+
+    def _checked(self, line: bytes) -> Record:
+        """Return the record of an envelope. Raises `InvalidEnvelope` and `InvalidRecord`."""
+        try:
+            record = envelope.decode(line)
+        except InvalidEnvelope as error:
+            raise InvalidEnvelope(f"{self.partition.topic}: {error}") from None
+        refused = self.partition.refusal_of(record)
+        if refused is not None:
+            raise refused
+        return record
 
     def _partition_of(self, record: Record, size: int) -> int:
         if record.key is not None:
@@ -144,12 +154,8 @@ class TopicEnvelopeFramer(EnvelopeFramer):
         self.partition = self._partitions[self._partitioner.current]
         return number
 
-    @staticmethod
-    def _refusal(record: Record, partition: Partition) -> LogfsError | None:
-        return refusal(record, partition.config, partition.now_ms(), partition.name.directory)
-
     def _flush(self, waiting: dict[int, list[Record]]) -> int:
-        """Append the records that wait, and return their number. Raises the error of the first partition that fails."""
+        """Append the records that wait, and return their number. Raises the first error of a partition."""
         count = 0
         for number in sorted(waiting):
             records = waiting.pop(number)

@@ -8,6 +8,7 @@ thread that must not wait, it raises `WouldBlock` with nothing changed, and the 
 - `partition`: the directory of one partition, which has all that follows in it.
 - `folder`: the base class of directories in it. `growing`: the base class of files that grow.
 - `append`: `append` and `append.jsonl`.
+- `topics`: `topics/`, each topic as one thing.
 - `text_file`: `records`, `records.jsonl` and ranges. `record`: one record.
 - `offsets`, `time`, `keys`: records by offset, by time and by key.
 - `segments`: the real files of the partition.

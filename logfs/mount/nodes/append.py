@@ -94,8 +94,20 @@ class AppendFile(PartitionAccess, FileNode):
 
     def open(self, flags: int, caller: Caller) -> Handle:
         if flags & (os.O_WRONLY | os.O_RDWR):
-            self.partition.check_appendable()
+            self.check_appendable()
         return AppendHandle(self, flags, process_of(caller.pid))
+
+    def make_framer(self) -> LineFramer:
+        """Return what takes the writes of one open file."""
+        return self.framer(self.partition)
+
+    def check_appendable(self) -> None:
+        """Raise the error of an append, if none can succeed."""
+        self.partition.check_appendable()
+
+    def logs(self) -> Sequence[Partition]:
+        """Return the logs that writes may append to."""
+        return (self.partition,)
 
     def truncate(self, size: int) -> None:
         """Do nothing: every `>` sends O_TRUNC, and the file is empty."""
@@ -128,8 +140,8 @@ class AppendHandle(Handle):
     def __init__(self, node: AppendFile, flags: int, process: int) -> None:
         super().__init__(node)
         self.file = node
-        self.appends_to = node.partition
-        self._framer = node.framer(node.partition)
+        self.appends_to = node.logs()
+        self._framer = node.make_framer()
         self._process = process
         # With direct_io the kernel sends no FSYNC for O_SYNC and O_DSYNC: only the open flags show them.
         self._is_sync = bool(flags & (os.O_SYNC | os.O_DSYNC))
@@ -139,7 +151,7 @@ class AppendHandle(Handle):
         return b""
 
     def grown(self) -> Sequence[Reader]:
-        return (self.file.partition,)
+        return self.appends_to
 
     def write(self, data: bytes) -> int:
         if len(data) > INLINE_SLOW_BYTES:
@@ -156,7 +168,7 @@ class AppendHandle(Handle):
         return done.consumed
 
     def needs_sync(self) -> bool:
-        return self._is_sync or self.file.partition.flusher.is_due()
+        return self._is_sync or any(log.flusher.is_due() for log in self.appends_to)
 
     def release(self) -> None:
         self.file.handles.discard(self)

@@ -133,8 +133,8 @@ class Handle:
     # `keep_cache` keeps the pages of earlier opens.
     direct_io = False
     keep_cache = False
-    # The partition that writes were appended to; fsync makes that log durable up to its end.
-    appends_to: Partition | None = None
+    # The partitions that writes may have been appended to; fsync makes their logs durable up to their ends.
+    appends_to: Sequence[Partition] = ()
 
     def __init__(self, node: FileNode) -> None:
         self.node = node

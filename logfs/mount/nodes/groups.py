@@ -203,13 +203,12 @@ class GroupHandle(Handle):
             groups.commit(self._file.group, partition.name.directory, offset)
         except OffsetOutOfRange as error:
             raise refuse(errno.ERANGE, f"{error}; nothing is committed") from None
-        self.appends_to = groups.log_of(self._file.group)
+        self.appends_to = (groups.log_of(self._file.group),)
         self._bytes = b"%d\n" % offset
         return len(data)
 
     def needs_sync(self) -> bool:
-        log = self.appends_to
-        return log is not None and (self._is_sync or log.flusher.is_due())
+        return any(self._is_sync or log.flusher.is_due() for log in self.appends_to)
 
     def release(self) -> None:
         self._file.openers.discard(self)

@@ -25,6 +25,7 @@ from logfs.mount.nodes.commit import CommitFile
 from logfs.mount.nodes.config import BrokerConfigDirectory
 from logfs.mount.nodes.generated import GeneratedFile, installed_ns
 from logfs.mount.nodes.partition import PartitionDirectory, offline_error
+from logfs.mount.nodes.topics import TopicsDirectory
 from logfs.store.directory.permissions import Access, PermissionTable
 from logfs.store.observe.metrics import metrics
 from logfs.store.observe.status import store_status, upkeep_text
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SELF = ".logfs"
+TOPICS = "topics"
 _COMMANDS = ("compact", "retain", "checkpoint", "pause", "resume")
 
 
@@ -42,7 +44,10 @@ class RootDirectory(DirectoryNode):
     def __init__(self, context: Context) -> None:
         super().__init__(context, "", None)
         self._partitions: dict[str, PartitionDirectory] = {}
-        self._self = SelfDirectory(context, SELF, self)
+        self._fixed: dict[str, DirectoryNode] = {
+            SELF: SelfDirectory(context, SELF, self),
+            TOPICS: TopicsDirectory(context, TOPICS, self),
+        }
 
     def stat(self) -> Stat:
         found = first_found(self.context.store)
@@ -50,8 +55,8 @@ class RootDirectory(DirectoryNode):
         return Stat(mode, found.st_uid, found.st_gid, 0, found.st_mtime_ns)
 
     def known(self, name: str) -> Node | None:
-        if name == SELF:
-            return self._self
+        if name in self._fixed:
+            return self._fixed[name]
         if name in self.context.store.offline:
             self._partitions.pop(name, None)
             return super().known(name)
@@ -79,12 +84,12 @@ class RootDirectory(DirectoryNode):
         return child
 
     def names(self) -> Iterator[str]:
-        yield SELF
+        yield from self._fixed
         yield from sorted({*self.context.store, *self.context.store.offline})
 
     def mkdir(self, name: str, mode: int, caller: Caller) -> None:
         """Create a partition. It belongs to the caller."""
-        if name == SELF:
+        if name in self._fixed:
             raise refuse(errno.EEXIST, f"{self.path}{name}: is reserved for logfs")
         partition = self.context.store.create(name)
         access = Access(mode & ~caller.umask & 0o7777, caller.uid, caller.gid)
@@ -92,7 +97,7 @@ class RootDirectory(DirectoryNode):
 
     def rmdir(self, name: str) -> None:
         """Delete a partition, in the same way as Kafka does."""
-        if name == SELF:
+        if name in self._fixed:
             raise refuse(errno.EPERM, f"{self.path}{name}: is reserved for logfs")
         self.context.store.delete(name)
 

@@ -9,6 +9,12 @@ from typing import TYPE_CHECKING, Protocol
 
 from logfs.errors import LogfsError, UnknownPartition
 from logfs.log.append.line_framer import EnvelopeFramer, LineFramer
+from logfs.log.append.topic_framer import (
+    Partitioner,
+    TopicEnvelopeFramer,
+    TopicLineFramer,
+    check_partitions,
+)
 from logfs.store.admin.mount_channel import NO_MOUNT, NoAnswer, call_with_retries
 from logfs.store.store import Store
 
@@ -17,6 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Self
 
+    from logfs.log.append.partition import AppendResult
     from logfs.store.loading import Progress
 
 _NEWLINE = b"\n"
@@ -47,7 +54,7 @@ class Appended:
 
 
 class Appender(Protocol):
-    """Appends lines or envelopes to one partition. A context manager, which closes what it has open."""
+    """Appends lines or envelopes to a partition or a topic. A context manager, which closes what it has open."""
 
     appended: Appended
 
@@ -69,38 +76,49 @@ def open_appender(
     name: str,
     *,
     envelopes: bool,
+    is_topic: bool = False,
     recovery: Progress | None = None,
     seconds: float = 1.0,
 ) -> Appender:
-    """Open a partition to append lines to it or, with `envelopes`, JSON envelopes.
+    """Open a partition or a topic to append lines to it or, with `envelopes`, JSON envelopes.
+
+    The offsets in the result of a topic count its records from 0.
 
     `recovery` is called as `progress` of `Store`. Waits up to `seconds` for another process that holds the
     directories. Raises `StoreLocked`, which names it, `UnknownPartition`, and the errors of opening a store.
     """
 
     def directly(paths: Sequence[Path]) -> Appender:
-        return _DirectAppender(paths, name, envelopes, recovery)
+        store = Store(paths, only=None if is_topic else name, progress=recovery, create=False)
+        try:
+            return _DirectAppender(store, _framer(store, name, envelopes, is_topic))
+        except BaseException:
+            store.close()
+            raise
 
     def through(mounted: Path) -> Appender:
-        return _MountedAppender(mounted, name, envelopes)
+        file = "append.jsonl" if envelopes else "append"
+        return _MountedAppender(mounted, f"/{'topics/' if is_topic else ''}{name}/{file}", is_topic)
 
     return call_with_retries(log_dirs, directly, through, seconds)
+
+
+def _framer(store: Store, name: str, envelopes: bool, is_topic: bool) -> LineFramer:
+    if not is_topic:
+        return (EnvelopeFramer if envelopes else LineFramer)(store[name])
+    partitions = store.topic(name).partitions
+    check_partitions(name, partitions)
+    partitioner = Partitioner(len(partitions))
+    return (TopicEnvelopeFramer if envelopes else TopicLineFramer)(partitions, partitioner)
 
 
 class _DirectAppender:
     """An `Appender` in a store of its own."""
 
-    def __init__(
-        self, log_dirs: Sequence[Path], name: str, envelopes: bool, recovery: Progress | None
-    ) -> None:
+    def __init__(self, store: Store, framer: LineFramer) -> None:
         self.appended = Appended()
-        self._store = Store(log_dirs, only=name, progress=recovery, create=False)
-        try:
-            self._partition = self._store[name]
-            self._framer = (EnvelopeFramer if envelopes else LineFramer)(self._partition)
-        except BaseException:
-            self._store.close()
-            raise
+        self._store = store
+        self._framer = framer
 
     def __enter__(self) -> Self:
         self._store.__enter__()
@@ -113,29 +131,35 @@ class _DirectAppender:
         rest = data
         while rest:
             done = self._framer.write(rest)
-            self.appended.add(done.last_offset, done.last_offset + 1 - done.first_offset)
+            self._add(done)
             if done.refused is not None and not done.consumed:
                 raise done.refused
             rest = rest[done.consumed :]
-        self._partition.flush_if_due()
+        for partition in self._framer.partitions:
+            partition.flush_if_due()
 
     def finish(self) -> None:
         done = self._framer.finish()
         if done.refused is not None:
             raise done.refused
+        self._add(done)
+
+    def _add(self, done: AppendResult) -> None:
         self.appended.add(done.last_offset, done.last_offset + 1 - done.first_offset)
 
     def flush(self) -> None:
-        self._partition.flush()
+        for partition in self._framer.partitions:
+            partition.flush()
 
 
 class _MountedAppender:
     """An `Appender` by the files of a mount."""
 
-    def __init__(self, mounted: Path, name: str, envelopes: bool) -> None:
+    def __init__(self, mounted: Path, name: str, is_topic: bool) -> None:
         self.appended = Appended()
         self._mounted = mounted
-        self._name = f"/{name}/{'append.jsonl' if envelopes else 'append'}"
+        self._name = name
+        self._is_topic = is_topic
         self._is_unfinished = False
         try:
             self._fd = os.open(f"{mounted}{self._name}", os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
@@ -143,7 +167,7 @@ class _MountedAppender:
             if error.errno in NO_MOUNT and not (mounted / ".logfs").exists():
                 raise NoAnswer(error) from None
             if error.errno == errno.ENOENT:
-                raise UnknownPartition(f"{name}: no such partition") from None
+                raise UnknownPartition(f"{name.split('/')[-2]}: no such partition") from None
             raise self._reason(error) from None
 
     def __enter__(self) -> Self:
@@ -163,11 +187,16 @@ class _MountedAppender:
                 taken = os.write(self._fd, rest)
                 count = bytes(rest[:taken]).count(_NEWLINE)
                 if count:
-                    self.appended.add(int(os.getxattr(self._fd, _LAST_OFFSET)), count)
+                    self.appended.add(self._last_offset(count), count)
                 rest = rest[taken:]
         except OSError as error:
             raise self._reason(error) from None
         self._is_unfinished = not data.endswith(_NEWLINE)
+
+    def _last_offset(self, count: int) -> int:
+        if self._is_topic:
+            return self.appended.count + count - 1
+        return int(os.getxattr(self._fd, _LAST_OFFSET))
 
     def finish(self) -> None:
         # The mount would make a record of the line when the file is closed, and the close would not tell its offset.

@@ -73,6 +73,27 @@ class Create(PartitionRequest):
 
 
 @dataclass(frozen=True)
+class CreateTopic(Request):
+    """Create the missing ones of `partitions` partitions of a topic, after setting `settings` of it.
+
+    The answer has the `directories` of those that were created.
+    """
+
+    operation = "create-topic"
+    topic: str
+    partitions: int
+    settings: dict[str, str] = field(default_factory=dict)
+
+    def run(self, store: Store, report: Report) -> Answer:
+        topic = store.topic(self.topic)
+        topic.missing(self.partitions)
+        for name, value in self.settings.items():
+            store.settings.set_topic(self.topic, name, value)
+        created = topic.create(self.partitions)
+        return {"directories": [str(partition.directory) for partition in created]}
+
+
+@dataclass(frozen=True)
 class Delete(PartitionRequest):
     """Delete a partition; the answer has its former `directory`."""
 
@@ -240,6 +261,7 @@ _REQUESTS: dict[str, type[Request]] = {
     each.operation: each
     for each in (
         Create,
+        CreateTopic,
         Delete,
         DeleteRecords,
         Compact,

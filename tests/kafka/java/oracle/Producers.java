@@ -12,6 +12,7 @@ import org.apache.kafka.clients.consumer.KafkaConsumer;
 import org.apache.kafka.clients.producer.KafkaProducer;
 import org.apache.kafka.clients.producer.ProducerRecord;
 import org.apache.kafka.clients.producer.RecordMetadata;
+import org.apache.kafka.clients.producer.internals.BuiltInPartitioner;
 import org.apache.kafka.common.header.Header;
 import org.apache.kafka.common.header.internals.RecordHeader;
 import org.apache.kafka.common.serialization.ByteArraySerializer;
@@ -37,6 +38,8 @@ final class Producers {
             return null;
         });
         calls.put("closeProducer", Producers::close);
+        calls.put("partitionOfKey", arguments -> BuiltInPartitioner.partitionForKey(
+            arguments.get("key").binaryValue(), arguments.get("partitions").intValue()));
     }
 
     private static KafkaProducer<byte[], byte[]> producer(JsonNode arguments) {

@@ -1,0 +1,143 @@
+"""A topic: its partitions as one thing."""
+
+from __future__ import annotations
+
+import heapq
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from logfs.errors import InvalidName, PartitionExists
+from logfs.format.base import names
+from logfs.format.batches.record import as_record
+from logfs.log.append.topic_framer import Partitioner, check_partitions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from logfs.format.batches.record import Record
+    from logfs.log.append.partition import Partition
+    from logfs.log.read.reader import Reader
+
+
+class Partitions(Protocol):
+    """What a topic needs of a store."""
+
+    @property
+    def homes(self) -> Mapping[str, object]:
+        """The names of all partitions."""
+
+    def __getitem__(self, name: str) -> Partition: ...
+
+    def create(self, name: str) -> Partition:
+        """Create a partition."""
+
+    def delete(self, name: str) -> None:
+        """Delete a partition."""
+
+
+class PartitionRecord(NamedTuple):
+    """A record of a topic, and the number of its partition."""
+
+    partition: int
+    record: Record
+
+
+class Topic:
+    """The partitions of one topic in an open store. Any thread may use it; each has an appender of its own choice.
+
+    The partitions are those that the store has at the time of each call.
+    """
+
+    def __init__(self, store: Partitions, name: str) -> None:
+        """Make the topic `name` of a store; it need not have any partition yet. Raises `InvalidName`."""
+        names.check_topic(name)
+        self.name = name
+        self._store = store
+        self._partitioner: Partitioner | None = None
+
+    def __repr__(self) -> str:
+        return f"Topic({self.name!r})"
+
+    @property
+    def partitions(self) -> Sequence[Partition]:
+        """The partitions in the order of their numbers, which are loaded if necessary.
+
+        Raises the error that keeps one of them offline.
+        """
+        found = sorted(names.parse_directory(name) for name in list(self._store.homes))
+        return [self._store[each.directory] for each in found if each.topic == self.name]
+
+    def missing(self, partitions: int) -> Sequence[str]:
+        """Return the names of those of the partitions 0 to `partitions` - 1 that do not exist.
+
+        Raises `PartitionExists` if all exist, and `InvalidName` for less than one partition.
+        """
+        if partitions < 1:
+            raise InvalidName(f"{self.name}: {partitions} partitions: give at least 1")
+        wanted = [f"{self.name}-{number}" for number in range(partitions)]
+        missing = [name for name in wanted if name not in self._store.homes]
+        if not missing:
+            raise PartitionExists(f"{self.name}: the topic has these partitions")
+        return missing
+
+    def create(self, partitions: int) -> Sequence[Partition]:
+        """Create the partitions that `missing` returns, and return them. Raises what it and `Store.create` raise."""
+        return [self._store.create(name) for name in self.missing(partitions)]
+
+    def delete(self) -> None:
+        """Delete all partitions of the topic, as `Store.delete` does."""
+        for partition in self.partitions:
+            self._store.delete(partition.name.directory)
+
+    def append(self, records: Iterable[bytes | Record]) -> Sequence[tuple[int, int]]:
+        """Append records to the partitions that Kafka's default partitioner chooses; return where each is.
+
+        That is the number of its partition, and its offset. A record with a key goes to the partition of the key's
+        hash, others to one partition until they have filled a batch there. The records are readable at once, and
+        durable after `flush`. Raises as `Partition.append` does; records of other partitions may be in the log then.
+        """
+        partitions = self.partitions
+        check_partitions(self.name, partitions)
+        partitioner = self._partitioner
+        if partitioner is None or partitioner.count != len(partitions):
+            partitioner = self._partitioner = Partitioner(len(partitions))
+        wanted = [as_record(item) for item in records]
+        rows: dict[int, list[int]] = {}
+        for row, record in enumerate(wanted):
+            if record.key is not None:
+                number = partitioner.of_key(record.key)
+            else:
+                number = partitioner.current
+                partitioner.note(len(record.value or b""))
+            rows.setdefault(number, []).append(row)
+        places = [(-1, -1)] * len(wanted)
+        for number, chosen in sorted(rows.items()):
+            first = partitions[number].append([wanted[row] for row in chosen])
+            for offset, row in enumerate(chosen, first):
+                places[row] = (number, offset)
+        return places
+
+    def flush(self) -> None:
+        """Return when all records of the topic are durable."""
+        for partition in self.partitions:
+            partition.flush()
+
+    def read(self, *, committed: bool = False) -> Iterator[PartitionRecord]:
+        """Yield the records of all partitions up to their ends as they are now, merged by time.
+
+        The order is (time, partition, offset), where the time of a record is the greatest timestamp so far in its
+        partition, so that each partition keeps its order. `committed` hides aborted and open transactions. Raises as
+        `Reader.read` does.
+        """
+        readers: Sequence[Reader] = [
+            partition.committed if committed else partition for partition in self.partitions
+        ]
+        return (found for _, found in heapq.merge(*map(_timed, readers), key=lambda each: each[0]))
+
+
+def _timed(reader: Reader) -> Iterator[tuple[tuple[int, int], PartitionRecord]]:
+    """Yield the records of a partition, each with its place in the order of the topic."""
+    reached = -1
+    for record in reader.read():
+        if record.timestamp is not None:
+            reached = max(reached, record.timestamp)
+        yield (reached, reader.partition), PartitionRecord(reader.partition, record)

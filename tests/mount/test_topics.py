@@ -1,0 +1,161 @@
+"""`topics/`: topics as directories, and files that append to all partitions of a topic."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from logfs.format.base.murmur2 import partition_of
+from logfs.store.store import Store
+from tests.support.command_line import fails, ok
+from tests.support.stores import assert_clean
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.support.mounts import Mount
+
+
+@pytest.fixture
+def mounted(log_dir: Path, make_mount: Callable[..., Mount]) -> Mount:
+    """A mount whose new topics have three partitions."""
+    with Store(log_dir) as store:
+        store.settings.set_broker("num.partitions", "3")
+    return make_mount()
+
+
+def values(topic: Path, number: int) -> list[bytes]:
+    """Return the lines of a partition, by its link."""
+    return (topic / f"partitions/{number}/records").read_bytes().splitlines()
+
+
+def test_a_topic_is_made_and_removed(mounted: Mount, log_dir: Path) -> None:
+    """`mkdir` makes `num.partitions` partitions, which are the caller's; `rmdir` deletes them."""
+    topic = mounted.path / "topics/orders"
+    topic.mkdir()
+    assert sorted(os.listdir(mounted.path)) == [
+        ".logfs",
+        *(f"orders-{n}" for n in range(3)),
+        "topics",
+    ]
+    assert sorted(os.listdir(topic)) == ["append", "append.jsonl", "config", "partitions"]
+    assert sorted(os.listdir(topic / "partitions")) == ["0", "1", "2"]
+    assert os.readlink(topic / "partitions/2") == "../../../orders-2"
+    assert os.path.samefile(topic / "partitions/2", mounted.path / "orders-2")
+    with pytest.raises(FileExistsError):
+        topic.mkdir()
+    with pytest.raises(OSError, match="Invalid argument"):
+        (mounted.path / "topics/a b").mkdir()
+    (topic / "config/retention.ms").write_text("7200000\n")
+    assert (mounted.path / "orders-1/config/retention.ms").read_text() == "7200000\n"
+    topic.rmdir()
+    assert os.listdir(mounted.path / "topics") == []
+    assert not topic.exists()
+    with pytest.raises(FileNotFoundError):
+        topic.rmdir()
+    for name in ("topics", ".logfs"):
+        with pytest.raises(OSError, match="not permitted"):
+            (mounted.path / name).rmdir()
+
+
+def test_lines_and_envelopes(mounted: Mount, log_dir: Path) -> None:
+    """Lines go anywhere, each once; records with a key to the partition of its hash; fsync makes all durable."""
+    topic = mounted.path / "topics/orders"
+    topic.mkdir()
+    lines = [b"line %d" % n for n in range(20_000)]
+    with (topic / "append").open("ab", buffering=0) as file:
+        file.write(b"".join(line + b"\n" for line in lines))
+        os.fsync(file.fileno())
+    found = [values(topic, number) for number in range(3)]
+    assert all(found)
+    assert sorted(line for part in found for line in part) == sorted(lines)
+    with (topic / "append.jsonl").open("ab") as file:
+        for n in range(100):
+            file.write(b'{"key":"k%d","value":"keyed %d"}\n' % (n % 10, n))
+    for number in range(3):
+        keyed = [int(line[6:]) for line in values(topic, number) if line.startswith(b"keyed")]
+        assert keyed == [n for n in range(100) if partition_of(b"k%d" % (n % 10), 3) == number]
+    with pytest.raises(OSError, match="Invalid argument"), (topic / "append.jsonl").open("ab") as f:
+        f.write(b"no envelope\n")
+    assert "orders: not JSON" in mounted.errors()
+    mounted.stop()
+    assert_clean(log_dir)
+
+
+def test_many_writers(mounted: Mount) -> None:
+    """Each line of each writer is there once, whole, and in the writer's order within a partition."""
+    topic = mounted.path / "topics/orders"
+    topic.mkdir()
+    script = 'for n in $(seq 300); do echo "$1 $n"; done >> "$2"'
+    writers = [
+        subprocess.Popen(["sh", "-c", script, "sh", str(each), str(topic / "append")])
+        for each in range(8)
+    ]
+    assert [writer.wait(60) for writer in writers] == [0] * 8
+    seen = [[tuple(map(int, line.split())) for line in values(topic, n)] for n in range(3)]
+    assert sorted(pair for part in seen for pair in part) == [
+        (each, n) for each in range(8) for n in range(1, 301)
+    ]
+    for part in seen:
+        for each in range(8):
+            numbers = [n for writer, n in part if writer == each]
+            assert numbers == sorted(numbers)
+
+
+def test_new_partitions_are_taken_in(mounted: Mount) -> None:
+    """The next open of the file writes to them, too; an append needs all of them."""
+    topic = mounted.path / "topics/orders"
+    (mounted.path / "orders-0").mkdir()
+    (topic / "append").write_bytes(b"a\n")
+    assert values(topic, 0) == [b"a"]
+    (mounted.path / "orders-2").mkdir()
+    with pytest.raises(OSError, match="Input/output error"):
+        (topic / "append").write_bytes(b"b\n")
+    assert "orders-1: no such partition" in mounted.errors()
+    (mounted.path / "orders-1").mkdir()
+    for n in range(60):
+        (topic / "append").write_bytes(b"%d\n" % n)
+    assert all(values(topic, number) for number in range(3))
+
+
+def test_access_rights(mounted: Mount) -> None:
+    """They are those of the partitions' files if these agree; otherwise only the owner may write."""
+    topic = mounted.path / "topics/orders"
+    topic.mkdir()
+    for number in range(3):
+        (mounted.path / f"orders-{number}/append").chmod(0o620)
+    assert (topic / "append").stat().st_mode & 0o777 == 0o620
+    (mounted.path / "orders-1/append").chmod(0o600)
+    assert (topic / "append").stat().st_mode & 0o022 == 0
+    with pytest.raises(PermissionError):
+        (topic / "append").chmod(0o666)
+
+
+def test_the_commands_beside_a_mount_and_without(
+    log_dir: Path, make_mount: Callable[..., Mount]
+) -> None:
+    """`create -n`, `append` and `cat` of a topic answer alike."""
+    answers = []
+    for name in ("solo", "shared"):
+        target = f"{log_dir}/{name}"
+        mount = make_mount() if name == "shared" else None
+        created = ok("create", target, "-n", "2", "-p", "-c", "compression.type=lz4")
+        again = fails("create", target, "-n", "2")
+        more = ok("create", target, "-n", "3")
+        told = ok("append", target, stdin=b"one\ntwo\nthree")
+        keyed = ok("append", target, "-K", ":", stdin=b"a:1\nb:2\n")
+        wrong = fails("append", target, "--jsonl", stdin=b"nothing\n")
+        shown = sorted(ok("cat", target).split())
+        answers.append(
+            [text.replace(name, "NAME") for text in (created, again, more, told, keyed, *shown)]
+        )
+        assert "not JSON" in wrong
+        if mount is not None:
+            mount.stop()
+    assert answers[0] == answers[1]
+    assert answers[0][3:5] == ["NAME: 3 records\n", "NAME: 2 records\n"]
+    assert_clean(log_dir)
