@@ -24,6 +24,7 @@ FOLDERS = {
         "directory",
         "registry",
         "internal_topic",
+        "topic",
         "checkpoints",
         "commits",
         "tiering",

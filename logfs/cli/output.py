@@ -18,6 +18,7 @@ from logfs.log.disk.memory import keep_memory
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterable, Iterator, Sequence
+    from typing import BinaryIO
 
     import numpy as np
     from numpy.typing import NDArray
@@ -46,32 +47,41 @@ def add_form(parser: argparse.ArgumentParser) -> None:
 
 
 class Printer:
-    """Prints records in the form that the options of `add_form` select, if the filter admits them."""
+    """Prints records in the form that the options of `add_form` select, if the filter admits them.
 
-    def __init__(self, arguments: argparse.Namespace, most: int | None = None) -> None:
-        """Print at most `most` records in all; None stands for no limit. Raises what `RecordFilter.of` raises."""
+    `left` is how many more are printed at most, None for any number; `out` is where they are printed.
+    """
+
+    def __init__(
+        self, arguments: argparse.Namespace, most: int | None = None, out: BinaryIO | None = None
+    ) -> None:
+        """Print at most `most` records in all, None stands for no limit, to `out`, by default standard output.
+
+        Raises what `RecordFilter.of` raises.
+        """
         self._json = arguments.json
         self._format = None if arguments.format is None else os.fsencode(arguments.format)
         self._filter = RecordFilter.of(arguments)
-        self._left = most
+        self.left = most
+        self.out = sys.stdout.buffer if out is None else out
         _prepare_bulk()
 
     @property
     def is_done(self) -> bool:
         """Whether as many records as are wanted have been printed."""
-        return self._left is not None and self._left <= 0
+        return self.left is not None and self.left <= 0
 
     def print_record(self, record: Record, reader: Reader) -> None:
         """Print one record, whatever the filter."""
-        _write(self._shown(record, reader.name))
-        sys.stdout.flush()
+        self.out.write(self._shown(record, reader.name))
+        self.out.flush()
 
     def print_logs(self, logs: Sequence[OpenLog], ranges: Sequence[Range]) -> bool:
         """Print the records in one range [start, end) of each log, and return True if all of them could be read.
 
         Those of several logs are merged in the order of time. Raises what `LogScan` raises.
         """
-        if len(logs) == 1 and not (self._format or self._filter) and self._left is None:
+        if len(logs) == 1 and not (self._format or self._filter) and self.left is None:
             return self._print_text(logs[0], *ranges[0])
         scans = [
             LogScan(log, *each, self._reader_of(ranges))
@@ -101,13 +111,13 @@ class Printer:
         """Print rows, up to the limit."""
         for each in rows:
             shown = each
-            if self._left is not None:
-                shown = each.cut(0, self._left)
-                self._left -= len(shown.ends)
-            _write(shown.text.data)
+            if self.left is not None:
+                shown = each.cut(0, self.left)
+                self.left -= len(shown.ends)
+            self.out.write(shown.text.data)
             if self.is_done:
                 break
-        sys.stdout.flush()
+        self.out.flush()
 
     def _start_of_last(self, reader: Reader, end: int, count: int) -> int:
         """Return an offset from which at least `count` records match before `end`; the log start if fewer do."""
@@ -125,7 +135,7 @@ class Printer:
     def _reader_of(self, ranges: Sequence[Range]) -> ReadNext[Chunk]:
         if all(end is not None and end - start <= FEW for start, end in ranges):
             return read_records
-        if self._left is not None and self._left < _FEW_OF_MANY:
+        if self.left is not None and self.left < _FEW_OF_MANY:
             return partial(read_chunks, split_bytes=_SMALL_SPLIT_BYTES)
         return read_chunks
 
@@ -199,8 +209,8 @@ class Printer:
 
         scan = LogScan(log, start, end, read)
         for part in scan:
-            _write(part)
-        sys.stdout.flush()
+            self.out.write(part)
+        self.out.flush()
         return scan.whole
 
 
@@ -227,7 +237,3 @@ def _prepare_bulk() -> None:
 
 
 _parsed = lru_cache(maxsize=1024)(FormatString)
-
-
-def _write(data: bytes | memoryview) -> None:
-    sys.stdout.buffer.write(data)

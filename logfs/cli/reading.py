@@ -83,6 +83,11 @@ class OpenLogs:
         self.store.__exit__(kind, error, traceback)
 
     @property
+    def log_dirs(self) -> Sequence[Path]:
+        """The log directories of the TARGET."""
+        return self._target.log_dirs
+
+    @property
     def is_topic(self) -> bool:
         """Whether the TARGET may stand for several partitions, even if there is only one now."""
         return len(self._names) > 1 or self._names[0] != self.logs[0].name

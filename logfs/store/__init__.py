@@ -5,12 +5,12 @@ Each folder and module imports only from those below it in this list:
 - `admin`: requests to a store, made through the mount that holds it or in a store opened for them.
 - `observe`: status, metrics and the audit of a store.
 - `store`: create, open, delete, close (Kafka's LogManager).
-- `topic`: the partitions of a topic as one thing, and the appender to all of them.
 - `loading`: opens the partitions found in the log directories, and follows them.
 - `maintenance`: upkeep, retention, compaction, tiering, and moves between log directories.
 - `tiering`: which segments of which partitions are in an object store.
 - `commits`: commits of staged batches, and the committed offsets of consumer groups.
 - `checkpoints`: the checkpoint files of all log directories.
+- `topic`: the partitions of a topic as one thing, and the appender to all of them.
 - `internal_topic`: the topics whose records are the store's own.
 - `registry`: the partitions of a store by name, and the state that its parts share.
 - `directory`: one log directory: what a path is, its lock, its checkpoints, its permissions.

@@ -63,6 +63,7 @@ ON_PARTITIONS = (
     "move RIGHT/orders-0 --to LOGDIR",
     "reindex LOGDIR/orders-0",
     "tail LOGDIR/orders-0",
+    "consume -g g --idle-exit 0 LOGDIR/orders-0",
 )
 # Commands that take no log directory or are tested otherwise: `dump` takes files, jobs of `spark` open a `Store`.
 ELSEWHERE = {"mount", "umount", "dump", "spark"}

@@ -1,0 +1,238 @@
+"""`logfs consume`: read partitions as a member of a consumer group, and commit what was taken."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+from logfs.cli.common import add_isolation, add_target, ask, not_empty
+from logfs.cli.human_times import moment
+from logfs.cli.members import Membership
+from logfs.cli.output import Printer, add_form
+from logfs.cli.reading import OpenLogs
+from logfs.cli.selection import EARLIEST, LATEST, add_filter
+from logfs.errors import InvalidName, NotWritable, StoreLocked
+from logfs.store.admin.requests import CommitOffset
+
+if TYPE_CHECKING:
+    import argparse
+
+    from logfs.cli.reading import OpenLog
+    from logfs.log.read.reader import Reader
+
+_POLL_SECONDS = 0.2
+_COMMIT_SECONDS = 1.0
+# The records that are printed between two looks at the group.
+_PRINTED = 10_000
+_EXECUTED = 1000
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments: TARGET, the group, where to begin and to end, and what to do with the records."""
+    add_target(parser, topics=True)
+    parser.add_argument("-g", "--group", required=True, type=not_empty, help="the consumer group")
+    parser.add_argument(
+        "--from",
+        dest="begin",
+        default=EARLIEST,
+        type=not_empty,
+        metavar="N|T",
+        help="where to begin in a partition for which the group has no offset: earliest (the default), latest, an "
+        "offset, or @TIME",
+    )
+    parser.add_argument("-n", "--lines", type=int, metavar="N", help="end after N records")
+    parser.add_argument(
+        "--idle-exit",
+        type=float,
+        metavar="SECONDS",
+        help="end when no record has come for so long; 0 ends at the end of the log",
+    )
+    parser.add_argument(
+        "--exec",
+        metavar="COMMAND",
+        help="run a shell command for each batch, its records on standard input, and commit them if it succeeds",
+    )
+    parser.add_argument(
+        "--batch",
+        type=int,
+        default=_EXECUTED,
+        metavar="N",
+        help=f"the most records that --exec gets at a time ({_EXECUTED})",
+    )
+    add_filter(parser)
+    add_isolation(parser)
+    add_form(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Take records until the end that the arguments tell; exit code 1 if a record could not be read or taken."""
+    for name in ("lines", "batch"):
+        if getattr(arguments, name) is not None and getattr(arguments, name) < 1:
+            raise InvalidName(f"{getattr(arguments, name)} records: give at least 1")
+    with OpenLogs(arguments.target, arguments.isolation) as opened:
+        home = opened.store.log_dirs[0]
+        if home.disk.is_remote:
+            raise NotWritable(
+                f"{home.path}: nothing can be committed in a bucket; use cat, or tail -f"
+            )
+        with Membership(home.path, arguments.group) as member:
+            consumer = _Consumer(opened, member, arguments)
+            try:
+                consumer.consume()
+            finally:
+                consumer.commit()
+    return 0 if consumer.is_whole else 1
+
+
+class _Place(NamedTuple):
+    """How far a partition was taken, and how far that is committed; -1 for nothing."""
+
+    taken: int
+    committed: int
+
+
+class _Consumer:
+    """The consumption of a member's partitions. `is_whole` is whether everything could be read and taken so far."""
+
+    def __init__(self, opened: OpenLogs, member: Membership, arguments: argparse.Namespace) -> None:
+        self._opened = opened
+        self._member = member
+        self._arguments = arguments
+        self._group: str = arguments.group
+        self._places: dict[OpenLog, _Place] = {}
+        self._due = 0.0
+        self._printer = Printer(arguments, arguments.lines)
+        self._is_refused = False
+        self.is_whole = True
+
+    def consume(self) -> None:
+        """Take records until the end that the arguments tell, or until the command refuses a batch."""
+        idle, since = self._arguments.idle_exit, time.monotonic()
+        while not (self._is_refused or self._printer.is_done):
+            self._join()
+            # One batch of each partition in turn.
+            taken = [self._take(log) for log in [*self._places]]
+            if any(taken):
+                since = time.monotonic()
+            elif idle is not None and time.monotonic() - since >= idle and self._has_all():
+                return
+            else:
+                time.sleep(_POLL_SECONDS)
+            if time.monotonic() >= self._due:
+                # While another process writes to the log directory, the commit waits.
+                with suppress(StoreLocked):
+                    self.commit()
+                self._due = time.monotonic() + _COMMIT_SECONDS
+
+    def commit(self) -> None:
+        """Commit what was taken of all partitions. Raises `StoreLocked` if another process has the log directory."""
+        for log in self._places:
+            self._commit(log)
+
+    def _has_all(self) -> bool:
+        """Whether this member has all partitions that belong to it, so that an end of the log is the end."""
+        names = [log.name for log in self._opened.logs]
+        return {log.name for log in self._places} == {*self._member.assigned(names)}
+
+    def _join(self) -> None:
+        """Give up the partitions that belong to other members by now, and take those that belong to this one."""
+        self._opened.store.refresh()
+        self._opened.find_new()
+        mine = {*self._member.assigned([log.name for log in self._opened.logs])}
+        for log in [*self._places]:
+            if log.name not in mine:
+                self._commit(log)
+                del self._places[log]
+                self._member.release(log.name)
+        for log in self._opened.logs:
+            if log.look_again(refresh=False):
+                # The partition was deleted and created again.
+                self._places.pop(log, None)
+                self._member.release(log.name)
+            if log.name in mine and log not in self._places and self._member.take(log.name):
+                self._places[log] = log.ask(self._begin)
+
+    def _begin(self, reader: Reader) -> _Place:
+        """Return where to begin: at the committed offset, or at that of `--from`."""
+        name, end = reader.name.directory, reader.log_end_offset
+        # Another member may have committed since.
+        self._opened.store.refresh()
+        found = self._opened.store.groups.committed(self._group, name)
+        if found is None:
+            return _Place(_resolve(self._arguments.begin, reader), -1)
+        if found.offset > end:
+            _warn(
+                f"{name}: {self._group} has committed {found.offset}, but the log ends at {end}; it goes on there"
+            )
+        return _Place(min(found.offset, end), found.offset)
+
+    def _take(self, log: OpenLog) -> bool:
+        """Take the next batch of a partition; return False if there is none."""
+        place, left = self._places[log], self._printer.left
+        most = _PRINTED if self._arguments.exec is None else self._arguments.batch
+        # No batch has more records than offsets.
+        most = most if left is None else min(most, left)
+        start = max(place.taken, log.reader.log_start_offset)
+        end = min(start + most, log.reader.log_end_offset)
+        if end <= start or self._is_refused:
+            return False
+        if start > place.taken:
+            self.is_whole = False
+            _warn(f"{log.name}: offsets {place.taken} to {start - 1} have left the log")
+        if self._arguments.exec is None:
+            self.is_whole &= self._printer.print_logs([log], [(start, end)])
+        elif not self._execute(log, start, end):
+            self.is_whole, self._is_refused = False, True
+            return False
+        self._places[log] = place._replace(taken=end)
+        if self._arguments.exec is not None:
+            self._commit(log)
+        return True
+
+    def _execute(self, log: OpenLog, start: int, end: int) -> bool:
+        """Run the command for a batch, if a record of it passes the filter; return whether it has succeeded."""
+        records = self._printer.out = io.BytesIO()
+        self.is_whole &= self._printer.print_logs([log], [(start, end)])
+        if not records.tell():
+            return True
+        environment = dict(os.environ, LOGFS_PARTITION=log.name, LOGFS_OFFSETS=f"{start}..{end}")
+        done = subprocess.run(
+            self._arguments.exec, shell=True, check=False, input=records.getvalue(), env=environment
+        )
+        if done.returncode:
+            _warn(
+                f"{log.name}: offsets {start} to {end - 1} are not committed: the command ended with "
+                f"{done.returncode}"
+            )
+        return not done.returncode
+
+    def _commit(self, log: OpenLog) -> None:
+        place = self._places[log]
+        if place.taken == place.committed:
+            return
+        ask(self._opened.log_dirs, CommitOffset(self._group, log.name, str(place.taken)))
+        self._places[log] = _Place(place.taken, place.taken)
+
+
+def _resolve(text: str, reader: Reader) -> int:
+    """Return the offset of `--from` in a partition."""
+    if text == EARLIEST:
+        return reader.log_start_offset
+    if text == LATEST:
+        return reader.log_end_offset
+    if text.isascii() and text.isdigit():
+        return min(max(int(text), reader.log_start_offset), reader.log_end_offset)
+    found = reader.offset_for_time(
+        moment(text.removeprefix("@"), time.time_ns() // 1_000_000), shown=True
+    )
+    return reader.log_end_offset if found is None else found.offset
+
+
+def _warn(text: str) -> None:
+    sys.stdout.flush()
+    print(f"logfs: {text}", file=sys.stderr)

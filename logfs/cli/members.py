@@ -1,0 +1,112 @@
+"""The members of a consumer group on one machine, and which partitions each of them reads.
+
+Every member holds locks of bytes in one file of the log directory. The kernel releases them when the member ends, in
+whatever way, so that the others notice. A member locks the lowest byte of the group that is free, its slot; the
+number of locked slots below its own is its rank. Of the sorted list of partitions, each one belongs to the member
+whose rank is its place in the list modulo the number of members. A member reads a partition only while it has locked
+the byte of the partition, too, which the previous owner releases after its last commit.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import os
+import struct
+from typing import TYPE_CHECKING
+
+from logfs.errors import NotWritable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+    from typing import Self
+
+FILE_NAME = "logfs.members"
+"""The file in a log directory whose bytes the members lock. It has no content, and Kafka ignores it."""
+
+_MOST_MEMBERS = 4096
+# `struct flock` of Linux: type, whence, start, length, pid; for the locks of open files the pid is 0.
+_FLOCK = struct.Struct("@hhqqi4x")
+
+
+class Membership:
+    """One member of a group. The locks end with `close`, or with the process."""
+
+    def __init__(self, log_dir: Path, group: str) -> None:
+        """Join a group. Raises `NotWritable` if the file cannot be written, or if the group has 4,096 members."""
+        self._group = group
+        path = log_dir / FILE_NAME
+        try:
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o660)
+        except OSError as error:
+            raise NotWritable(
+                f"{path}: cannot be opened ({error.strerror}); the members of a group write in the log directory"
+            ) from None
+        self._slots = self._place("") & ~(_MOST_MEMBERS - 1)
+        try:
+            self._slot = next(
+                (n for n in range(_MOST_MEMBERS) if self._lock(self._slots + n, fcntl.F_WRLCK)), -1
+            )
+            if self._slot < 0:
+                raise NotWritable(f"{group}: has {_MOST_MEMBERS} members already")
+        except BaseException:
+            os.close(self._file)
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Leave the group, and release all partitions."""
+        os.close(self._file)
+
+    def assigned(self, partitions: Sequence[str]) -> Sequence[str]:
+        """Return those of the partitions that belong to this member, as the group is now."""
+        others = self._other_slots()
+        rank = sum(slot < self._slot for slot in others)
+        return sorted(partitions)[rank :: len(others) + 1]
+
+    def take(self, partition: str) -> bool:
+        """Lock a partition; return False if another member still has it."""
+        return self._lock(self._place(partition), fcntl.F_WRLCK)
+
+    def release(self, partition: str) -> None:
+        """Let another member have a partition."""
+        self._lock(self._place(partition), fcntl.F_UNLCK)
+
+    def _place(self, name: str) -> int:
+        """Return the number of the byte that stands for a partition in this group; of the group itself for ""."""
+        digest = hashlib.blake2b(f"{self._group}\0{name}".encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "big") >> 2
+
+    def _lock(self, place: int, kind: int) -> bool:
+        try:
+            fcntl.fcntl(self._file, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, place, 1, 0))
+        except OSError as error:
+            if error.errno not in (errno.EAGAIN, errno.EACCES):
+                raise
+            return False
+        return True
+
+    def _other_slots(self) -> list[int]:
+        """Return the slots of the other members."""
+        found: list[int] = []
+        ranges = [(self._slots, self._slots + _MOST_MEMBERS)]
+        while ranges:
+            start, end = ranges.pop()
+            if start == end:
+                continue
+            wanted = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, start, end - start, 0)
+            kind, _, at, length, _ = _FLOCK.unpack(
+                fcntl.fcntl(self._file, fcntl.F_OFD_GETLK, wanted)
+            )
+            if kind != fcntl.F_UNLCK:
+                # The kernel tells one of the locks, and not the first.
+                found += [place - self._slots for place in range(at, at + length)]
+                ranges += [(start, at), (at + length, end)]
+        return found

@@ -1,0 +1,232 @@
+"""`logfs consume`: members share partitions, commit what they have taken, and survive each other's death."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+
+from logfs.cli.members import Membership
+from logfs.store.store import Store
+from tests.support.command_line import call, fails, ok
+from tests.support.processes import wait_for
+from tests.support.stores import assert_clean
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.support.mounts import Mount
+
+LOGFS = (sys.executable, "-m", "logfs")
+END = ("--idle-exit", "0")
+
+
+@pytest.fixture
+def topic(log_dir: Path) -> Iterator[str]:
+    """The TARGET of a topic of three partitions with ten records each."""
+    with Store(log_dir) as store:
+        for partition in store.topic("orders").create(3):
+            for n in range(10):
+                partition.append([b"%d-%d" % (partition.partition, n)])
+    yield f"{log_dir}/orders"
+    assert_clean(log_dir)
+
+
+def committed(log_dir: Path, group: str) -> list[int | None]:
+    """Return what a group has committed for each partition."""
+    with Store(log_dir, read_only=True) as store:
+        found = [store.groups.committed(group, f"orders-{n}") for n in range(3)]
+    return [None if each is None else each.offset for each in found]
+
+
+def expected(*partitions: int, first: int = 0, end: int = 10) -> list[str]:
+    """Return the values of partitions in order."""
+    return [f"{number}-{n}" for number in partitions for n in range(first, end)]
+
+
+def test_a_group_goes_on_where_it_stopped(log_dir: Path, topic: str) -> None:
+    """Each record once; other groups begin for themselves; nothing new is nothing printed."""
+    assert ok("consume", topic, "-g", "a", *END).split() == expected(0, 1, 2)
+    assert committed(log_dir, "a") == [10, 10, 10]
+    assert ok("consume", topic, "-g", "a", *END) == ""
+    ok("append", f"{log_dir}/orders-1", stdin=b"new\n")
+    assert ok("consume", topic, "-g", "a", *END, "-F", "%p %o %s\n") == "1 10 new\n"
+    assert ok("consume", f"{log_dir}/orders-2", "-g", "b", *END).split() == expected(2)
+    assert committed(log_dir, "b") == [None, None, 10]
+
+
+def test_the_number_of_records(log_dir: Path, topic: str) -> None:
+    """`-n` ends after so many, and only they are committed; with a filter, what it leaves out is taken, too."""
+    assert ok("consume", topic, "-g", "a", "-n", "4").split() == expected(0, end=4)
+    assert committed(log_dir, "a") == [4, None, None] or committed(log_dir, "a") == [4, 0, 0]
+    rest = ok("consume", topic, "-g", "a", *END).split()
+    assert sorted(rest) == sorted([*expected(0, first=4), *expected(1, 2)])
+    found = ok("consume", topic, "-g", "f", *END, "--grep", "[0-9]-[37]$").split()
+    assert sorted(found) == sorted(f"{number}-{n}" for number in range(3) for n in (3, 7))
+    assert committed(log_dir, "f") == [10, 10, 10]
+
+
+@pytest.mark.parametrize(
+    ("begin", "first"),
+    [("earliest", 0), ("latest", 10), ("7", 7), ("99", 10), ("@2000-01-01", 0), ("@now", 10)],
+)
+def test_where_a_new_group_begins(log_dir: Path, topic: str, begin: str, first: int) -> None:
+    """Also without a record the beginning is committed, so that nothing is missed between two runs."""
+    assert ok("consume", topic, "-g", "a", "--from", begin, *END).split() == expected(
+        0, 1, 2, first=first
+    )
+    assert committed(log_dir, "a") == [10, 10, 10]
+    ok("append", f"{log_dir}/orders-0", stdin=b"later\n")
+    assert ok("consume", topic, "-g", "a", "--from", begin, *END) == "later\n"
+
+
+def test_a_command_for_each_batch(log_dir: Path, topic: str, tmp_path: Path) -> None:
+    """It gets the records of one partition; a batch is committed if it succeeds, and comes again if not."""
+    taken = tmp_path / "taken"
+    command = f'echo "$LOGFS_PARTITION $LOGFS_OFFSETS" >> {taken}; cat >> {taken}'
+    ok("consume", topic, "-g", "a", *END, "--exec", command, "--batch", "4")
+    found = taken.read_text().splitlines()
+    assert found.count("orders-1 4..8") == 1
+    assert sorted(line for line in found if not line.startswith("orders")) == sorted(
+        expected(0, 1, 2)
+    )
+    failing = f"read first; test $first != 0-5 && cat >> {taken}"
+    taken.unlink()
+    words = ("consume", f"{log_dir}/orders-0", "-g", "b", *END, "--exec", failing, "--batch", "5")
+    told = fails(*words)
+    assert "orders-0: offsets 5 to 9 are not committed: the command ended with 1" in told
+    assert committed(log_dir, "b")[0] == 5
+    assert taken.read_text().split() == expected(0, first=1, end=5)
+    assert "offsets 5 to 9" in fails(*words)
+    ok("consume", f"{log_dir}/orders-0", "-g", "b", *END, "--exec", "head -n 1 > /dev/null")
+    assert committed(log_dir, "b")[0] == 10
+
+
+def test_what_has_left_the_log_is_told(log_dir: Path, topic: str) -> None:
+    """Records below the log start, and a commit beyond the log end."""
+    assert ok("consume", f"{log_dir}/orders-0", "-g", "a", "-n", "2").split() == expected(0, end=2)
+    ok("delete-records", f"{log_dir}/orders-0", "--before", "5")
+    done = call("consume", f"{log_dir}/orders-0", "-g", "a", *END)
+    assert done.returncode == 1
+    assert done.stdout.decode().split() == expected(0, first=5)
+    assert b"offsets 2 to 4 have left the log" in done.stderr
+    with Store(log_dir) as store:
+        store.truncate("orders-0", 8)
+    done = call("consume", f"{log_dir}/orders-0", "-g", "a", *END)
+    assert (done.returncode, done.stdout) == (0, b"")
+    assert b"has committed 10, but the log ends at 8" in done.stderr
+
+
+def test_wrong_targets(log_dir: Path, topic: str) -> None:
+    """What cannot be consumed is an error, and nothing is committed."""
+    assert "no partition 'nothing'" in fails("consume", f"{log_dir}/nothing", "-g", "a", *END)
+    assert "is not a time" in fails("consume", topic, "-g", "a", "--from", "soonish", *END)
+    assert "at least 1" in fails("consume", topic, "-g", "a", "-n", "0")
+    assert call("consume", topic).returncode == 2
+    assert committed(log_dir, "a") == [None, None, None]
+
+
+def test_a_closed_output_commits_only_what_was_printed(log_dir: Path, topic: str) -> None:
+    """After `head`, the next run goes on with what `head` did not get, or earlier."""
+    with Store(log_dir) as store:
+        store["orders-0"].append([b"x" * 1000] * 50_000)
+    words = [*LOGFS, "consume", f"{log_dir}/orders-0", "-g", "a", *END]
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.read(10) == b"0-0\n0-1\n0-"
+        process.stdout.close()
+        assert process.wait(60) == 1
+    place = committed(log_dir, "a")[0]
+    assert place is None or place <= 20_010
+
+
+def test_members_share_the_partitions(log_dir: Path) -> None:
+    """Every partition belongs to one member, evenly; who leaves makes room, and who joins gets a share."""
+    Store(log_dir).close()
+    partitions = [f"p-{n}" for n in range(10)]
+    members: list[Membership] = []
+    chance = random.Random(2)
+    for _ in range(60):
+        if members and chance.random() < 0.4:
+            members.pop(chance.randrange(len(members))).close()
+        else:
+            members.append(Membership(log_dir, "g"))
+        other = Membership(log_dir, "another group")
+        shares = [member.assigned(partitions) for member in members]
+        assert sorted(name for share in shares for name in share) == (partitions if members else [])
+        sizes = [len(share) for share in shares]
+        assert not sizes or max(sizes) - min(sizes) <= 1
+        assert len(other.assigned(partitions)) == 10
+        other.close()
+    first, second = Membership(log_dir, "h"), Membership(log_dir, "h")
+    assert first.take("p-0")
+    assert not second.take("p-0")
+    assert second.take("p-1")
+    first.release("p-0")
+    assert second.take("p-0")
+    second.close()
+    assert first.take("p-0")
+    for member in (first, *members):
+        member.close()
+
+
+def lag(mount: Mount, partitions: int) -> int:
+    """Return how far the group `g` is behind; a partition without a commit counts as 1."""
+    groups = [mount.path / f"t-{number}/groups" for number in range(partitions)]
+    return sum(int((g / "g.lag").read_text()) if (g / "g").exists() else 1 for g in groups)
+
+
+def taken(outputs: list[Path]) -> dict[int, Counter[int]]:
+    """Return how often each offset of each partition was printed."""
+    seen: dict[int, Counter[int]] = {}
+    for path in outputs:
+        for line in path.read_text().splitlines():
+            number, offset, value = map(int, line.split())
+            assert offset == value
+            seen.setdefault(number, Counter())[offset] += 1
+    return seen
+
+
+def test_members_that_are_killed(
+    log_dir: Path, make_mount: Callable[..., Mount], tmp_path: Path
+) -> None:
+    """Beside a mount that is written to: every record is taken, and again only after a kill."""
+    mount = make_mount()
+    partitions = [mount.partition(f"t-{number}") for number in range(4)]
+    chance = random.Random(4)
+    outputs: list[Path] = []
+    processes: list[subprocess.Popen[bytes]] = []
+    written = kills = 0
+    try:
+        for turn in range(60):
+            if turn % 12 == 0:
+                outputs.append(tmp_path / f"out{turn}")
+                words = [*LOGFS, "consume", f"{log_dir}/t", "-g", "g", "-F", "%p %o %s\\n"]
+                with outputs[-1].open("wb") as out:
+                    processes.append(subprocess.Popen(words, stdout=out))
+            if turn % 20 == 19:
+                victim = chance.choice([each for each in processes if each.poll() is None])
+                victim.send_signal(chance.choice([signal.SIGKILL, signal.SIGINT]))
+                kills += victim.wait(30) == -signal.SIGKILL
+            lines = b"".join(b"%d\n" % n for n in range(written, written + 50))
+            for partition in partitions:
+                (partition / "append").write_bytes(lines)
+            written += 50
+            time.sleep(0.1)
+        wait_for(lambda: lag(mount, 4) == 0, 60)
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGINT)
+            process.wait(30)
+    seen = taken(outputs)
+    for number in range(4):
+        assert sorted(seen[number]) == [*range(written)]
+    assert kills or max(max(counts.values()) for counts in seen.values()) == 1
