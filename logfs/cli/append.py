@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
+import select
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from logfs.store.admin.appender import Appended, Appender
 
 _READ_BYTES = 1 << 20
+_PAUSE_SECONDS = 1.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,6 +58,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=not_empty,
         metavar="TEXT",
         help="what comes before the first TEXT in a line is the key, the rest the value",
+    )
+    parser.add_argument(
+        "--start",
+        type=not_empty,
+        metavar="REGEX",
+        help="a record begins with a line that REGEX matches at its beginning; the lines up to the next belong to it",
     )
     parser.add_argument(
         "-H",
@@ -101,20 +110,30 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _keyed_lines(arguments: argparse.Namespace) -> KeyedLines | None:
     """Return what makes envelopes of the lines; None if the lines are appended as they are."""
-    if arguments.key_separator is None and not arguments.header:
+    if arguments.key_separator is None and not arguments.header and arguments.start is None:
         return None
     from logfs.format.text.keyed_lines import KeyedLines
 
     if arguments.jsonl:
-        raise InvalidName("-H: an envelope has its own headers; leave out --jsonl, or -H")
+        raise InvalidName(
+            "--jsonl: an envelope is one line with its own headers; leave out -H and --start"
+        )
     headers = []
     for word in arguments.header:
         name, equals, value = word.partition("=")
         if not equals:
             raise InvalidName(f"-H {word!r}: give a header as NAME=VALUE")
         headers.append((name, os.fsencode(value)))
+    start = None
+    if arguments.start is not None:
+        try:
+            start = re.compile(os.fsencode(arguments.start))
+        except re.error as error:
+            raise InvalidName(
+                f"--start {arguments.start!r}: is no regular expression: {error}"
+            ) from None
     separator = arguments.key_separator
-    return KeyedLines(None if separator is None else os.fsencode(separator), headers)
+    return KeyedLines(None if separator is None else os.fsencode(separator), headers, start)
 
 
 def _standard_input() -> BufferedReader:
@@ -129,12 +148,21 @@ def _append(
 ) -> None:
     with progress_bar(f"appending {name}", size) as bar:
         # What a pipe has now is appended now: its writer may pause for hours.
-        while data := file.read1(_READ_BYTES):
+        while data := _read(file, appender, lines):
             appender.write(data if lines is None else lines.write(data))
             bar.update(len(data))
         if lines is not None:
             appender.write(lines.finish())
         appender.finish()
+
+
+def _read(file: BufferedReader, appender: Appender, lines: KeyedLines | None) -> bytes:
+    """Return the next bytes. A record of several lines ends if none comes for a second."""
+    if lines is not None and lines.is_waiting:
+        ready, _, _ = select.select([file], [], [], _PAUSE_SECONDS)
+        if not ready:
+            appender.write(lines.flush())
+    return file.read1(_READ_BYTES)
 
 
 def _print(name: str, appended: Appended, *, is_topic: bool) -> None:

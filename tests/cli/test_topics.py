@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import re
+import subprocess
+import sys
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -18,6 +20,7 @@ from logfs.errors import InvalidName
 from logfs.format.batches.record import Record
 from logfs.store.store import Store
 from tests.support.command_line import fails, ok
+from tests.support.processes import wait_for
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -228,3 +231,25 @@ def test_the_merge_is_a_sort(streams: list[list[list[int]]], count: int) -> None
     assert b"".join(each.text.tobytes() for each in ends) == b"".join(
         words[max(len(words) - count, 0) :]
     )
+
+
+def test_a_traceback_is_one_record(log_dir: Path) -> None:
+    """By a pattern of its first line; through a pipe, it is there a second after its last line."""
+    with Store(log_dir) as store:
+        store.create("orders-0")
+    text = b"2026 one\n2026 bad\nTraceback\n  File x\n\nError: 1\n2026 two\n"
+    told = ok("append", f"{log_dir}/orders-0", "--start", "[0-9]{4}", stdin=text)
+    assert told == "orders-0: 0..3\n"
+    expected = "2026 bad\nTraceback\n  File x\n\nError: 1"
+    assert ok("cat", f"{log_dir}/orders-0", "-o", "1", "-F", "%s") == expected
+    words = [sys.executable, "-m", "logfs", "append", f"{log_dir}/orders-0", "--start", "[0-9]"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        process.stdin.write(b"3 first\n  more\n")
+        process.stdin.flush()
+        target = f"{log_dir}/orders-0"
+        wait_for(lambda: ok("cat", target, "-o", "latest", "-F", "%s") == "3 first\n  more", 30)
+        process.stdin.close()
+        assert process.wait(30) == 0
+    assert "no regular expression" in fails("append", target, "--start", "(")
+    assert "leave out" in fails("append", target, "--start", "x", "--jsonl")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,3 +32,29 @@ def test_lines_in_pieces(
         key, found, value = line.partition(separator) if separator else (b"", b"", b"")
         assert (record.key, record.value) == ((key, value) if found else (None, line))
         assert list(record.headers) == headers
+
+
+@given(LINES, st.integers(1, 9), st.booleans(), st.sampled_from([None, b":"]))
+def test_records_of_several_lines(
+    lines: list[bytes], piece: int, is_ended: bool, separator: bytes | None
+) -> None:
+    """Each begins with a line that the pattern matches; what comes before the first is a record, too."""
+    start = re.compile(rb"[a-z\x80-\xff]")
+    data = b"\n".join(lines) + (b"\n" if is_ended and lines else b"")
+    keyed = KeyedLines(separator, [], start)
+    made = b"".join(keyed.write(data[at : at + piece]) for at in range(0, len(data), piece))
+    made += keyed.finish()
+    expected: list[bytes] = []
+    every = data.split(b"\n")
+    if not every[-1]:
+        every.pop()
+    for line in every:
+        if start.match(line) or not expected:
+            expected.append(line)
+        else:
+            expected[-1] += b"\n" + line
+    found = [envelope.decode(line) for line in made.splitlines()]
+    values = [
+        (r.key or b"") + (separator or b"") * (r.key is not None) + (r.value or b"") for r in found
+    ]
+    assert values == expected

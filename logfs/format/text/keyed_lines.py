@@ -1,26 +1,40 @@
-"""Plain lines with keys, such as `KEY:VALUE`, as envelopes."""
+"""Plain lines as envelopes: with keys, such as `KEY:VALUE`, with headers, or several lines as one record."""
 
 from __future__ import annotations
 
 import os
 from typing import TYPE_CHECKING
 
+from logfs.errors import RecordTooLarge
 from logfs.format.text import envelope
 
 if TYPE_CHECKING:
+    import re
     from collections.abc import Sequence
 
 _NEWLINE = b"\n"
+# No batch holds a record that is larger.
+_MOST_BYTES = 256 << 20
 
 
 class KeyedLines:
     """Makes envelopes of lines, which may come in pieces of any size.
 
-    The key of a line is what comes before the first separator. A line without the separator is a value without a key.
+    The key of a record is what comes before the first separator. A record without the separator is a value without a
+    key.
     """
 
-    def __init__(self, separator: bytes | None, headers: Sequence[tuple[str, bytes]]) -> None:
-        """Cut lines at `separator`, or not at all if it is None, and give each record the `headers`."""
+    def __init__(
+        self,
+        separator: bytes | None,
+        headers: Sequence[tuple[str, bytes]],
+        start: re.Pattern[bytes] | None = None,
+    ) -> None:
+        """Cut records at `separator`, or not at all if it is None, and give each the `headers`.
+
+        With `start`, a record is a line that the pattern matches at its beginning, and the lines after it up to the
+        next such line, as those of a traceback. Otherwise each line is a record.
+        """
         self._separator = separator
         self._end = b""
         if headers:
@@ -29,17 +43,48 @@ class KeyedLines:
                 for name, value in headers
             ]
             self._end = b',"headers":[%s]' % b",".join(pairs)
+        self._start = start
         self._unfinished = b""
+        # The lines of a record whose last line may not have come yet, and their size in bytes.
+        self._lines: list[bytes] = []
+        self._size = 0
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether whole lines wait for more lines of their record."""
+        return bool(self._lines) and not self._unfinished
 
     def write(self, data: bytes) -> bytes:
-        """Return the envelopes of the lines that end in `data`, a line each; the rest is kept."""
+        """Return the envelopes of the records that end in `data`, a line each; the rest is kept.
+
+        Raises `RecordTooLarge` if more than 256 MiB would be kept.
+        """
         *lines, self._unfinished = (self._unfinished + data).split(_NEWLINE)
-        return b"".join(map(self._envelope, lines))
+        if self._size + len(self._unfinished) > _MOST_BYTES:
+            raise RecordTooLarge(f"a record exceeds {_MOST_BYTES} bytes, more than any batch holds")
+        if self._start is None:
+            return b"".join(map(self._envelope, lines))
+        return b"".join(map(self._add, lines))
+
+    def flush(self) -> bytes:
+        """Return the envelope of the lines that wait for more lines of their record, if there are any."""
+        lines, self._lines, self._size = self._lines, [], 0
+        return self._envelope(_NEWLINE.join(lines)) if lines else b""
 
     def finish(self) -> bytes:
-        """Return the envelope of the unfinished line, if there is one."""
+        """Return the envelopes of what is left, with the unfinished line, if there is one."""
         line, self._unfinished = self._unfinished, b""
-        return self._envelope(line) if line else b""
+        if self._start is None:
+            return self._envelope(line) if line else b""
+        return (self._add(line) if line else b"") + self.flush()
+
+    def _add(self, line: bytes) -> bytes:
+        """Take a line; return the envelope of the record before it if the line begins another."""
+        assert self._start is not None
+        ended = self.flush() if self._start.match(line) else b""
+        self._lines.append(line)
+        self._size += len(line) + 1
+        return ended
 
     def _envelope(self, line: bytes) -> bytes:
         value, key = line, b""
