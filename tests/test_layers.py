@@ -70,7 +70,7 @@ IMPORTERS = {
     "argparse": ["cli/"],
     "dateparser": ["cli/"],
     "tqdm": ["cli/"],
-    "numpy": ["format/", "log/", "spark/", "cli/merging.py", "cli/output.py", "cli/selection.py"],
+    "numpy": ["format/", "log/", "spark/", "cli/output.py", "cli/selection.py"],
     "lz4": ["format/batches/compression.py"],
     "cramjam": ["format/batches/compression.py"],
     "zstandard": ["format/batches/compression.py"],

@@ -34,7 +34,10 @@ def path_argument(text: str) -> Path:
 
     An empty argument usually comes from an unset shell variable, and as a path would mean the working directory.
     """
-    return as_path(not_empty(text))
+    try:
+        return as_path(not_empty(text))
+    except InvalidStore as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def not_empty(text: str) -> str:

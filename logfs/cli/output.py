@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from logfs.cli.merging import Rows
     from logfs.cli.reading import OpenLog
-    from logfs.cli.scanning import Chunk, ReadNext
+    from logfs.cli.scanning import ReadNext
     from logfs.format.base.names import TopicPartition
     from logfs.format.batches.record import Record
+    from logfs.log.read.merge import Chunk, Rows
     from logfs.log.read.reader import Reader
 
     Range = tuple[int, int | None]
@@ -92,7 +92,7 @@ class Printer:
 
     def print_last(self, logs: Sequence[OpenLog], ends: Sequence[int], count: int) -> bool:
         """Print the last `count` records before the end of each log, merged as `print_logs` does; return the same."""
-        from logfs.cli.merging import last
+        from logfs.log.read.merge import last
 
         ranges = [
             (log.ask(partial(self._start_of_last, end=end, count=count)), end)
@@ -140,13 +140,13 @@ class Printer:
         return read_chunks
 
     def _merged(self, scans: Sequence[LogScan[Chunk]]) -> Iterator[Rows]:
-        from logfs.cli.merging import merge
+        from logfs.log.read.merge import merge
 
         streams = [self._rows(scan) for scan in scans]
         return streams[0] if len(streams) == 1 else merge(streams)
 
     def _rows(self, scan: LogScan[Chunk]) -> Iterator[Rows]:
-        from logfs.cli.merging import Rows, rising
+        from logfs.log.read.merge import Rows, rising
 
         reached = -1
         for chunk in scan:

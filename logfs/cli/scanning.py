@@ -14,13 +14,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from logfs.cli.reading import OpenLog
-    from logfs.format.batches.columns import Columns
-    from logfs.format.batches.record import Record
     from logfs.format.text.rendering import View
+    from logfs.log.read.merge import Chunk
     from logfs.log.read.reader import Reader
     from logfs.log.segment.segment import Segment
-
-    Chunk = Columns | list[Record]
 
 T = TypeVar("T")
 

@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logfs.cli.human_times import moment
-from logfs.cli.merging import Rows, last, merge, rising
 from logfs.errors import InvalidName
 from logfs.format.batches.record import Record
+from logfs.log.read.merge import Rows, last, merge, rising
 from logfs.store.store import Store
 from tests.support.command_line import fails, ok
 from tests.support.processes import wait_for

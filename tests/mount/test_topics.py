@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import subprocess
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+import orjson
 import pytest
 
 from logfs.format.base.murmur2 import partition_of
 from logfs.store.store import Store
 from tests.support.command_line import fails, ok
+from tests.support.processes import run
 from tests.support.stores import assert_clean
 
 if TYPE_CHECKING:
@@ -42,7 +45,14 @@ def test_a_topic_is_made_and_removed(mounted: Mount, log_dir: Path) -> None:
         *(f"orders-{n}" for n in range(3)),
         "topics",
     ]
-    assert sorted(os.listdir(topic)) == ["append", "append.jsonl", "config", "partitions"]
+    assert sorted(os.listdir(topic)) == [
+        "append",
+        "append.jsonl",
+        "config",
+        "partitions",
+        "records",
+        "records.jsonl",
+    ]
     assert sorted(os.listdir(topic / "partitions")) == ["0", "1", "2"]
     assert os.readlink(topic / "partitions/2") == "../../../orders-2"
     assert os.path.samefile(topic / "partitions/2", mounted.path / "orders-2")
@@ -159,3 +169,76 @@ def test_the_commands_beside_a_mount_and_without(
     assert answers[0] == answers[1]
     assert answers[0][3:5] == ["NAME: 3 records\n", "NAME: 2 records\n"]
     assert_clean(log_dir)
+
+
+def test_records_are_merged_by_time(mounted: Mount) -> None:
+    """With true sizes, as text and as envelopes; `tail -f` follows all partitions, and new bytes come at the end."""
+    topic = mounted.path / "topics/orders"
+    topic.mkdir()
+    expected = []
+    for n in range(900):
+        number = n * 7 % 3
+        line = b'{"value":"%d","timestamp":%d}\n' % (n, 1000 + n)
+        expected.append(line)
+        if n % 3 == 2:
+            for each in range(3):
+                lines = [x for at, x in enumerate(expected[-3:], n - 2) if at * 7 % 3 == each]
+                with (mounted.path / f"orders-{each}/append.jsonl").open("ab") as file:
+                    file.writelines(lines)
+        assert number in range(3)
+    text = b"".join(b"%d\n" % n for n in range(900))
+    assert (topic / "records").stat().st_size == len(text)
+    assert (topic / "records").read_bytes() == text
+    shown = [orjson.loads(line) for line in (topic / "records.jsonl").read_bytes().splitlines()]
+    assert [int(each["value"]) for each in shown] == [*range(900)]
+    assert (topic / "records.jsonl").stat().st_size == len((topic / "records.jsonl").read_bytes())
+    assert run("tail", "-n", "2", topic / "records") == "898\n899\n"
+    with (topic / "records").open("rb") as file:
+        file.seek(len(text) - 8)
+        assert file.read() == b"898\n899\n"
+        # Late, and at the end all the same for who has read so far.
+        (mounted.path / "orders-1/append.jsonl").write_bytes(b'{"value":"late","timestamp":5}\n')
+        assert file.read() == b"late\n"
+        file.seek(0)
+        assert file.read() == text + b"late\n"
+    assert (topic / "records").stat().st_size == len(text) + 5
+    with pytest.raises(OSError, match="Operation not permitted"):
+        (topic / "records").write_bytes(b"x")
+
+
+def test_a_topic_is_followed(mounted: Mount) -> None:
+    """By several `tail -f` beside several writers: each line once, and whole."""
+    topic = mounted.path / "topics/orders"
+    topic.mkdir()
+    follow = ["tail", "-c", "+1", "-f", "-s", "0.05", str(topic / "records")]
+    with ExitStack() as stack:
+        tails = [
+            stack.enter_context(subprocess.Popen(follow, stdout=subprocess.PIPE)) for _ in range(3)
+        ]
+        script = 'for n in $(seq 200); do echo "$1 $n"; done >> "$2"'
+        writers = [
+            subprocess.Popen(["sh", "-c", script, "sh", str(each), str(topic / "append")])
+            for each in range(4)
+        ]
+        assert [writer.wait(60) for writer in writers] == [0] * 4
+        expected = sorted(b"%d %d\n" % (each, n) for each in range(4) for n in range(1, 201))
+        try:
+            for tail in tails:
+                assert tail.stdout is not None
+                assert sorted(tail.stdout.readline() for _ in range(800)) == expected
+        finally:
+            for tail in tails:
+                tail.kill()
+    assert sorted((topic / "records").read_bytes().splitlines(keepends=True)) == expected
+
+
+def test_what_retention_drops_leaves_a_topic(mounted: Mount) -> None:
+    """A new open begins at the new log starts."""
+    topic = mounted.path / "topics/orders"
+    topic.mkdir()
+    for number in range(3):
+        (mounted.path / f"orders-{number}/append").write_bytes(b"a\nb\nc\n")
+    assert len((topic / "records").read_bytes().splitlines()) == 9
+    (mounted.path / "orders-1/log-start-offset").write_text("2\n")
+    assert sorted((topic / "records").read_bytes().split()) == sorted(b"a b c c a b c".split())
+    assert (topic / "records").stat().st_size == 14

@@ -29,6 +29,7 @@ from logfs.store.observe.check import check
 from logfs.store.store import Store
 from tests.support.batches import NOW, batch
 from tests.support.bucket import Put, put_aiven, put_local, sealed_segments
+from tests.support.command_line import call
 from tests.support.stores import Clock, set_topic
 
 if TYPE_CHECKING:
@@ -497,3 +498,49 @@ def test_a_copy_that_was_cut_between_batches_is_found_by_the_audit(
         position = positions[len(positions) // 2]
     log.write_bytes(log.read_bytes()[:position])
     assert any(finding.severity for finding in check(as_path(url(place))))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_damage_in_the_middle_is_never_silent(
+    put: Put, partition: Path, place: Path, kind: str
+) -> None:
+    """An empty .log object is an error of its records, and what is before it is printed; a lost one is found."""
+    copy(put, partition, kind)
+    log = sorted(place.rglob("*.log"))[2]
+    data, base = log.read_bytes(), int(log.name[:20])
+    log.write_bytes(b"")
+    with open_bucket(place) as remote:
+        found: list[int] = []
+        with pytest.raises(LogfsError):
+            found.extend(record.offset for record in remote["orders-0"].read())
+        assert found == [*range(base)]
+        with pytest.raises(LogfsError):
+            remote["orders-0"].record(base)
+    for form in ((), ("-F", "%s\\n"), ("-J",)):
+        done = call("cat", f"{url(place)}/orders-0", *form)
+        assert done.returncode == 1
+        assert done.stdout.count(b"\n") == base
+    assert any(finding.severity for finding in check(as_path(url(place))))
+    log.unlink()
+    assert any("are missing" in str(finding) for finding in check(as_path(url(place))))
+    log.write_bytes(data)
+    assert not [finding for finding in check(as_path(url(place))) if finding.severity]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_audit_knows_copies_that_overlap(
+    put: Put, partition: Path, place: Path, kind: str, tmp_path: Path
+) -> None:
+    """Their indexes go on where the next copy counts, which is no problem."""
+    topic_id = uuid.uuid4()
+    copy(put, partition, kind, topic_id)
+    with Store(tmp_path / "other", create=True) as store:
+        set_topic(store, "orders", segment_bytes=6_500, index_interval_bytes=500)
+        orders = store.create("orders-0")
+        with Store(partition.parent, read_only=True) as first:
+            for batch in first["orders-0"].batches(0):
+                orders.append([*batch.records()])
+    copy(put, tmp_path / "other/orders-0", kind, topic_id)
+    with open_bucket(place) as remote:
+        assert [r.offset for r in remote["orders-0"].read()] == [*range(RECORDS)]
+    assert not [finding for finding in check(as_path(url(place))) if finding.severity]

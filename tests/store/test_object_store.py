@@ -10,6 +10,7 @@ import sys
 import threading
 import uuid
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -33,7 +34,6 @@ from tests.support.stores import set_topic
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from logfs.log.read.reader import Reader
     from tests.support.mounts import Mount
@@ -434,6 +434,33 @@ def test_hostile_objects(
         assert found == expected, key
 
 
+def test_damaged_cache_files_of_a_mount_are_fetched_again(
+    server: ObjectServer, log_dir: Path, make_mount: Callable[..., Mount]
+) -> None:
+    """Whatever they hold, the text index of a copy included."""
+    with Store(log_dir) as store:
+        store.settings.set_broker("remote.storage.url", f"s3://{BUCKET}/cached")
+        set_topic(store, "t", segment_bytes=30_000, remote_storage_enable=True)
+        partition = store.create("t-0")
+        for start in range(0, 3000, 20):
+            partition.append([b"value %d" % n for n in range(start, start + 20)])
+        store.tier("t-0")
+    mount = make_mount("--read-only", log_dirs=[logfs_path(f"s3://{BUCKET}/cached")])
+    directory = mount.path / "t-0"
+    expected = (directory / "records").read_bytes()
+    assert (directory / "offsets/100..").read_bytes()
+    cache = Path(os.environ["XDG_CACHE_HOME"]) / "logfs/chunks"
+    for damage in (bytes, lambda size: b"\xa5" * size):
+        for path in cache.iterdir():
+            with path.open("r+b") as file:
+                file.write(damage(path.stat().st_size))
+        for first in (150, 700):
+            found = (directory / f"offsets/{first}..").read_bytes()
+            assert expected.endswith(found)
+            assert found.startswith(b"value %d\n" % first)
+        assert (directory / "records.jsonl").read_bytes().count(b"\n") == expected.count(b"\n")
+
+
 @pytest.mark.parametrize("suffix", [".indexes", ".rsm-manifest", ".log"])
 def test_wrong_bytes_are_not_kept(server: ObjectServer, orders: Path, suffix: str) -> None:
     """The first answers for each object are wrong; later readers, with the same cache, see what is right."""
@@ -500,6 +527,8 @@ def test_a_url_with_credentials_is_refused(log_dir: Path) -> None:
     for words in (
         ("cat", f"{user}/orders-0"),
         ("check", user),
+        ("check", "S3://AKIA:sEcReT@bucket/x"),
+        ("recover", "ftp://u:sEcReT@h/"),
         ("tail", user, "orders-0"),
         ("mount", "--read-only", user, str(log_dir / "mnt")),
         ("append", f"{user}/orders-0"),
@@ -515,6 +544,8 @@ def test_a_url_with_credentials_is_refused(log_dir: Path) -> None:
         done = run(*words)
         assert done.returncode in (1, 2), words
         assert b"sEcReT" not in done.stdout + done.stderr, words
+        assert b"Traceback" not in done.stderr, words
+        assert b"NoSuchBucket" not in done.stderr, words
 
 
 def test_a_damaged_manifest_is_reported_by_check(server: ObjectServer, orders: Path) -> None:

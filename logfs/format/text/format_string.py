@@ -50,6 +50,10 @@ _FIELDS: dict[bytes, Callable[[Record], bytes]] = {
 }
 
 
+# The year 10000.
+_TOO_LATE_MS = 253_402_300_800_000
+
+
 @dataclass(frozen=True)
 class _Time:
     """A token `%T{FORM}`. `form` is a format of `strftime`, "" for ISO 8601."""
@@ -73,7 +77,9 @@ class _Time:
 
         # Most formats show no part of a second, and then few texts differ.
         unit = 1 if not self.form or "f" in self.form else 1000
-        floored = np.where(timestamps < 0, -1, timestamps - timestamps % unit)
+        # A time that is too late is shown as its number.
+        is_shown = (timestamps >= 0) & (timestamps < _TOO_LATE_MS)
+        floored = np.where(is_shown, timestamps - timestamps % unit, timestamps)
         different, rows = np.unique(floored, return_inverse=True)
         texts = [self.format(timestamp) for timestamp in different.tolist()]
         sizes = np.array([len(text) for text in texts], np.int64)

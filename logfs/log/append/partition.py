@@ -600,6 +600,10 @@ class Partition(Reader):
                 raise self.fail("a truncation failed", error) from error
             return True
 
+    def settle(self) -> None:
+        with self.disk.hold(self.lock):
+            pass
+
     def check_truncatable(self, offset: int) -> None:
         """Raise `OffsetOutOfRange` if the log cannot end at an offset, because only the object store has it."""
         if self.segments[0].is_tiered and offset < self.local_start_offset:

@@ -11,7 +11,8 @@ from logfs.errors import InvalidStore
 SCHEMES = ("s3", "gs", "az", "file")
 """Amazon S3 and what speaks its protocol, Google Cloud Storage, Azure Blob Storage, and a local directory."""
 
-_URL = re.compile(r"(s3|gs|az):/{1,2}[^/]|file:(/|///)[^/]")
+# Not `***`, in place of what is not shown.
+_URL = re.compile(r"(s3|gs|az):/{1,2}[^/*]|file:(/|///)[^/]")
 _ANY_URL = re.compile(r"\s*([A-Za-z][A-Za-z0-9+.-]+):/")
 
 # Names of buckets and objects may have these, but passwords in URLs come with them.

@@ -144,6 +144,7 @@ for _name in (
         "read_ahead",
         "fetch_again",
         "described_end",
+        "is_cut",
         "write",
         "truncate",
         "size",

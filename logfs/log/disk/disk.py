@@ -201,6 +201,10 @@ class Disk:
         """Fetch damaged bytes [start, end) of a file again, if it is remote; return whether they have changed."""
         return False
 
+    def is_cut(self, file: File) -> bool:
+        """Whether a .log file ends before its bytes do, because the next one begins at an offset that it has, too."""
+        return False
+
     def described_end(self, file: File) -> tuple[int, int] | None:
         """Return the offset after a .log file and its greatest timestamp (ms), if a description of it tells them."""
         return None

@@ -160,8 +160,6 @@ class LiveSegment(Segment):
             next_offset, self.last_timestamp = described
             self._end = SegmentEnd(size, next_offset, UNMEASURED)
             return
-        if not size:
-            raise Corrupt(f"{self.path}: is empty, as no copy of a segment is")
         self._advance()
         if self.damaged and self.damaged[-1].end == size:
             self._end = SegmentEnd(size, self.next_offset + 1, UNMEASURED)

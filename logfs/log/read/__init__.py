@@ -5,6 +5,8 @@
 - `read_committed`: the records as isolation level read_committed shows them.
 - `text_view`: the records as one long text: `records` and `records.jsonl` of the mount.
 - `text_renderer`: the text of one segment, rendered in blocks.
+- `merge`: the text of several logs in the order of time.
+- `merged_text`: the same as one growing text: `records` of a topic.
 - `key_index`: where the newest record of each key is.
 - `key_tables`: the tables of the key index, in a file and in memory.
 - `recent_keys`: the keys that the log has seen last.

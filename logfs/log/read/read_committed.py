@@ -54,6 +54,9 @@ class StableLog(ReadableLog, Protocol):
     def last_timestamp(self) -> int:
         """The timestamp of the last batch (ms), -1 if there is none."""
 
+    def settle(self) -> None:
+        """Return when no truncation is in progress."""
+
     @property
     def traffic(self) -> Traffic:
         """Counters for metrics: bytes read through a mount, failed appends, failed reads."""
@@ -124,6 +127,9 @@ class CommittedReader(Reader):
     def truncations(self) -> Sequence[int]:
         """The truncations of the log."""
         return self._log.truncations
+
+    def settle(self) -> None:
+        self._log.settle()
 
     @property
     def views(self) -> ViewRegistry:

@@ -238,8 +238,14 @@ class Reader:
             if segment.base_offset >= stop:
                 return
             for found in segment.batches_from(offset):
+                if isinstance(found, Damage):
+                    # What is being cut off looks like damage.
+                    self.settle()
+                    reached = found.next_offset
+                else:
+                    reached = found[1].header.next_offset
                 if len(self.truncations) > known:
-                    self._check_left(found, min(self.truncations[known:]))
+                    self._check_left(reached, min(self.truncations[known:]))
                 if isinstance(found, Damage):
                     if found.first_offset >= stop:
                         return
@@ -249,13 +255,15 @@ class Reader:
                     return
                 yield batch
 
-    def _check_left(self, found: tuple[int, Batch] | Damage, end: int) -> None:
-        """Raise `OffsetOutOfRange` for what was read beyond `end`, where the log was truncated since."""
-        reached = found.next_offset if isinstance(found, Damage) else found[1].header.next_offset
+    def _check_left(self, reached: int, end: int) -> None:
+        """Raise `OffsetOutOfRange` if what was read reaches beyond `end`, where the log was truncated since."""
         if reached > end:
             raise OffsetOutOfRange(
                 f"{self.name.directory}: the log was truncated to offset {end} while it was read; read again"
             )
+
+    def settle(self) -> None:
+        """Return when no truncation is in progress."""
 
     def read(self, offset: int | None = None, end: int | None = None) -> Iterator[Record]:
         """Yield the records in [offset, end), by default from the log start to the log end as it is now.
@@ -268,6 +276,7 @@ class Reader:
         self.check_readable(first)
         segments = self.segments
         shows = self.shown(segments)
+        known = len(self.truncations)
         for batch in self.batches(first, stop, segments):
             if not shows(batch.header):
                 continue
@@ -275,6 +284,9 @@ class Reader:
             with self._decoding(batch, segments):
                 records = list(batch.records())
             for record in records:
+                if len(self.truncations) > known:
+                    # Since the batch was read.
+                    self._check_left(record.offset + 1, min(self.truncations[known:]))
                 if whole or first <= record.offset < stop:
                     yield record
 

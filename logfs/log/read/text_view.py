@@ -242,7 +242,9 @@ class TextView:
             self._take_ahead()
 
     def _take_ahead(self) -> None:
-        while self._ahead:
+        end = self._end_offset
+        # What lies behind the view's end may be damaged.
+        while self._ahead and (end is None or self._ahead[0].base_offset < end):
             start, last = self._segments[-1]
             start += self._renderer.size_of(last.end.text)
             self._segments.append((start, self._ahead.pop(0)))
@@ -266,6 +268,9 @@ class TextView:
         if number < 0:
             return segments[0][0]
         start, segment = segments[number]
+        if offset <= segment.base_offset:
+            # Nothing of the segment has to be known.
+            return start
         return start + self._renderer.text_before(segment, offset)
 
 

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar, cast
 
 import numpy as np
 
-from logfs.errors import LogfsError
+from logfs.errors import Corrupt, LogfsError
 from logfs.format.base import names
 from logfs.format.batches.batch import LENGTH_OVERHEAD, START
 from logfs.format.files.checkpoint import format_partition_metadata, text_to_uuid
@@ -344,6 +344,8 @@ class BucketDisk(ReadOnlyDisk):
         if isinstance(stored, bytes):
             return len(stored)
         entry, following = _entry(file)
+        if entry.suffix == names.LOG and not stored.size:
+            raise Corrupt(f"{stored.key}: is empty, as no copy of a segment is")
         if entry.suffix != names.LOG or following is None:
             return stored.size
         segment = entry.segment
@@ -360,6 +362,11 @@ class BucketDisk(ReadOnlyDisk):
         with self._noticing_loss(file):
             found = entry.segment.description(self._read_small)
         return None if found is None else (found.end_offset + 1, found.max_timestamp)
+
+    def is_cut(self, file: File) -> bool:
+        """Whether a .log file has more bytes in the bucket: the next segment begins before its end."""
+        stored = self._stored(file)
+        return not isinstance(stored, bytes) and self.size(file) < stored.size
 
     def stat_file(self, file: File) -> os.stat_result:
         entry, _ = _entry(file)

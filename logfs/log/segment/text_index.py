@@ -89,6 +89,10 @@ class TextIndex(SparseIndex):
         known = behind < self._count
         entries = self.recreate(self[first - 1], self[behind], behind - first) if known else ()
         if not entries:
+            file = self._file
+            if file is not None and self._disk.fetch_again(file, 0, self._disk.size(file)):
+                # The file is a copy in a cache, and was damaged there.
+                return self._get(number)
             raise Corrupt(f"{self.path}: entry {number} is damaged; run 'logfs reindex'")
         recreated = {
             at: (entry.offset - 1 - self.base_offset, entry.position, *entry.before)

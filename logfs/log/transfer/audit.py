@@ -155,8 +155,10 @@ def audit(
     `report` is called with the number of bytes as they are read. Raises `OSError`, and `Gone` if files leave the log
     meanwhile.
     """
+    # A tiered topic is not compacted.
+    gaps = segment.gaps and not segment.is_remote
     account = Account(
-        segment.path, segment.txn_index.path, segment.base_offset, segment.gaps, segment.base_offset
+        segment.path, segment.txn_index.path, segment.base_offset, gaps, segment.base_offset
     )
     transactions = _TransactionAudit(segment, account)
     indexes: list[_IndexAudit] = []

@@ -1,4 +1,4 @@
-"""`topics/`: each topic as one thing, with files that append to all of its partitions."""
+"""`topics/`: each topic as one thing, with files that append to its partitions, and read them merged by time."""
 
 from __future__ import annotations
 
@@ -14,20 +14,27 @@ from logfs.log.append.topic_framer import (
     TopicLineFramer,
     check_partitions,
 )
+from logfs.log.read.merged_text import MergedText
+from logfs.mount import sharers
 from logfs.mount.errnos import refuse
 from logfs.mount.nodes.append import AppendFile, LastOffsets
 from logfs.mount.nodes.base import (
     DIRECTORY_BITS,
-    WRITE_BITS,
+    READ_BITS,
     Caller,
     Context,
     DirectoryNode,
+    Handle,
     Node,
+    PartitionAccess,
     Stat,
     SymlinkNode,
+    file_number_of,
     first_found,
 )
 from logfs.mount.nodes.config import TopicConfigDirectory
+from logfs.mount.nodes.growing import GrowingFile, GrowingHandle
+from logfs.mount.nodes.text_file import view_of
 from logfs.store.directory.permissions import Access, PermissionTable
 from logfs.store.topic import Topic
 
@@ -38,6 +45,7 @@ if TYPE_CHECKING:
     from logfs.log.append.partition import Partition
 
 _FRAMERS = {"append": TopicLineFramer, "append.jsonl": TopicEnvelopeFramer}
+_TEXTS = ("records", "records.jsonl")
 _CONFIG = "config"
 _PARTITIONS = "partitions"
 
@@ -93,6 +101,8 @@ class TopicDirectory(_Folder):
     def find(self, name: str) -> Node | None:
         if name in _FRAMERS:
             return TopicAppendFile(self.context, name, self, self.topic.partitions)
+        if name in _TEXTS:
+            return TopicTextFile(self.context, name, self, self.topic.partitions)
         if name == _CONFIG:
             first, *_ = self.topic.partitions
             modes = PermissionTable(first)
@@ -100,13 +110,15 @@ class TopicDirectory(_Folder):
         return PartitionsDirectory(self.context, name, self) if name == _PARTITIONS else None
 
     def is_current(self, node: Node) -> bool:
+        if not isinstance(node, (TopicAppendFile, TopicTextFile)):
+            return True
         # Partitions may have been created since.
-        return not isinstance(node, TopicAppendFile) or (
-            not node.handles and [*node.partitions] == [*self.topic.partitions]
-        )
+        if [*node.partitions] != [*self.topic.partitions]:
+            return False
+        return node.is_current if isinstance(node, TopicTextFile) else not node.handles
 
     def names(self) -> Iterator[str]:
-        yield from (*_FRAMERS, _CONFIG, _PARTITIONS)
+        yield from (*_FRAMERS, *_TEXTS, _CONFIG, _PARTITIONS)
 
 
 class PartitionsDirectory(_Folder):
@@ -134,20 +146,13 @@ class PartitionLink(SymlinkNode):
         return f"../../../{self.parent.parent.name}-{self.name}"
 
 
-class TopicAppendFile(AppendFile):
-    """A file that takes lines or envelopes for the partitions of a topic.
+class _TopicFile(PartitionAccess):
+    """A file of a topic: who may use the file of this name of every partition alike may use it.
 
-    Who may write to the `append` file of every partition alike may write to it, otherwise only the owner of the log
-    directory.
+    If the partitions differ, only the owner of the log directory may.
     """
 
-    def __init__(
-        self, context: Context, name: str, parent: TopicDirectory, partitions: Sequence[Partition]
-    ) -> None:
-        first, *_ = partitions
-        super().__init__(context, name, parent, first, PermissionTable(first), LastOffsets())
-        self.partitions = partitions
-        self.is_parsed = _FRAMERS[name] is TopicEnvelopeFramer
+    partitions: Sequence[Partition]
 
     def access(self) -> Access:
         found = {
@@ -157,12 +162,24 @@ class TopicAppendFile(AppendFile):
         if len(found) == 1:
             return found.pop()
         owner = first_found(self.context.store)
-        return Access(WRITE_BITS & 0o200 | 0o400, owner.st_uid, owner.st_gid)
+        return Access(self.allowed_bits & 0o600, owner.st_uid, owner.st_gid)
 
     def set_access(self, access: Access) -> None:
         raise refuse(
             errno.EPERM, f"{self.path}: has the mode of the partitions' files; change it there"
         )
+
+
+class TopicAppendFile(_TopicFile, AppendFile):
+    """A file that takes lines or envelopes for the partitions of a topic."""
+
+    def __init__(
+        self, context: Context, name: str, parent: TopicDirectory, partitions: Sequence[Partition]
+    ) -> None:
+        first, *_ = partitions
+        super().__init__(context, name, parent, first, PermissionTable(first), LastOffsets())
+        self.partitions = partitions
+        self.is_parsed = _FRAMERS[name] is TopicEnvelopeFramer
 
     def make_framer(self) -> LineFramer:
         return _FRAMERS[self.name](self.partitions, Partitioner(len(self.partitions)))
@@ -183,6 +200,74 @@ class TopicAppendFile(AppendFile):
     def xattrs(self, caller: Caller) -> dict[str, bytes]:
         """Return none: the records of a write have offsets in several partitions."""
         return {}
+
+
+class TopicTextFile(_TopicFile, GrowingFile):
+    """`records` or `records.jsonl` of a topic: the records of all partitions, merged by time.
+
+    Bytes that were shown once stay as they are for as long as the file is open. A new file may have another order
+    where records were appended late.
+    """
+
+    allowed_bits = READ_BITS
+
+    def __init__(
+        self, context: Context, name: str, parent: TopicDirectory, partitions: Sequence[Partition]
+    ) -> None:
+        first, *_ = partitions
+        super().__init__(context, name, parent, first)
+        self.partitions = partitions
+        self.modes, self.mode_name = PermissionTable(first), name
+        logs = [partition.isolated(context.isolation) for partition in partitions]
+        # Measuring and merging may wait for the disk.
+        first.check_may_block()
+        self.text = MergedText(logs, view_of(name))
+        self.file_number = file_number_of(parent.inode, name, self.text.identity)
+
+    @property
+    def is_growing(self) -> bool:
+        return True
+
+    @property
+    def is_current(self) -> bool:
+        """Whether a new file of this name would have the same records."""
+        return self.text.is_current
+
+    def byte_at(self, position: int) -> bytes:
+        return self.text.read(position, 1)
+
+    def stat(self) -> Stat:
+        for partition in self.partitions:
+            partition.refresh()
+        if not self.text.is_up_to_date:
+            self.partition.check_may_block()
+        access = self.access()
+        timestamp = max(partition.last_timestamp for partition in self.partitions)
+        if timestamp < 0:
+            timestamp = max(partition.active.mtime_ms() for partition in self.partitions)
+        mode = stat.S_IFREG | access.mode
+        return Stat(mode, access.uid, access.gid, self.text.size, timestamp * 1_000_000)
+
+    def open(self, flags: int, caller: Caller) -> Handle:
+        self.refuse_writing(flags)
+        return TopicTextHandle(self, caller.pid)
+
+
+class TopicTextHandle(GrowingHandle):
+    """An open text of a topic. The kernel keeps its pages: bytes that were shown once never change."""
+
+    keep_cache = True
+
+    def __init__(self, node: TopicTextFile, opener: int) -> None:
+        super().__init__(node, opener)
+        self.direct_io = not sharers.is_visible(opener)
+        self._file = node
+
+    def read(self, position: int, size: int) -> bytes:
+        self._file.partition.check_may_block()
+        data = self._file.text.read(position, size)
+        self._file.partition.traffic.bytes_out += len(data)
+        return data
 
 
 def _partitions(context: Context) -> list[names.TopicPartition]:

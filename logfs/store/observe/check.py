@@ -175,7 +175,7 @@ def _check_log(
             segment,
             partition.epochs.entries,
             trusts_indexes=trusts_indexes(store, partition, segment),
-            live=store.homes[partition.name.directory].live,
+            live=store.homes[partition.name.directory].live and not segment.is_remote,
             log_start_offset=partition.log_start_offset,
             report=lambda size: report(partition.name.directory, size),
         ):
@@ -200,8 +200,10 @@ def trusts_indexes(store: Store, partition: Partition, segment: Segment) -> bool
     False if a writer may not have completed the indexes yet, or a crash may have left them incomplete.
     """
     log_dir = store.homes[partition.name.directory]
-    if log_dir.clean or segment.is_remote:
-        # What is copied into a bucket is complete.
+    if segment.is_remote:
+        # What is copied into a bucket is complete; but the indexes of a copy go on where the next copy counts.
+        return not segment.is_cut
+    if log_dir.clean:
         return True
     if segment is partition.active:
         return False

@@ -6,14 +6,18 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from logfs.cli.scanning import FEW
-
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from logfs.cli.scanning import Chunk
+    from logfs.format.batches.columns import Columns
+    from logfs.format.batches.record import Record
+
+    Chunk = Columns | list[Record]
+
+# The text of so few records is put together without loading the compiled kernels, which takes longer.
+_FEW = 64
 
 
 class Rows(NamedTuple):
@@ -110,7 +114,7 @@ def _gathered(
     order: NDArray[np.int64],
 ) -> NDArray[np.uint8]:
     """Return the parts text[starts[n]:ends[n]] for each n of `order`, one after the other."""
-    if len(order) <= FEW:
+    if len(order) <= _FEW:
         return np.concatenate([text[starts[number] : ends[number]] for number in order])
     from logfs.format.kernels import text_kernels
 

@@ -1,0 +1,228 @@
+"""The text of several logs as one growing text, in the order of time.
+
+The size of the text is known at once: it is the sum of the sizes of the logs' texts. The order is that of (time, log,
+offset), where the time of a record is the greatest timestamp so far in its log. A record that is appended late, with
+an earlier time, must not move text that readers have seen. So the text is a sequence of slices: each has what all
+logs have got between two looks at their ends, merged by time, and stays as it is.
+
+Reading in the middle of a slice begins with a search for the time at which the text before it ends: the time indexes
+and the text indexes of the logs tell how much text each log has before a time.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from typing import TYPE_CHECKING, NamedTuple
+
+from logfs.errors import OffsetOutOfRange
+from logfs.format.text import envelope
+from logfs.format.text.rendering import View, render
+from logfs.log.read.merge import Rows, merge, rising
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from logfs.log.read.reader import Reader
+    from logfs.log.read.text_view import TextView
+
+# The offsets of a log that are read at a time.
+_STEP = 16384
+# A slice of so few offsets is read from its beginning.
+_FEW = 2 * _STEP
+# A reader that skips so many bytes goes on with what it has.
+_SKIP_BYTES = 4 << 20
+# The places from which readers go on.
+_MOST_CURSORS = 4
+
+
+class _Slice(NamedTuple):
+    """A part of the text: the records of log n in [firsts[n], ends[n]).
+
+    `start` is its position in the text, `places` those of the first records in the texts of the logs, and `reached`
+    the greatest timestamp of each log before.
+    """
+
+    start: int
+    firsts: Sequence[int]
+    ends: Sequence[int]
+    places: Sequence[int]
+    reached: Sequence[int]
+
+
+class _Cursor:
+    """A place from which a reader goes on: the bytes [start, end) of the text, and what follows in their slice."""
+
+    def __init__(self, start: int, number: int, rows: Iterator[Rows]) -> None:
+        self.start = self.end = start
+        self.data = b""
+        self.number = number
+        self.rows = rows
+
+
+class MergedText:
+    """The text of logs from their present starts on, merged by time. Any thread may use it, and may have to wait."""
+
+    def __init__(self, logs: Sequence[Reader], view: View) -> None:
+        self._logs = logs
+        self._view = view
+        self._texts: list[TextView] = [log.text(view) for log in logs]  # type: ignore[misc]
+        self._generations = [log.generation for log in logs]
+        self._prefixes = [
+            envelope.prefix(log.name) if view is View.ENVELOPES else b"" for log in logs
+        ]
+        self._lock = threading.Lock()
+        self._slices: list[_Slice] = []
+        self._starts = self._ends = [text.first_offset for text in self._texts]
+        self._reached = [-1] * len(logs)
+        self._size = 0
+        self._cursors: list[_Cursor] = []
+
+    @property
+    def identity(self) -> tuple[tuple[int, int], ...]:
+        """What two texts of the same logs with the same beginning have in common."""
+        return tuple(zip(self._generations, self._starts, strict=True))
+
+    @property
+    def is_up_to_date(self) -> bool:
+        """Whether the size is known without waiting for the disk."""
+        return [log.log_end_offset for log in self._logs] == self._ends
+
+    @property
+    def is_current(self) -> bool:
+        """Whether a new text of the same logs would have the same records."""
+        return all(
+            log.generation == generation and log.log_start_offset == start
+            for log, generation, start in zip(
+                self._logs, self._generations, self._starts, strict=True
+            )
+        )
+
+    @property
+    def size(self) -> int:
+        """The current size in bytes."""
+        with self._lock:
+            self._grow()
+            return self._size
+
+    def read(self, position: int, size: int) -> bytes:
+        """Return the bytes [position, position + size), fewer at the end.
+
+        Raises `DamagedRange` at damage, and `OffsetOutOfRange` if records have left a log since.
+        """
+        with self._lock:
+            self._grow()
+            parts = []
+            end = min(position + size, self._size)
+            while position < end:
+                part = self._read_some(position, end)
+                parts.append(part)
+                position += len(part)
+            return b"".join(parts)
+
+    def _grow(self) -> None:
+        """Add a slice with what the logs have got since the last look."""
+        ends = [log.log_end_offset for log in self._logs]
+        if ends == self._ends:
+            return
+        for text in self._texts:
+            # Looking at the size takes in the segments that have begun since.
+            _ = text.size
+        size = sum(text.position_of(end) for text, end in zip(self._texts, ends, strict=True))
+        if size > self._size:
+            firsts = self._ends
+            before = [text.position_of(n) for text, n in zip(self._texts, firsts, strict=True)]
+            self._slices.append(_Slice(self._size, firsts, ends, before, self._reached))
+            self._size = size
+        self._reached = [
+            max(reached, *(s.max_timestamp.timestamp for s in log.segments_from(first)))
+            for log, first, reached in zip(self._logs, self._ends, self._reached, strict=True)
+        ]
+        self._ends = ends
+
+    def _read_some(self, position: int, end: int) -> bytes:
+        """Return some of the bytes [position, end), at least one."""
+        for cursor in self._cursors:
+            if cursor.start <= position <= cursor.end + _SKIP_BYTES:
+                break
+        else:
+            cursor = self._seek(position)
+            self._cursors.append(cursor)
+            del self._cursors[:-_MOST_CURSORS]
+        try:
+            while cursor.end <= position:
+                self._advance(cursor)
+        except BaseException:
+            # A generator that has raised an error yields nothing more.
+            self._cursors.remove(cursor)
+            raise
+        return cursor.data[position - cursor.start : end - cursor.start]
+
+    def _advance(self, cursor: _Cursor) -> None:
+        """Read the next rows of a cursor's slice, or the first of the next slice."""
+        rows = next(cursor.rows, None)
+        while rows is None:
+            following = cursor.number + 1
+            if following == len(self._slices) or self._slices[following].start != cursor.end:
+                raise OffsetOutOfRange(
+                    f"{self._logs[0].topic}: records have left the log since; open the file again"
+                )
+            cursor.number, cursor.rows = following, self._rows(self._slices[following], -1)
+            rows = next(cursor.rows, None)
+        cursor.data = rows.text.tobytes()
+        cursor.start, cursor.end = cursor.end, cursor.end + len(cursor.data)
+
+    def _seek(self, position: int) -> _Cursor:
+        """Return a cursor at or before a position, not far from it."""
+        number = bisect_right(self._slices, position, key=lambda each: each.start) - 1
+        part = self._slices[number]
+        time, start = -1, part.start
+        offsets = sum(end - first for first, end in zip(part.firsts, part.ends, strict=True))
+        if offsets > _FEW:
+            # The last time at which the text up to it ends at or before the position.
+            low, high = -1, max(self._reached) + 1
+            while high - low > 1:
+                middle = (low + high) // 2
+                place = self._position_at(part, middle)
+                if place <= position:
+                    low, start = middle, place
+                else:
+                    high = middle
+            time = low
+        return _Cursor(start, number, self._rows(part, time))
+
+    def _position_at(self, part: _Slice, time: int) -> int:
+        """Return the position at which the records of a slice from a time on begin."""
+        offsets = self._offsets_at(part, time)
+        places = [text.position_of(n) for text, n in zip(self._texts, offsets, strict=True)]
+        return part.start + sum(places) - sum(part.places)
+
+    def _offsets_at(self, part: _Slice, time: int) -> list[int]:
+        """Return the offset in each log at which the records of a slice from a time on begin."""
+        found = []
+        for log, first, end, reached in zip(
+            self._logs, part.firsts, part.ends, part.reached, strict=True
+        ):
+            at = first
+            if reached < time:
+                record = log.offset_for_time(time, shown=True)
+                at = end if record is None else min(max(record.offset, first), end)
+            found.append(at)
+        return found
+
+    def _rows(self, part: _Slice, time: int) -> Iterator[Rows]:
+        """Yield the rows of a slice from a time on, merged."""
+        offsets = self._offsets_at(part, time) if time >= 0 else part.firsts
+        return merge([self._stream(number, first, part) for number, first in enumerate(offsets)])
+
+    def _stream(self, number: int, first: int, part: _Slice) -> Iterator[Rows]:
+        """Yield the rows of one log in a slice, from the offset `first` on."""
+        log, at, reached = self._logs[number], first, part.reached[number]
+        while at < part.ends[number]:
+            stop = min(at + _STEP, part.ends[number])
+            columns = log.columns(at, stop)
+            at = stop
+            if len(columns):
+                times = rising(columns, reached)
+                reached = int(times[-1])
+                yield Rows(times, *render(columns, self._view, self._prefixes[number]))

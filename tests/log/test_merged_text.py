@@ -1,0 +1,137 @@
+"""The text of a topic: that of a sort by time, whose bytes do not change while it grows."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+import pytest
+
+from logfs.errors import LogfsError
+from logfs.format.batches.record import Record
+from logfs.format.text import envelope
+from logfs.format.text.rendering import View
+from logfs.log.read import merged_text
+from logfs.log.read.merged_text import MergedText
+from logfs.store.store import Store
+from tests.support.stores import Clock, assert_clean, set_topic
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from logfs.log.append.partition import Partition
+
+
+@pytest.fixture
+def store(log_dir: Path, clock: Clock) -> Iterator[Store]:
+    """A store with a topic of three partitions in small segments."""
+    with Store(log_dir, clock=clock) as store:
+        set_topic(store, "orders", segment_bytes=20_000, index_interval_bytes=500)
+        store.topic("orders").create(3)
+        yield store
+    assert_clean(log_dir)
+
+
+def fill(store: Store, chance: random.Random, count: int) -> None:
+    """Append batches whose times go back and forth."""
+    for partition in store.topic("orders").partitions:
+        at = partition.log_end_offset
+        while at < count:
+            size = min(chance.randrange(1, 30), count - at)
+            partition.append(
+                [
+                    Record(
+                        b"%d:%d\n%s" % (partition.partition, n, b"x" * chance.randrange(60)),
+                        b"k" if n % 3 else None,
+                        timestamp=1000 + n * 10 + chance.randrange(-200, 200),
+                    )
+                    for n in range(at, at + size)
+                ]
+            )
+            at += size
+
+
+def sorted_text(
+    partitions: Sequence[Partition], view: View, firsts: Sequence[int], reached: list[int]
+) -> bytes:
+    """Return the text of the records from `firsts` on by a sort; `reached` has the times before, and is updated."""
+    found = []
+    for number, partition in enumerate(partitions):
+        for record in partition.read(firsts[number]):
+            assert record.timestamp is not None
+            reached[number] = max(reached[number], record.timestamp)
+            line = (record.value or b"") + b"\n"
+            if view is View.ENVELOPES:
+                line = envelope.encode(record, envelope.prefix(partition.name))
+            found.append(((reached[number], number, record.offset), line))
+    return b"".join(line for _, line in sorted(found))
+
+
+@pytest.mark.parametrize("view", list(View))
+def test_the_text_is_a_sort(store: Store, view: View, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From wherever one reads; what was seen once stays, and what was appended since comes after it."""
+    monkeypatch.setattr(merged_text, "_FEW", 50)
+    monkeypatch.setattr(merged_text, "_SKIP_BYTES", 2000)
+    monkeypatch.setattr(merged_text, "_STEP", 64)
+    chance = random.Random(view.name)
+    partitions = store.topic("orders").partitions
+    fill(store, chance, 1500)
+    text = MergedText(partitions, view)
+    expected = b""
+    firsts, reached = [0, 0, 0], [-1, -1, -1]
+    for count in (1500, 1501, 1600, 2500):
+        fill(store, chance, count)
+        assert text.size >= len(expected)
+        expected += sorted_text(partitions, view, firsts, reached)
+        firsts = [partition.log_end_offset for partition in partitions]
+        assert text.size == len(expected)
+        assert text.read(0, len(expected) + 10) == expected
+        for _ in range(60):
+            at = chance.randrange(len(expected))
+            size = chance.choice([1, 50, 3000, 40_000])
+            assert text.read(at, size) == expected[at : at + size]
+        assert text.read(len(expected), 100) == b""
+    assert text.is_current
+    assert MergedText(partitions, view).size == len(expected)
+
+
+def test_equal_times_and_none(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All at one time, before it, and an empty partition: by partition, then by offset."""
+    monkeypatch.setattr(merged_text, "_FEW", 5)
+    monkeypatch.setattr(merged_text, "_SKIP_BYTES", 10)
+    partitions = store.topic("orders").partitions
+    for number in (0, 2):
+        partitions[number].append([Record(b"%d" % n, timestamp=7) for n in range(200)])
+    text = MergedText(partitions, View.LINES)
+    expected = b"".join(b"%d\n" % n for n in range(200)) * 2
+    assert text.read(0, 10_000) == expected
+    for at in range(0, len(expected), 37):
+        assert text.read(at, 20) == expected[at : at + 20]
+
+
+def test_an_empty_topic_grows(store: Store) -> None:
+    """From nothing."""
+    partitions = store.topic("orders").partitions
+    text = MergedText(partitions, View.LINES)
+    assert (text.size, text.read(0, 10)) == (0, b"")
+    partitions[1].append([b"first"])
+    assert (text.size, text.read(0, 10)) == (6, b"first\n")
+    partitions[0].append([b"second"])
+    assert text.read(0, 100) == b"first\nsecond\n"
+
+
+def test_what_has_left_the_log(store: Store) -> None:
+    """A text whose beginning is gone is not current, and reads what is left or raises an error."""
+    chance = random.Random(1)
+    fill(store, chance, 600)
+    partitions = store.topic("orders").partitions
+    text = MergedText(partitions, View.LINES)
+    size = text.size
+    store.delete_records("orders-1", 300)
+    assert not text.is_current
+    with pytest.raises(LogfsError):
+        text.read(0, size)
+    fresh = MergedText(partitions, View.LINES)
+    reached = [-1, -1, -1]
+    assert fresh.read(0, size) == sorted_text(partitions, View.LINES, [0, 300, 0], reached)
