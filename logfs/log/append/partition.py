@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.errors import (
     Corrupt,
-    InvalidRecord,
     LogDirFailed,
     LogfsError,
     NotWritable,
@@ -279,7 +278,7 @@ class Partition(Reader):
         with self.disk.hold(self.lock):
             return self._append(built, config, now_ms)
 
-    def refusal_of(self, record: Record) -> InvalidRecord | None:
+    def refusal_of(self, record: Record) -> LogfsError | None:
         """Return why the topic's settings refuse a record, its size aside; None if they do not."""
         return refusal(record, self.config, self._clock(), self.name.directory)
 
