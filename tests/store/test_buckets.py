@@ -544,3 +544,22 @@ def test_the_audit_knows_copies_that_overlap(
     with open_bucket(place) as remote:
         assert [r.offset for r in remote["orders-0"].read()] == [*range(RECORDS)]
     assert not [finding for finding in check(as_path(url(place))) if finding.severity]
+
+
+def test_the_audit_reads_the_small_files_of_a_bucket(
+    put: Put, partition: Path, place: Path
+) -> None:
+    """Damaged leader epochs, snapshots and indexes are reported, and nothing else is."""
+    copy(put, partition, "local")
+    assert not [finding for finding in check(as_path(url(place))) if finding.severity]
+    for suffix, number in (
+        (".leader_epoch_checkpoint", -1),
+        (".snapshot", 1),
+        (".index", 1),
+        (".timeindex", -1),
+    ):
+        path = sorted(place.rglob(f"*{suffix}"))[number]
+        data = path.read_bytes()
+        path.write_bytes(b"\xff" * (len(data) + 8))
+        assert any(finding.severity for finding in check(as_path(url(place)))), suffix
+        path.write_bytes(data)

@@ -10,11 +10,13 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from logfs.errors import Corrupt, LogfsError
+from logfs.format.base import names
 from logfs.format.files import checkpoint, commit_file
 from logfs.format.files.producer_snapshot import parse_snapshot
 from logfs.log.disk.disk import TRIES, Gone
 from logfs.log.read import key_index
 from logfs.log.recovery import TORN
+from logfs.log.state.leader_epochs import LeaderEpochs
 from logfs.log.transfer.audit import (
     Account,
     Finding,
@@ -128,6 +130,12 @@ def check_small_files(store: Store, partition: Partition) -> Iterator[Finding]:
         if age_ms > ORPHAN_MS:
             yield note(path, "staged more than a day ago, but in no commit; upkeep removes it")
     yield from _check_snapshots(partition)
+    if partition.disk.is_remote:
+        # Those that cannot be read keep no bucket from being read.
+        try:
+            LeaderEpochs(partition.disk, directory)
+        except Corrupt as why:
+            yield error(directory / names.LEADER_EPOCHS, str(why).removeprefix(f"{directory}/"))
     log_dir = store.homes[partition.name.directory]
     point = log_dir.recovery_points.get(partition.name, 0)
     if point > partition.log_end_offset:
@@ -287,4 +295,7 @@ def _check_snapshots(partition: Partition) -> Iterator[Finding]:
         except FileNotFoundError:
             continue
         except Corrupt as why:
-            yield note(path, f"{why}; loading drops it, and reads more of the log")
+            if partition.disk.is_remote:
+                yield error(path, str(why))
+            else:
+                yield note(path, f"{why}; loading drops it, and reads more of the log")
