@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import re
 import select
 import sys
 from contextlib import suppress
@@ -18,6 +17,7 @@ from logfs.cli.common import (
     partitions_of,
     progress_bar,
     recovery_progress,
+    regular_expression,
     target,
 )
 from logfs.errors import InvalidName
@@ -126,12 +126,7 @@ def _keyed_lines(arguments: argparse.Namespace) -> KeyedLines | None:
         headers.append((name, os.fsencode(value)))
     start = None
     if arguments.start is not None:
-        try:
-            start = re.compile(os.fsencode(arguments.start))
-        except re.error as error:
-            raise InvalidName(
-                f"--start {arguments.start!r}: is no regular expression: {error}"
-            ) from None
+        start = regular_expression("--start", arguments.start)
     separator = arguments.key_separator
     return KeyedLines(None if separator is None else os.fsencode(separator), headers, start)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 import threading
 from contextlib import suppress
@@ -45,6 +46,14 @@ def not_empty(text: str) -> str:
     if not text:
         raise argparse.ArgumentTypeError("the value is empty; is a variable unset?")
     return text
+
+
+def regular_expression(option: str, text: str) -> re.Pattern[bytes]:
+    """Return the regular expression that is the value of an option. Raises `InvalidName` if it is malformed."""
+    try:
+        return re.compile(os.fsencode(text))
+    except re.error as error:
+        raise InvalidName(f"{option} {text!r}: is no regular expression: {error}") from None
 
 
 def add_target(parser: argparse.ArgumentParser, *, topics: bool = False) -> None:

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from logfs.cli.common import not_empty
+from logfs.cli.common import not_empty, regular_expression
 from logfs.cli.human_times import moment
 from logfs.errors import InvalidName, OffsetOutOfRange
 
@@ -177,12 +177,7 @@ class RecordFilter:
             return None
         pattern = None
         if arguments.grep is not None:
-            try:
-                pattern = re.compile(os.fsencode(arguments.grep))
-            except re.error as error:
-                raise InvalidName(
-                    f"--grep {arguments.grep!r}: is no regular expression: {error}"
-                ) from None
+            pattern = regular_expression("--grep", arguments.grep)
         headers = []
         for word in arguments.header:
             name, equals, value = word.partition("=")

@@ -63,11 +63,8 @@ def check_partitions(topic: str, partitions: Sequence[Partition]) -> None:
             )
 
 
-class TopicLineFramer(LineFramer):
-    """A `LineFramer` whose lines go to the partitions of a topic.
-
-    The offsets in its results are not those of a log: they count the records of the call from 0.
-    """
+class _TopicFramer(LineFramer):
+    """The base of the framers of a topic. `partition` is the one to which the next record without a key goes."""
 
     def __init__(self, partitions: Sequence[Partition], partitioner: Partitioner) -> None:
         super().__init__(partitions[partitioner.current])
@@ -77,6 +74,13 @@ class TopicLineFramer(LineFramer):
     @property
     def partitions(self) -> Sequence[Partition]:
         return self._partitions
+
+
+class TopicLineFramer(_TopicFramer):
+    """A `LineFramer` whose lines go to the partitions of a topic.
+
+    The offsets in its results are not those of a log: they count the records of the call from 0.
+    """
 
     def append(self, lines: bytes) -> AppendResult:
         position = count = 0
@@ -93,22 +97,13 @@ class TopicLineFramer(LineFramer):
         return AppendResult(0, count - 1, position)
 
 
-class TopicEnvelopeFramer(EnvelopeFramer):
+class TopicEnvelopeFramer(_TopicFramer, EnvelopeFramer):
     """An `EnvelopeFramer` whose records go to the partitions of a topic, those with a key by its hash.
 
     The records of one call are appended partition by partition. A record that the topic refuses ends them: nothing
     after it is appended. After an error of the disk, records after it may be in other partitions. The offsets in its
     results count the records of the call from 0.
     """
-
-    def __init__(self, partitions: Sequence[Partition], partitioner: Partitioner) -> None:
-        super().__init__(partitions[partitioner.current])
-        self._partitions = partitions
-        self._partitioner = partitioner
-
-    @property
-    def partitions(self) -> Sequence[Partition]:
-        return self._partitions
 
     def append(self, lines: bytes) -> AppendResult:
         waiting: dict[int, list[Record]] = {}
