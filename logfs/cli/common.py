@@ -11,10 +11,11 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from logfs.errors import InvalidName, InvalidSetting, InvalidStore, NotWritable, UnknownPartition
+from logfs.format.base import names
 from logfs.log.disk.bucket_path import BucketPath, as_path
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Container, Iterable, Sequence
+    from collections.abc import Callable, Container, Iterable, Sequence
     from pathlib import Path
 
     from logfs.log.append.partition import Partition
@@ -132,22 +133,21 @@ def directories_in(log_dirs: Iterable[Path]) -> set[str]:
     return found
 
 
-def partitions_of(name: str, existing: Collection[str]) -> list[str]:
-    """Return the partitions that a name stands for: that of this name or, if there is none, those of the topic.
+def existing_partitions(words: Sequence[str]) -> tuple[Sequence[Path], list[str]]:
+    """Return the log directories of a TARGET, and its partitions: the one that it names, or those of a topic.
 
-    They are in the order of their numbers. The name itself is returned if there is neither.
+    Raises what `target` and `check_partition_exists` raise.
     """
-    from logfs.format.base import names
+    wanted = target(words)
+    return wanted.log_dirs, check_names(wanted)
 
-    if name in existing:
-        return [name]
-    found = []
-    for each in existing:
-        with suppress(InvalidName):
-            parsed = names.parse_directory(each)
-            if parsed.topic == name:
-                found.append(parsed)
-    return [each.directory for each in sorted(found)] or [name]
+
+def check_names(wanted: Target) -> list[str]:
+    """Return the partitions that the name of a target stands for; raises what `check_partition_exists` raises."""
+    found = names.partitions_named(wanted.name, directories_in(wanted.log_dirs))
+    for name in found:
+        check_partition_exists(wanted._replace(name=name))
+    return found
 
 
 def existing_target(words: Sequence[str]) -> Target:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from logfs.cli.common import ask, log_dirs_of, parse_changes, path_argument
+from logfs.cli.common import ask, log_dirs_of, not_empty, parse_changes, path_argument
 from logfs.errors import InvalidSetting
 
 if TYPE_CHECKING:
@@ -15,15 +16,14 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments: log directories, a topic, and the settings to show or set."""
-    parser.add_argument(
-        "log_dir", type=path_argument, metavar="LOGDIR[,LOGDIR…]", help="the log directories"
-    )
     parser.add_argument("--topic", help="settings of this topic; without it, of the store")
     parser.add_argument(
-        "settings",
-        nargs="*",
-        metavar="NAME[=VALUE]",
-        help="show NAME, or set it; an empty VALUE restores the default; without any NAME, show all",
+        "words",
+        nargs="+",
+        type=not_empty,
+        metavar="LOGDIR | NAME[=VALUE]",
+        help="the log directories; then the settings: show NAME, or set it; an empty VALUE restores the default; "
+        "without any NAME, show all",
     )
 
 
@@ -32,25 +32,38 @@ def run(arguments: argparse.Namespace) -> int:
     from logfs.store.admin.requests import Configure, check_topic
     from logfs.store.store import Store
 
-    words = [word for word in arguments.settings if "=" in word]
+    settings = [word for word in arguments.words if _is_setting(word)]
+    directories = [path_argument(word) for word in arguments.words if not _is_setting(word)]
+    if not directories:
+        raise InvalidSetting(f"{settings[0]}: give the log directories first")
     # Before an empty directory becomes a store.
-    changes = parse_changes(words, of_topic=bool(arguments.topic))
-    log_dirs = log_dirs_of(
-        str(arguments.log_dir).split(","), may_be_empty=bool(changes) and not arguments.topic
+    changes = parse_changes(
+        [word for word in settings if "=" in word], of_topic=bool(arguments.topic)
     )
+    log_dirs = log_dirs_of(directories, may_be_empty=bool(changes) and not arguments.topic)
     if changes:
         if arguments.topic:
             # Check the topic first: if it does not exist, no lock is taken.
             with Store(log_dirs, read_only=True, only="") as store:
                 check_topic(store, arguments.topic)
         ask(log_dirs, Configure(dict(changes), arguments.topic or ""))
-    shown = [word for word in arguments.settings if "=" not in word]
+    shown = [word for word in settings if "=" not in word]
     if shown or not changes:
         with Store(log_dirs, read_only=True, only="") as store:
             if arguments.topic:
                 check_topic(store, arguments.topic)
             _show(store, arguments.topic, shown)
     return 0
+
+
+def _is_setting(word: str) -> bool:
+    """Whether a word is a setting, and not the path of a log directory; a slash makes it a path."""
+    from logfs.setting import TOPIC_SETTINGS
+
+    name, equals, _ = word.partition("=")
+    if "/" in name:
+        return False
+    return bool(equals) or (("." in name or name in TOPIC_SETTINGS) and not Path(name).exists())
 
 
 def _show(store: Store, topic: str | None, names: list[str]) -> None:

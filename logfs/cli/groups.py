@@ -1,4 +1,4 @@
-"""`logfs groups`: show the committed offsets and the lag of consumer groups, commit an offset, or forget one."""
+"""`logfs groups`: show the committed offsets and the lag of consumer groups, commit offsets, or forget them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 from logfs.cli.common import (
     Target,
+    add_log_dirs,
     ask,
-    check_partition_exists,
+    check_names,
     log_dirs_of,
     not_empty,
     recovery_progress,
     table_lines,
 )
+from logfs.format.base import names
 
 if TYPE_CHECKING:
     import argparse
@@ -26,35 +28,40 @@ _COLUMNS = ("GROUP", "TOPIC", "PARTITION", "CURRENT-OFFSET", "LOG-END-OFFSET", "
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments: log directories, a partition, the form of the output, and a change to make."""
+    """Add the arguments: log directories, what to show, the form of the output, and a change to make."""
+    add_log_dirs(parser)
     parser.add_argument(
-        "log_dirs", type=not_empty, metavar="LOGDIR[,LOGDIR…]", help="the log directories"
+        "-p", "--partition", type=not_empty, metavar="NAME", help="this partition or topic only"
     )
-    parser.add_argument("partition", nargs="?", metavar="PARTITION", help="this partition only")
+    parser.add_argument("-g", "--group", type=not_empty, help="this group only")
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
     change = parser.add_mutually_exclusive_group()
     change.add_argument(
         "--commit",
         nargs=3,
-        metavar=("GROUP", "PARTITION", "OFFSET"),
-        help="commit a number, earliest, latest, or the first offset at or after a time, @2021-11-28T11:53:20Z",
+        metavar=("GROUP", "NAME", "OFFSET"),
+        help="commit, for a partition or each one of a topic, a number, earliest, latest, or the first offset at or "
+        "after a time, @2021-11-28T11:53:20Z",
     )
     change.add_argument(
-        "--forget", nargs=2, metavar=("GROUP", "PARTITION"), help="delete the committed offset"
+        "--forget",
+        nargs=2,
+        metavar=("GROUP", "NAME"),
+        help="delete the committed offsets for a partition or a topic",
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Show the committed offsets, or commit or forget one; exit code 1 if there was no offset to forget."""
+    """Show the committed offsets, or commit or forget some; exit code 1 if there was no offset to forget."""
     from logfs.store.store import Store
 
-    log_dirs = log_dirs_of(arguments.log_dirs.split(","))
+    log_dirs = log_dirs_of(arguments.log_dirs)
     if arguments.commit:
         return _commit(log_dirs, *arguments.commit)
     if arguments.forget:
         return _forget(log_dirs, *arguments.forget)
     with Store(log_dirs, read_only=True, progress=recovery_progress(), create=False) as store:
-        rows = list(_rows(store, arguments.partition))
+        rows = list(_rows(store, arguments.partition, arguments.group))
     if arguments.json:
         _print_json(rows)
     else:
@@ -65,32 +72,38 @@ def run(arguments: argparse.Namespace) -> int:
 def _commit(log_dirs: list[Path], group: str, name: str, words: str) -> int:
     from logfs.store.admin.requests import CommitOffset
 
-    check_partition_exists(Target(log_dirs, name))
+    check_names(Target(log_dirs, name))
     done = ask(log_dirs, CommitOffset(group, name, words))
-    print(f"committed offset {done['offset']} of {group} for {name}")
+    for partition, offset in done["offsets"].items():
+        print(f"committed offset {offset} of {group} for {partition}")
     return 0
 
 
 def _forget(log_dirs: list[Path], group: str, name: str) -> int:
     from logfs.store.admin.requests import ForgetOffset
 
-    if not ask(log_dirs, ForgetOffset(group, name))["there"]:
+    forgotten = ask(log_dirs, ForgetOffset(group, name))["partitions"]
+    for partition in forgotten:
+        print(f"deleted the offset of {group} for {partition}")
+    if not forgotten:
         print(f"{group} has no offset committed for {name}")
-        return 1
-    print(f"deleted the offset of {group} for {name}")
-    return 0
+    return 0 if forgotten else 1
 
 
-def _rows(store: Store, name: str | None) -> Iterator[tuple[GroupOffset, int | None]]:
+def _rows(
+    store: Store, name: str | None, group: str | None
+) -> Iterator[tuple[GroupOffset, int | None]]:
     """Yield each committed offset with the log end offset of its partition, or with None if the store lacks it.
 
-    With `name` only the offsets of that partition are yielded; raises `UnknownPartition` if the store lacks it.
+    With `name` only the offsets of that partition or topic are yielded; raises `UnknownPartition` if the store lacks
+    it. With `group` only those of that group.
     """
-    if name is not None:
-        _ = store[name]
+    wanted = None if name is None else names.partitions_named(name, store.homes)
+    for each in wanted or ():
+        _ = store[each]
     for found in store.groups:
         directory = found.partition.directory
-        if name in (None, directory):
+        if (wanted is None or directory in wanted) and group in (None, found.group):
             yield found, store[directory].log_end_offset if directory in store else None
 
 

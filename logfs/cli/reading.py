@@ -11,7 +11,6 @@ from logfs.cli.common import (
     directories_in,
     isolation_level,
     partition,
-    partitions_of,
     recovery_progress,
     target,
 )
@@ -98,7 +97,7 @@ class OpenLogs:
         new = [
             OpenLog(self.store, self._target._replace(name=name), self._isolation)
             for wanted in self._names
-            for name in partitions_of(wanted, [*self.store, *self.store.offline])
+            for name in names.partitions_named(wanted, [*self.store, *self.store.offline])
             if name not in known
         ]
         self.logs += new
@@ -112,7 +111,7 @@ class OpenLogs:
             # A listing costs requests.
             return _NUMBERED.fullmatch(name) is not None
         found = directories_in(self._target.log_dirs)
-        return not found or partitions_of(name, found) == [name]
+        return not found or names.partitions_named(name, found) == [name]
 
 
 class OpenLog:

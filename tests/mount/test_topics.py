@@ -49,6 +49,7 @@ def test_a_topic_is_made_and_removed(mounted: Mount, log_dir: Path) -> None:
         "append",
         "append.jsonl",
         "config",
+        "groups",
         "partitions",
         "records",
         "records.jsonl",
@@ -92,6 +93,44 @@ def test_lines_and_envelopes(mounted: Mount, log_dir: Path) -> None:
     with pytest.raises(OSError, match="Invalid argument"), (topic / "append.jsonl").open("ab") as f:
         f.write(b"no envelope\n")
     assert "orders: not JSON" in mounted.errors()
+    mounted.stop()
+    assert_clean(log_dir)
+
+
+def test_the_groups_of_a_topic(mounted: Mount, log_dir: Path) -> None:
+    """A file has a line for each partition with a commit; what is read can be written; words hold for all."""
+    topic = mounted.path / "topics/orders"
+    topic.mkdir()
+    for number in range(3):
+        (topic / f"partitions/{number}/append").write_bytes(b"line\n" * 10 * (number + 1))
+    groups = topic / "groups"
+    assert os.listdir(groups) == []
+    (groups / "billing").write_text("latest\n")
+    assert (groups / "billing").read_text() == "0 10\n1 20\n2 30\n"
+    assert (mounted.path / "orders-1/groups/billing").read_text() == "20\n"
+    (groups / "billing").write_text("2 7\n0 9\n")
+    assert (groups / "billing").read_text() == "0 9\n1 20\n2 7\n"
+    assert (groups / "billing.lag").read_text() == "24\n"
+    for wrong in ("", "0 7\n1 21\n", "3 1\n", "0\n1\n", "0 7 8\n", "0 soon\n", "soon\n"):
+        with pytest.raises(OSError, match=r"Invalid argument|out of range"):
+            os.write(fd := os.open(groups / "billing", os.O_WRONLY), wrong.encode() or b"\n")
+        os.close(fd)
+    # A mistake in one line commits none of them.
+    assert (groups / "billing").read_text() == "0 9\n1 20\n2 7\n"
+    (groups / "copy").write_bytes((groups / "billing").read_bytes())
+    (mounted.path / "orders-2/groups/part").write_text("5\n")
+    assert sorted(os.listdir(groups)) == ["billing", "copy", "part"]
+    assert (groups / "part").read_text() == "2 5\n"
+    assert (groups / "part").stat().st_size == 4
+    (groups / "copy").unlink()
+    assert not (groups / "copy").exists()
+    assert not (mounted.path / "orders-0/groups/copy").exists()
+    with pytest.raises(FileNotFoundError):
+        (groups / "copy").unlink()
+    # The next lookup sees a new partition.
+    (mounted.path / "orders-3").mkdir()
+    (groups / "all").write_text("earliest")
+    assert (groups / "all").read_text() == "0 0\n1 0\n2 0\n3 0\n"
     mounted.stop()
     assert_clean(log_dir)
 

@@ -850,8 +850,13 @@ def test_logfs_groups(log_dir: Path) -> None:
         ["billing", "pay", "0", "9", "9", "0"],
     ]
     assert [line.split() for line in ok("groups", log_dir).splitlines()] == expected
-    assert [line.split() for line in ok("groups", log_dir, "orders-0").splitlines()] == expected[:3]
-    row = orjson.loads(ok("groups", log_dir, "orders-0", "--json").splitlines()[1])
+    assert [
+        line.split() for line in ok("groups", log_dir, "-p", "orders-0").splitlines()
+    ] == expected[:3]
+    assert ok("groups", log_dir, "-p", "orders") == ok("groups", log_dir, "-p", "orders-0")
+    shown = ok("groups", log_dir, "-g", "billing")
+    assert [line.split() for line in shown.splitlines()] == [expected[0], *expected[2:]]
+    row = orjson.loads(ok("groups", log_dir, "-p", "orders-0", "--json").splitlines()[1])
     assert row.pop("commitTimestamp") > T
     assert row == {
         "group": "billing",
@@ -873,6 +878,13 @@ def test_logfs_groups(log_dir: Path) -> None:
     )
     rows = [line.split() for line in ok("groups", log_dir).splitlines()[1:]]
     assert rows == [*expected[2:], ["new", "orders", "1", "9", "9", "0"]]
+    assert ok("groups", log_dir, "--commit", "new", "orders", "earliest") == (
+        "committed offset 0 of new for orders-0\ncommitted offset 0 of new for orders-1\n"
+    )
+    assert "not in [0, 9]" in fails("groups", log_dir, "--commit", "new", "orders", "10")
+    assert ok("groups", log_dir, "--forget", "new", "orders").count("deleted the offset") == 2
+    rows = [line.split() for line in ok("groups", log_dir).splitlines()[1:]]
+    assert rows == expected[2:]
 
 
 def test_logfs_groups_of_partitions_that_are_elsewhere(log_dir: Path) -> None:
@@ -890,7 +902,7 @@ def test_logfs_groups_errors(log_dir: Path, tmp_path: Path) -> None:
     with logfs.open(log_dir, create=True) as store:
         store.create("orders-0").append([b"x"] * 9)
     assert "none does not exist" in fails("groups", tmp_path / "none")
-    assert "no such partition" in fails("groups", log_dir, "none-0")
+    assert "no such partition" in fails("groups", log_dir, "-p", "none-0")
     assert "not in [0, 9]" in fails("groups", log_dir, "--commit", "g", "orders-0", "10")
     assert "'ten' is not an offset" in fails("groups", log_dir, "--commit", "g", "orders-0", "ten")
     done = call("groups", log_dir, "--forget", "g", "orders-0")

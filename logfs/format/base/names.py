@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import enum
 import re
-from typing import NamedTuple
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.errors import InvalidName
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 # Suffixes of the files in a partition directory (kafka-storage 1.1).
 
@@ -140,6 +144,23 @@ def parse_directory(name: str) -> TopicPartition:
     partition = TopicPartition(topic, int(number))
     check_partition(partition.partition)
     return partition
+
+
+def partitions_named(name: str, existing: Collection[str]) -> list[str]:
+    """Return the partitions that a name stands for: that of this name or, if there is none, those of the topic.
+
+    `existing` are the names of all directories. The result is in the order of the numbers. It is the name itself if
+    there is neither.
+    """
+    if name in existing:
+        return [name]
+    found = []
+    for each in existing:
+        with suppress(InvalidName):
+            parsed = parse_directory(each)
+            if parsed.topic == name:
+                found.append(parsed)
+    return [each.directory for each in sorted(found)] or [name]
 
 
 def deleted_directory(partition: TopicPartition, uuid_hex: str) -> str:

@@ -1,4 +1,4 @@
-"""`groups/`: one file for each consumer group that has a committed offset for the partition."""
+"""`groups/` of a partition or a topic: one file for each consumer group that has a committed offset there."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
-from logfs.errors import OffsetOutOfRange
+from logfs.errors import InvalidName, OffsetOutOfRange
 from logfs.format.base.names import file_name, parse_file_name
 from logfs.mount.errnos import refuse
 from logfs.mount.nodes.base import (
@@ -15,6 +15,7 @@ from logfs.mount.nodes.base import (
     WRITE_BITS,
     Caller,
     Context,
+    DirectoryNode,
     FileNode,
     Handle,
     Node,
@@ -24,30 +25,50 @@ from logfs.mount.nodes.folder import PartitionFolder
 from logfs.store.commits.groups import resolve_offset
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
     from logfs.format.messages.group_record import OffsetCommit
-    from logfs.store.directory.permissions import Access
+    from logfs.log.read.reader import Reader
+    from logfs.store.directory.permissions import Access, PermissionTable
+
+    Commits = list[tuple[Reader, OffsetCommit]]
 
 LAG = ".lag"
 # The longest name that a listing shows. A longer name resolves if the system permits its length.
 _NAME_BYTES = 255
 
 
-class GroupsDirectory(PartitionFolder):
-    """Committed offsets by group. Read permission allows seeing them, write permission committing and forgetting."""
+class Groups(DirectoryNode):
+    """A directory with a file for each group that has committed an offset for a partition of `readers`, at least one.
+
+    Read permission allows seeing the offsets, write permission committing and forgetting.
+    """
 
     allowed_bits = 0o777
+    readers: Sequence[Reader]
+
+    def text(self, commits: Commits) -> bytes:
+        """Return the content of the file of a group that has these commits."""
+        raise NotImplementedError
+
+    def parse(self, text: str) -> Mapping[Reader, str]:
+        """Return what `text`, which was written to the file of a group, commits for which partitions.
+
+        Raises `InvalidName`.
+        """
+        raise NotImplementedError
 
     def find(self, name: str) -> Node | None:
         group = _parse(name.removesuffix(LAG))
-        if group is None or self.committed(group) is None:
+        if group is None or not self.commits(group):
             return None
         kind = LagFile if name.endswith(LAG) else GroupFile
         return kind(self.context, name, self, group)
 
     def names(self) -> Iterator[str]:
-        for group in self.context.store.groups.of(self.partition.name.directory):
+        groups = self.context.store.groups
+        found = {group for each in self.readers for group in groups.of(each.name.directory)}
+        for group in sorted(found):
             name = file_name(group.encode(), (LAG,))
             if len(name.encode()) <= _NAME_BYTES:
                 yield name
@@ -58,19 +79,22 @@ class GroupsDirectory(PartitionFolder):
         Raises EEXIST with O_EXCL if the group has a committed offset, EPERM for a lag, EINVAL for an invalid name.
         """
         group = self._writable(name)
-        if flags & os.O_EXCL and self.committed(group) is not None:
+        if flags & os.O_EXCL and self.commits(group):
             raise refuse(errno.EEXIST, f"{self.path}/{name}: the group already has an offset here")
         return GroupFile(self.context, name, self, group)
 
     def unlink(self, name: str) -> None:
-        """Forget the committed offset of a group. Raises ENOENT if there is none."""
-        group = self._writable(name)
-        if not self.context.store.groups.forget(group, self.partition.name.directory):
+        """Forget the committed offsets of a group. Raises ENOENT if there is none."""
+        group, groups = self._writable(name), self.context.store.groups
+        forgotten = [groups.forget(group, each.name.directory) for each in self.readers]
+        if not any(forgotten):
             raise OSError(errno.ENOENT, f"{self.path}/{name}: no such group")
 
-    def committed(self, group: str) -> OffsetCommit | None:
-        """Return what a group has committed for this partition (offset, metadata, time), or None for nothing."""
-        return self.context.store.groups.committed(group, self.partition.name.directory)
+    def commits(self, group: str) -> Commits:
+        """Return what a group has committed for the partitions, in their order, without those that it has not."""
+        groups = self.context.store.groups
+        found = [(each, groups.committed(group, each.name.directory)) for each in self.readers]
+        return [(each, commit) for each, commit in found if commit is not None]
 
     def _writable(self, name: str) -> str:
         """Return the group of a name that can be written to or removed."""
@@ -86,38 +110,80 @@ class GroupsDirectory(PartitionFolder):
         return group
 
 
+class GroupsDirectory(Groups, PartitionFolder):
+    """`groups/` of a partition. A file holds one offset."""
+
+    allowed_bits = 0o777
+
+    def __init__(
+        self,
+        context: Context,
+        name: str,
+        parent: DirectoryNode,
+        partition: Reader,
+        modes: PermissionTable,
+    ) -> None:
+        super().__init__(context, name, parent, partition, modes)
+        self.readers = (partition,)
+
+    def text(self, commits: Commits) -> bytes:
+        return b"".join(b"%d\n" % commit.offset for _, commit in commits)
+
+    def parse(self, text: str) -> Mapping[Reader, str]:
+        return {self.partition: text.strip()}
+
+
+class TopicGroups(Groups):
+    """`groups/` of a topic. A file has a line for each partition: its number and the committed offset."""
+
+    def text(self, commits: Commits) -> bytes:
+        return b"".join(b"%d %d\n" % (each.partition, commit.offset) for each, commit in commits)
+
+    def parse(self, text: str) -> Mapping[Reader, str]:
+        """Return what is committed: one word holds for all partitions, otherwise each line names one."""
+        readers = self.readers
+        lines = [line.split() for line in text.splitlines() if line.strip()]
+        if len(lines) == 1 and len(lines[0]) == 1:
+            return dict.fromkeys(readers, lines[0][0])
+        numbered = {str(each.partition): each for each in readers}
+        found: dict[Reader, str] = {}
+        for line in lines:
+            if len(line) != 2 or line[0] not in numbered:
+                raise InvalidName(
+                    f"{' '.join(line)[:40]!r}: give lines such as '0 1234', a partition of {readers[0].topic} and "
+                    "its offset; or earliest, latest or @TIME for all of them"
+                )
+            found[numbered[line[0]]] = line[1]
+        if not found:
+            raise InvalidName("an empty text: write offsets; 'rm' forgets those of a group")
+        return found
+
+
 class GroupFile(FileNode):
-    """A group's committed offset. Writing an offset commits it. The mtime is the time of the commit.
+    """A group's committed offsets. Writing offsets commits them. The mtime is the time of the newest commit.
 
     A new file has no offset until one is written. Without an offset it exists only while it is open.
     """
 
     allowed_bits = READ_BITS | WRITE_BITS
 
-    def __init__(self, context: Context, name: str, parent: GroupsDirectory, group: str) -> None:
+    def __init__(self, context: Context, name: str, parent: Groups, group: str) -> None:
         super().__init__(context, name, parent)
         self.folder = parent
         self.group = group
         # Handles are made in any thread. `add` and `discard` of a set are atomic.
         self.openers: set[GroupHandle] = set()
 
-    def committed(self) -> OffsetCommit | None:
-        """Return the group's commit; None if there is none and the file is open.
-
-        Raises ENOENT if there is none and the file is not open.
-        """
-        commit = self.folder.committed(self.group)
-        if commit is None and not self.openers:
+    def commits(self) -> Commits:
+        """Return the group's commits. Raises ENOENT if there is none and the file is not open."""
+        commits = self.folder.commits(self.group)
+        if not commits and not self.openers:
             raise OSError(errno.ENOENT, f"{self.path}: no such group")
-        return commit
+        return commits
 
-    def content(self, commit: OffsetCommit | None) -> bytes:
-        """Return the bytes of the file: the number for `commit` and a newline, or nothing if `commit` is None."""
-        return b"" if commit is None else b"%d\n" % self.number(commit)
-
-    def number(self, commit: OffsetCommit) -> int:
-        """Return the number that the file shows: the committed offset, or in a `.lag` file the lag."""
-        return commit.offset
+    def content(self, commits: Commits) -> bytes:
+        """Return the bytes of the file for some commits; nothing if there are none."""
+        return self.folder.text(commits)
 
     def access(self) -> Access:
         access = self.folder.access()
@@ -125,9 +191,10 @@ class GroupFile(FileNode):
 
     def stat(self) -> Stat:
         access = self.access()
-        commit = self.committed()
-        size = len(self.content(commit))
-        time_ms = self.context.store.clock() if commit is None else commit.commit_timestamp
+        commits = self.commits()
+        size = len(self.content(commits))
+        times = [commit.commit_timestamp for _, commit in commits]
+        time_ms = max(times, default=self.context.store.clock())
         mode = stat.S_IFREG | access.mode
         return Stat(mode, access.uid, access.gid, size, time_ms * 1_000_000)
 
@@ -138,9 +205,10 @@ class GroupFile(FileNode):
         """Do nothing: every `>` sends O_TRUNC, and the offset stays until another one is written."""
 
     def xattrs(self, caller: Caller) -> dict[str, bytes]:
-        commit = self.committed()
-        if commit is None:
+        commits = self.commits()
+        if len(commits) != 1:
             return {}
+        ((_, commit),) = commits
         return {
             "user.logfs.metadata": commit.metadata.encode(),
             "user.logfs.leader_epoch": b"%d" % commit.leader_epoch,
@@ -148,12 +216,14 @@ class GroupFile(FileNode):
 
 
 class LagFile(GroupFile):
-    """The lag of a group: the log end offset minus the committed offset."""
+    """The lag of a group: the log end offsets minus the committed offsets, of the partitions that have one."""
 
     allowed_bits = READ_BITS
 
-    def number(self, commit: OffsetCommit) -> int:
-        return self.folder.partition.log_end_offset - commit.offset
+    def content(self, commits: Commits) -> bytes:
+        if not commits:
+            return b""
+        return b"%d\n" % sum(each.log_end_offset - commit.offset for each, commit in commits)
 
     def open(self, flags: int, caller: Caller) -> Handle:
         if flags & (os.O_WRONLY | os.O_RDWR):
@@ -165,9 +235,9 @@ class LagFile(GroupFile):
 
 
 class GroupHandle(Handle):
-    """An open group file. One write(2) is one offset.
+    """An open group file. One write(2) is one commit.
 
-    Reads return the content at the time of the open, or the offset that the handle has written last.
+    Reads return the content at the time of the open, or that after the last write of the handle.
     """
 
     direct_io = True
@@ -178,7 +248,7 @@ class GroupHandle(Handle):
         self._is_sync = bool(flags & (os.O_SYNC | os.O_DSYNC))
         node.openers.add(self)
         try:
-            self._bytes = node.content(node.committed())
+            self._bytes = node.content(node.commits())
         except BaseException:
             node.openers.discard(self)
             raise
@@ -187,24 +257,27 @@ class GroupHandle(Handle):
         return self._bytes[position : position + size]
 
     def write(self, data: bytes) -> int:
-        """Commit the offset in `data`: a number, `earliest`, `latest`, or a time such as `@1638100400000`.
+        """Commit the offsets in `data`: numbers, `earliest`, `latest`, or times such as `@1638100400000`.
 
-        Raises `OSError`: EINVAL if `data` is not UTF-8, ERANGE for an offset outside the log. Raises `InvalidName`
-        for other words.
+        All are committed, or none. Raises `OSError`: EINVAL if `data` is not UTF-8, ERANGE for an offset outside
+        of the log. Raises `InvalidName` for other words.
         """
-        partition = self._file.folder.partition
+        folder, group = self._file.folder, self._file.group
         groups = self._file.context.store.groups
         try:
-            words = data.decode().strip()
+            text = data.decode()
         except UnicodeDecodeError:
             raise refuse(errno.EINVAL, f"{self._file.path}: the value is not UTF-8") from None
         try:
-            offset = resolve_offset(partition, words)
-            groups.commit(self._file.group, partition.name.directory, offset)
+            offsets = {
+                each.name.directory: resolve_offset(each, words)
+                for each, words in folder.parse(text).items()
+            }
+            groups.commit_all(group, offsets)
         except OffsetOutOfRange as error:
             raise refuse(errno.ERANGE, f"{error}; nothing is committed") from None
-        self.appends_to = (groups.log_of(self._file.group),)
-        self._bytes = b"%d\n" % offset
+        self.appends_to = (groups.log_of(group),)
+        self._bytes = folder.text(folder.commits(group))
         return len(data)
 
     def needs_sync(self) -> bool:

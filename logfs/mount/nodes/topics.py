@@ -33,6 +33,7 @@ from logfs.mount.nodes.base import (
     first_found,
 )
 from logfs.mount.nodes.config import TopicConfigDirectory
+from logfs.mount.nodes.groups import TopicGroups
 from logfs.mount.nodes.growing import GrowingFile, GrowingHandle
 from logfs.mount.nodes.text_file import view_of
 from logfs.store.directory.permissions import Access, PermissionTable
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 _FRAMERS = {"append": TopicLineFramer, "append.jsonl": TopicEnvelopeFramer}
 _TEXTS = ("records", "records.jsonl")
 _CONFIG = "config"
+_GROUPS = "groups"
 _PARTITIONS = "partitions"
 
 
@@ -107,18 +109,22 @@ class TopicDirectory(_Folder):
             first, *_ = self.topic.partitions
             modes = PermissionTable(first)
             return TopicConfigDirectory(self.context, name, self, first, modes)
+        if name == _GROUPS:
+            return TopicGroupsDirectory(self.context, name, self, self.topic.partitions)
         return PartitionsDirectory(self.context, name, self) if name == _PARTITIONS else None
 
     def is_current(self, node: Node) -> bool:
-        if not isinstance(node, (TopicAppendFile, TopicTextFile)):
+        if not isinstance(node, (TopicAppendFile, TopicTextFile, TopicGroupsDirectory)):
             return True
         # Partitions may have been created since.
         if [*node.partitions] != [*self.topic.partitions]:
             return False
-        return node.is_current if isinstance(node, TopicTextFile) else not node.handles
+        if isinstance(node, TopicTextFile):
+            return node.is_current
+        return isinstance(node, TopicGroupsDirectory) or not node.handles
 
     def names(self) -> Iterator[str]:
-        yield from (*_FRAMERS, *_TEXTS, _CONFIG, _PARTITIONS)
+        yield from (*_FRAMERS, *_TEXTS, _CONFIG, _GROUPS, _PARTITIONS)
 
 
 class PartitionsDirectory(_Folder):
@@ -146,10 +152,10 @@ class PartitionLink(SymlinkNode):
         return f"../../../{self.parent.parent.name}-{self.name}"
 
 
-class _TopicFile(PartitionAccess):
-    """A file of a topic: who may use the file of this name of every partition alike may use it.
+class _TopicAccess(PartitionAccess):
+    """The access to an entry of a topic: that of the entry of this name of every partition.
 
-    If the partitions differ, only the owner of the log directory may.
+    If the partitions differ, only the owner of the log directory has access.
     """
 
     partitions: Sequence[Partition]
@@ -162,15 +168,36 @@ class _TopicFile(PartitionAccess):
         if len(found) == 1:
             return found.pop()
         owner = first_found(self.context.store)
-        return Access(self.allowed_bits & 0o600, owner.st_uid, owner.st_gid)
+        return Access(self.allowed_bits & 0o700, owner.st_uid, owner.st_gid)
 
     def set_access(self, access: Access) -> None:
         raise refuse(
-            errno.EPERM, f"{self.path}: has the mode of the partitions' files; change it there"
+            errno.EPERM, f"{self.path}: has the mode of the partitions' own; change it there"
         )
 
 
-class TopicAppendFile(_TopicFile, AppendFile):
+class TopicGroupsDirectory(TopicGroups, _TopicAccess):
+    """The committed offsets of groups for a topic."""
+
+    # The next use of the name shows a new partition.
+    entry_timeout = 0
+
+    def __init__(
+        self, context: Context, name: str, parent: TopicDirectory, partitions: Sequence[Partition]
+    ) -> None:
+        super().__init__(context, name, parent)
+        self.mode_name = name
+        self.partitions = partitions
+        self.readers = [partition.isolated(context.isolation) for partition in partitions]
+
+    def stat(self) -> Stat:
+        access = self.access()
+        found = first_found(self.context.store)
+        mode = stat.S_IFDIR | access.mode
+        return Stat(mode, access.uid, access.gid, 0, found.st_mtime_ns)
+
+
+class TopicAppendFile(_TopicAccess, AppendFile):
     """A file that takes lines or envelopes for the partitions of a topic."""
 
     def __init__(
@@ -202,7 +229,7 @@ class TopicAppendFile(_TopicFile, AppendFile):
         return {}
 
 
-class TopicTextFile(_TopicFile, GrowingFile):
+class TopicTextFile(_TopicAccess, GrowingFile):
     """`records` or `records.jsonl` of a topic: the records of all partitions, merged by time.
 
     Bytes that were shown once stay as they are for as long as the file is open. A new file may have another order

@@ -95,7 +95,7 @@ class CreateTopic(Request):
 
 @dataclass(frozen=True)
 class Delete(PartitionRequest):
-    """Delete a partition; the answer has its former `directory`."""
+    """Delete a partition or all partitions of a topic; the answer has their former `directories`."""
 
     operation = "delete"
 
@@ -104,9 +104,11 @@ class Delete(PartitionRequest):
         return None
 
     def run(self, store: Store, report: Report) -> Answer:
-        directory = store[self.partition].directory
-        store.delete(self.partition)
-        return {"directory": str(directory)}
+        directories = []
+        for name in names.partitions_named(self.partition, store.homes):
+            directories.append(str(store[name].directory))
+            store.delete(name)
+        return {"directories": directories}
 
 
 @dataclass(frozen=True)
@@ -233,7 +235,10 @@ class Configure(Request):
 
 @dataclass(frozen=True)
 class CommitOffset(Request):
-    """Commit an offset of a group for a partition; the answer has the `offset` that the words stand for."""
+    """Commit an offset of a group for a partition, or for each partition of a topic.
+
+    The answer has the `offsets` that the words stand for, by partition.
+    """
 
     operation = "commit_offset"
     group: str
@@ -241,20 +246,28 @@ class CommitOffset(Request):
     offset: str
 
     def run(self, store: Store, report: Report) -> Answer:
-        offset = resolve_offset(store[self.partition], self.offset)
-        return {"offset": store.groups.commit(self.group, self.partition, offset).offset}
+        offsets = {
+            name: resolve_offset(store[name], self.offset)
+            for name in names.partitions_named(self.partition, store.homes)
+        }
+        store.groups.commit_all(self.group, offsets)
+        return {"offsets": offsets}
 
 
 @dataclass(frozen=True)
 class ForgetOffset(Request):
-    """Delete the offset that a group has committed for a partition; the answer says whether it was `there`."""
+    """Delete the offsets that a group has committed for a partition, or for those of a topic.
+
+    The answer says of which `partitions` there were any.
+    """
 
     operation = "forget_offset"
     group: str
     partition: str
 
     def run(self, store: Store, report: Report) -> Answer:
-        return {"there": store.groups.forget(self.group, self.partition)}
+        found = names.partitions_named(self.partition, store.homes)
+        return {"partitions": [name for name in found if store.groups.forget(self.group, name)]}
 
 
 _REQUESTS: dict[str, type[Request]] = {

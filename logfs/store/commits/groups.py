@@ -31,7 +31,7 @@ from logfs.format.messages.group_record import OffsetCommit, OffsetKey, coordina
 from logfs.store.internal_topic import InternalTopic, batches_past_damage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from logfs.format.batches.batch import Batch
     from logfs.log.append.partition import Partition
@@ -137,16 +137,23 @@ class Groups:
         return holders[0].commits[wanted][group].commit if holders else None
 
     def commit(self, group: str, name: str, offset: int, metadata: str = "") -> OffsetCommit:
-        """Commit `offset`, the next one that a group will read of the partition `name`, with any text as `metadata`.
+        """Commit `offset`, the next one that a group will read of the partition `name`; see `commit_all`."""
+        return self.commit_all(group, {name: offset}, metadata)[name]
 
-        The commit is durable after `log_of(group).flush()`. It goes to the partition of `__consumer_offsets` that
-        Kafka's hash selects for the group; if that partition is missing, it is created. Raises `UnknownPartition`,
+    def commit_all(
+        self, group: str, offsets: Mapping[str, int], metadata: str = ""
+    ) -> dict[str, OffsetCommit]:
+        """Commit offsets of several partitions at once: in one batch, so that a crash leaves all of them or none.
+
+        `offsets` has the next offset that the group will read of each partition, `metadata` is any text. The commits
+        are durable after `log_of(group).flush()`. They go to the partition of `__consumer_offsets` that Kafka's hash
+        selects for the group; if that partition is missing, it is created. Raises `UnknownPartition`,
         `OffsetOutOfRange` outside of [log start offset, log end offset], `InvalidName` for an invalid group name,
         `InvalidRecord` for metadata longer than `offset.metadata.max.bytes`, and the errors of `log_of` and of an
         append.
         """
-        partition = self._registry[name]
-        partition.check_readable(offset)
+        for name, offset in offsets.items():
+            self._registry[name].check_readable(offset)
         if not group:
             raise InvalidName("a group needs a name")
         longest = self._registry.settings.broker_config.offset_metadata_max_bytes
@@ -154,12 +161,16 @@ class Groups:
             raise InvalidRecord(
                 f"{group}: metadata is longer than offset.metadata.max.bytes={longest} allows"
             )
-        epoch = partition.epochs.epoch_for(offset)
-        commit = OffsetCommit(offset, metadata, self._registry.clock(), epoch)
-        key = _encode_key(group, partition.name)
+        commits, records = {}, []
+        for name, offset in offsets.items():
+            partition = self._registry[name]
+            epoch = partition.epochs.epoch_for(offset)
+            commit = OffsetCommit(offset, metadata, self._registry.clock(), epoch)
+            records.append(Record(commit.encode(), _encode_key(group, partition.name)))
+            commits[name] = commit
         with self._writing(group):
-            self.log_of(group).append([Record(commit.encode(), key)])
-        return commit
+            self.log_of(group).append(records)
+        return commits
 
     def forget(self, group: str, name: str) -> bool:
         """Remove the commit of a group for a partition, durably, and return whether there was one.
