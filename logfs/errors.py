@@ -106,6 +106,14 @@ class RemoteStorageError(LogfsError):
     """The object store refused a request, or did not answer it in time; a later request may succeed."""
 
 
+class NotDecodable(LogfsError, ValueError):
+    """A value was not written by a schema that is known, or does not fit its schema."""
+
+
+class SchemasUnavailable(LogfsError):
+    """The place of the schemas cannot be used: a registry does not answer, or a directory has none."""
+
+
 # Raised when a store is opened, configured or mounted.
 
 

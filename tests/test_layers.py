@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "logfs"
 # The layers from the top down. A module may import from its own layer and from the layers below.
-LAYERS = ["cli", "mount spark", "store", "log", "format", "config", "setting", "errors"]
+LAYERS = ["cli", "mount spark", "schema", "store", "log", "format", "config", "setting", "errors"]
 # The folders and modules of one layer. Each imports only from itself and from those before it in its list.
 FOLDERS = {
     "store": [
@@ -75,6 +75,11 @@ IMPORTERS = {
     "cramjam": ["format/batches/compression.py"],
     "zstandard": ["format/batches/compression.py"],
     "crc32c": ["format/", "log/segment/", "log/remote/"],
+    "fastavro": ["schema/avro.py"],
+    "google": ["schema/protobuf.py"],
+    "grpc_tools": ["schema/protobuf.py"],
+    "requests": ["schema/registry.py"],
+    "urllib3": ["schema/registry.py"],
     "obstore": ["log/remote/object_store.py"],
     "Cryptodome": ["log/remote/encryption.py"],
     "fcntl": ["store/directory/lock.py", "mount/", "cli/", "log/disk/disk.py"],

@@ -46,7 +46,9 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.newest is not None:
             return _print_newest(opened.logs, printer, arguments.newest)
         ranges = _ranges(opened, bounds)
-        return 0 if printer.print_logs(list(ranges), list(ranges.values())) else 1
+        whole = printer.print_logs(list(ranges), list(ranges.values()))
+        printer.finish()
+        return 0 if whole else 1
 
 
 def _ranges(opened: OpenLogs, bounds: Bounds) -> dict[OpenLog, Range]:

@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
             try:
                 consumer.consume()
             finally:
-                consumer.commit()
+                consumer.finish()
     return 0 if consumer.is_whole else 1
 
 
@@ -128,6 +128,11 @@ class _Consumer:
                 with suppress(StoreLocked):
                     self.commit()
                 self._due = time.monotonic() + _COMMIT_SECONDS
+
+    def finish(self) -> None:
+        """Commit what was taken, and say what could not be decoded."""
+        self._printer.finish()
+        self.commit()
 
     def commit(self) -> None:
         """Commit what was taken of all partitions. Raises `StoreLocked` if another process has the log directory."""

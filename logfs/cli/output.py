@@ -9,6 +9,7 @@ from contextlib import suppress
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
+from logfs.cli.decoding import RecordDecoder, add_schemas
 from logfs.cli.scanning import FEW, LogScan, read_chunks, read_records, read_text
 from logfs.cli.selection import RecordFilter
 from logfs.format.text import envelope
@@ -40,10 +41,11 @@ _SMALL_SPLIT_BYTES = 1 << 20
 
 
 def add_form(parser: argparse.ArgumentParser) -> None:
-    """Add `--json` and `--format`, which select how records are printed; the default is a line with the value."""
+    """Add the options that select how records are printed, the default being a line with the value, and decoding."""
     form = parser.add_mutually_exclusive_group()
     form.add_argument("-J", "--json", action="store_true", help="JSON envelopes, one per line")
     form.add_argument("-F", "--format", metavar="FORMAT", help=HELP)
+    add_schemas(parser)
 
 
 class Printer:
@@ -57,11 +59,12 @@ class Printer:
     ) -> None:
         """Print at most `most` records in all, None stands for no limit, to `out`, by default standard output.
 
-        Raises what `RecordFilter.of` raises.
+        Raises what `RecordFilter.of` and `RecordDecoder.of` raise.
         """
         self._json = arguments.json
         self._format = None if arguments.format is None else os.fsencode(arguments.format)
         self._filter = RecordFilter.of(arguments)
+        self._decoder = RecordDecoder.of(arguments)
         self.left = most
         self.out = sys.stdout.buffer if out is None else out
         _prepare_bulk()
@@ -73,6 +76,8 @@ class Printer:
 
     def print_record(self, record: Record, reader: Reader) -> None:
         """Print one record, whatever the filter."""
+        if self._decoder is not None:
+            record = self._decoder.record(record, reader.name)
         self.out.write(self._shown(record, reader.name))
         self.out.flush()
 
@@ -81,7 +86,8 @@ class Printer:
 
         Those of several logs are merged in the order of time. Raises what `LogScan` raises.
         """
-        if len(logs) == 1 and not (self._format or self._filter) and self.left is None:
+        is_plain = not (self._format or self._filter or self._decoder)
+        if len(logs) == 1 and is_plain and self.left is None:
             return self._print_text(logs[0], *ranges[0])
         scans = [
             LogScan(log, *each, self._reader_of(ranges))
@@ -107,6 +113,11 @@ class Printer:
         self.print_rows(last(self._merged(scans), count))
         return all(scan.whole for scan in scans)
 
+    def finish(self) -> None:
+        """Say on standard error how much could not be decoded."""
+        if self._decoder is not None:
+            self._decoder.report()
+
     def print_rows(self, rows: Iterable[Rows]) -> None:
         """Print rows, up to the limit."""
         for each in rows:
@@ -128,14 +139,15 @@ class Printer:
             stop, start = start, max(start - step, reader.log_start_offset)
             step = min(step * 4, 1 << 20)
             found += sum(
-                len(self._filter.rows(chunk)) for _, chunk in _past_damage(reader, start, stop)
+                len(self._filter.rows(self._decoded(chunk, reader.name, is_counted=False)))
+                for _, chunk in _past_damage(reader, start, stop)
             )
         return start
 
     def _reader_of(self, ranges: Sequence[Range]) -> ReadNext[Chunk]:
         if all(end is not None and end - start <= FEW for start, end in ranges):
             return read_records
-        if self.left is not None and self.left < _FEW_OF_MANY:
+        if self._decoder is not None or (self.left is not None and self.left < _FEW_OF_MANY):
             return partial(read_chunks, split_bytes=_SMALL_SPLIT_BYTES)
         return read_chunks
 
@@ -153,17 +165,22 @@ class Printer:
             # The order does not depend on the filter.
             times = rising(chunk, reached)
             reached = int(times[-1]) if len(times) else reached
-            admitted = chunk
+            admitted = decoded = self._decoded(chunk, scan.log.reader.name)
             if self._filter is not None:
-                numbers = self._filter.rows(chunk)
+                numbers = self._filter.rows(decoded)
                 times = times[numbers]
                 admitted = (
-                    [chunk[number] for number in numbers]
-                    if isinstance(chunk, list)
-                    else chunk.select(numbers)
+                    [decoded[number] for number in numbers]
+                    if isinstance(decoded, list)
+                    else decoded.select(numbers)
                 )
             if len(times):
                 yield Rows(times, *self._rendered(admitted, scan.log.reader.name))
+
+    def _decoded(self, chunk: Chunk, name: TopicPartition, *, is_counted: bool = True) -> Chunk:
+        if self._decoder is None:
+            return chunk
+        return self._decoder.decoded(chunk, name, is_counted=is_counted)
 
     def _rendered(
         self, chunk: Chunk, name: TopicPartition

@@ -43,6 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     with OpenLogs(arguments.target, arguments.isolation) as opened:
         ends = {log: log.reader.log_end_offset for log in opened.logs}
         whole = printer.print_last(opened.logs, list(ends.values()), arguments.lines)
+        printer.finish()
         while arguments.follow:
             time.sleep(_POLL_SECONDS)
             opened.store.refresh()

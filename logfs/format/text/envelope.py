@@ -25,6 +25,10 @@ _OFFSETS = range(2**63)
 _PARTITIONS = range(2**31)
 
 
+class JsonText(bytes):
+    """A key or a value that is JSON. An envelope has it as it is, and not as a string."""
+
+
 class PlacedRecord(NamedTuple):
     """A record from an envelope, with the topic, partition and offset that the envelope gives.
 
@@ -66,9 +70,14 @@ def encode(record: Record, prefix: bytes) -> bytes:
 
 
 def text(data: bytes | None) -> bytes:
-    """Return bytes as JSON: a string if they are UTF-8, a base64 object if they are not, null for None."""
+    """Return bytes as JSON: a string if they are UTF-8, a base64 object if they are not, null for None.
+
+    `JsonText` is returned as it is.
+    """
     if data is None:
         return b"null"
+    if isinstance(data, JsonText):
+        return data
     try:
         return orjson.dumps(data.decode())
     except UnicodeDecodeError:

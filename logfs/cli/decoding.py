@@ -1,0 +1,133 @@
+"""Records whose keys and values are decoded by schemas, before they are selected and printed."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from logfs.cli.common import not_empty
+from logfs.errors import InvalidName, NotDecodable, Unsupported
+from logfs.format.batches.record import Record
+from logfs.format.text.envelope import JsonText
+
+if TYPE_CHECKING:
+    import argparse
+    from typing import Self
+
+    from logfs.format.base.names import TopicPartition
+    from logfs.log.read.merge import Chunk
+    from logfs.schema.decoder import Decoder
+
+_FIELDS = ("value", "key")
+# The reasons that are told at their first record; after so many different ones only their number is.
+_MOST_TOLD = 20
+
+
+def add_schemas(parser: argparse.ArgumentParser) -> None:
+    """Add the options for decoding."""
+    parser.add_argument(
+        "--schemas",
+        type=not_empty,
+        metavar="PLACE",
+        help="decode Avro, Protobuf and JSON in Confluent's framing to JSON, by the schemas of a registry "
+        "(http://…), a directory with files such as 7.avsc, or the topic _schemas of a log directory",
+    )
+    parser.add_argument(
+        "--decode",
+        type=not_empty,
+        metavar="FIELDS",
+        help="what is decoded: value (the default), key, or key,value",
+    )
+
+
+class RecordDecoder:
+    """Decodes the fields of records that the options select, and counts what cannot be decoded."""
+
+    def __init__(self, decoder: Decoder, fields: set[str]) -> None:
+        self._decoder = decoder
+        self._fields = fields
+        self._failed: Counter[str] = Counter()
+        self._told: set[str] = set()
+
+    @classmethod
+    def of(cls, arguments: argparse.Namespace) -> Self | None:
+        """Return what decodes by the options of `add_schemas`; None if nothing is decoded.
+
+        Raises `InvalidName` for other fields, `Unsupported` if the libraries are not installed, and what
+        `open_schemas` raises.
+        """
+        fields = set((arguments.decode or _FIELDS[0]).split(","))
+        if not fields <= {*_FIELDS}:
+            raise InvalidName(f"--decode {arguments.decode}: give value, key, or key,value")
+        if arguments.schemas is None:
+            if arguments.decode is not None:
+                raise InvalidName("--decode: say with --schemas where the schemas are")
+            return None
+        try:
+            from logfs.schema.decoder import Decoder
+            from logfs.schema.open_schemas import open_schemas
+
+            return cls(Decoder(open_schemas(arguments.schemas)), fields)
+        except ImportError as error:
+            raise _not_installed(error) from None
+
+    def decoded(
+        self, chunk: Chunk, partition: TopicPartition, *, is_counted: bool = True
+    ) -> list[Record]:
+        """Return the records of a chunk with decoded fields.
+
+        A field that cannot be decoded stays as it is. It is told and counted, unless the chunk will come again.
+        """
+        records = chunk if isinstance(chunk, list) else list(chunk.records())
+        return [self.record(record, partition, is_counted=is_counted) for record in records]
+
+    def record(
+        self, record: Record, partition: TopicPartition, *, is_counted: bool = True
+    ) -> Record:
+        """Return a record with decoded fields, as `decoded` does."""
+        key, value = record.key, record.value
+        place = f"{partition.directory} offset {record.offset}" if is_counted else ""
+        if key is not None and "key" in self._fields:
+            key = self._field("key", key, place)
+        if value is not None and "value" in self._fields:
+            value = self._field("value", value, place)
+        return Record(
+            value, key, record.headers, record.timestamp, record.offset, record.timestamp_type
+        )
+
+    def report(self) -> None:
+        """Say on standard error how many keys and values are shown as they are."""
+        for field in _FIELDS:
+            if count := self._failed[field]:
+                what = field if count == 1 else f"{field}s"
+                print(
+                    f"logfs: {count} {what} could not be decoded, and shown as stored",
+                    file=sys.stderr,
+                )
+        self._failed.clear()
+
+    def _field(self, field: str, data: bytes, place: str) -> bytes:
+        """Return the decoded key or value of the record at `place`; "" if it is not to be counted."""
+        try:
+            return JsonText(self._decoder.decode(data))
+        except NotDecodable as error:
+            if place:
+                self._failed[field] += 1
+                self._tell(place, f"the {field} is shown as stored: {error}")
+            return data
+        except ImportError as error:
+            raise _not_installed(error) from None
+
+    def _tell(self, place: str, reason: str) -> None:
+        """Tell a reason at its first record."""
+        if reason not in self._told and len(self._told) < _MOST_TOLD:
+            self._told.add(reason)
+            sys.stdout.flush()
+            print(f"logfs: {place}: {reason}", file=sys.stderr)
+
+
+def _not_installed(error: ImportError) -> Unsupported:
+    return Unsupported(
+        f"--schemas: {error.name} is not installed; 'pip install logfs[schema]' installs what decodes values"
+    )

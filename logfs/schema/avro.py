@@ -1,0 +1,87 @@
+"""Avro's binary encoding to JSON.
+
+The JSON is plain, and not that of Avro's own JSON encoding: a value of a union is the value itself. Bytes and fixed
+are base64, decimals are strings, times, dates and UUIDs are strings in ISO 8601 and in the usual form.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import fastavro
+import orjson
+from fastavro.schema import UnknownType
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from logfs.schema.schemas import Schema
+
+
+def compile_schema(schema: Schema) -> Callable[[bytes], bytes]:
+    """Return the function that decodes data of a schema. Raises what `fastavro` raises for an invalid schema.
+
+    The function raises what `fastavro` raises for data that do not fit, and `ValueError` if bytes are left over.
+    """
+    named: dict[str, Any] = {}
+    parsed = _parse(schema.text, schema.references, named, ())
+    has_floats = any(
+        word in text
+        for text in (schema.text, *schema.references.values())
+        for word in ("float", "double")
+    )
+
+    def decode(data: bytes) -> bytes:
+        stream = io.BytesIO(data)
+        value = fastavro.schemaless_reader(stream, parsed, None)
+        if stream.tell() != len(data):
+            raise ValueError(f"{len(data) - stream.tell()} bytes are left over")
+        text = orjson.dumps(value, default=_plain, option=orjson.OPT_UTC_Z)
+        if has_floats and b"null" in text:
+            # JSON has no infinities, and orjson writes null.
+            text = orjson.dumps(_with_infinities(value), default=_plain, option=orjson.OPT_UTC_Z)
+        return text
+
+    return decode
+
+
+def _parse(
+    text: str, references: Mapping[str, str], named: dict[str, Any], pending: tuple[str, ...]
+) -> Any:
+    """Return a parsed schema. `named` has the types that are known, `pending` those that are being parsed."""
+    schema = orjson.loads(text)
+    while True:
+        known = dict(named)
+        try:
+            parsed = fastavro.parse_schema(schema, known)
+        except UnknownType as error:
+            if error.name in pending or error.name not in references:
+                raise
+            _parse(references[error.name], references, named, (*pending, error.name))
+            continue
+        named.update(known)
+        return parsed
+
+
+def _plain(value: Any) -> Any:
+    """Return a value that orjson does not know as one that it does."""
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, Decimal):
+        return format(value, "f")
+    raise TypeError(f"a value of {type(value).__name__}")
+
+
+def _with_infinities(value: Any) -> Any:
+    """Return a value with strings in place of NaN and the infinities."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, dict):
+        return {name: _with_infinities(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_with_infinities(each) for each in value]
+    return value

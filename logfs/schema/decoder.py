@@ -1,0 +1,95 @@
+"""Values that Confluent's serializers wrote, to JSON: a zero byte, the id of a schema (int32), and the data."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from logfs.errors import NotDecodable
+from logfs.schema.schemas import AVRO, JSON, PROTOBUF
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from logfs.schema.schemas import Schema, Schemas
+
+    Decode = Callable[[bytes], bytes]
+
+_HEADER_BYTES = 5
+# A schema that is missing may be registered later.
+_ASK_AGAIN_SECONDS = 10.0
+_MOST_MISSING = 10_000
+
+
+class Decoder:
+    """Decodes values by the schemas of a place. One thread may use it at a time."""
+
+    def __init__(self, schemas: Schemas) -> None:
+        self._schemas = schemas
+        self._known: dict[int, Decode | NotDecodable] = {}
+        # By id, when the place is asked again.
+        self._missing: dict[int, float] = {}
+
+    def decode(self, data: bytes) -> bytes:
+        """Return a value as JSON, in UTF-8, on one line.
+
+        Raises `NotDecodable` if the value does not begin as Confluent's serializers do, if its schema is missing or
+        invalid, or if it does not fit its schema; `SchemasUnavailable` if the place of the schemas does not answer.
+        """
+        number = schema_of(data)
+        if number is None:
+            raise NotDecodable("it does not begin with a zero byte and the id of a schema")
+        decode = self._known.get(number) or self._find(number)
+        if isinstance(decode, NotDecodable):
+            raise decode
+        try:
+            return decode(data[_HEADER_BYTES:])
+        except Exception as error:
+            # The libraries raise errors of many kinds for data that do not fit.
+            raise NotDecodable(f"it does not fit the schema {number} ({_words(error)})") from None
+
+    def _find(self, number: int) -> Decode | NotDecodable:
+        now = time.monotonic()
+        missing = NotDecodable(f"the schema {number} is not in {self._schemas}")
+        if now < self._missing.get(number, 0):
+            return missing
+        schema = self._schemas.find(number)
+        if schema is None:
+            if len(self._missing) >= _MOST_MISSING:
+                self._missing.clear()
+            self._missing[number] = now + _ASK_AGAIN_SECONDS
+            return missing
+        try:
+            found: Decode | NotDecodable = _compile(schema)
+        except ImportError:
+            raise
+        except Exception as error:
+            found = NotDecodable(f"the schema {number} is invalid ({_words(error)})")
+        self._known[number] = found
+        return found
+
+
+def schema_of(data: bytes) -> int | None:
+    """Return the id of the schema that a value was written by; None if it does not begin with one."""
+    if len(data) < _HEADER_BYTES or data[0]:
+        return None
+    return int.from_bytes(data[1:_HEADER_BYTES], "big")
+
+
+def _compile(schema: Schema) -> Decode:
+    """Return the function that decodes what was written by a schema."""
+    if schema.kind == AVRO:
+        from logfs.schema.avro import compile_schema
+    elif schema.kind == PROTOBUF:
+        from logfs.schema.protobuf import compile_schema
+    elif schema.kind == JSON:
+        from logfs.schema.json_schema import compile_schema
+    else:
+        raise NotDecodable(f"its kind is {schema.kind}")
+    return compile_schema(schema)
+
+
+def _words(error: Exception) -> str:
+    """Return what an error says, in one short line."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 200 else f"{text[:199]}…"

@@ -1,0 +1,38 @@
+"""The place that a user names: a registry's URL, a directory of schema files, or a log directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from logfs.errors import SchemasUnavailable
+from logfs.store.directory.recognition import PathKind, recognise
+
+if TYPE_CHECKING:
+    from logfs.schema.schemas import Schemas
+
+
+def open_schemas(place: str) -> Schemas:
+    """Open the place of schemas that `place` names.
+
+    It is the URL of a schema registry (http:// or https://), a directory with files such as `7.avsc`, or a log
+    directory or mountpoint with the topic `_schemas`. Raises `SchemasUnavailable` for anything else, and the errors
+    of opening a store read-only.
+    """
+    if place.startswith(("http://", "https://")):
+        from logfs.schema.registry import Registry
+
+        return Registry(place)
+    found = recognise(place)
+    if found.kind in (PathKind.LOG_DIR, PathKind.MOUNTPOINT, PathKind.BUCKET):
+        from logfs.schema.schema_log import SchemaLog
+
+        return SchemaLog(place)
+    if not Path(place).is_dir():
+        raise SchemasUnavailable(
+            f"{place}: is no place of schemas: give the URL of a registry (http://…), a directory with files such as "
+            "7.avsc, or a log directory with the topic _schemas"
+        )
+    from logfs.schema.schema_files import SchemaFiles
+
+    return SchemaFiles(Path(place))

@@ -1,0 +1,71 @@
+"""A directory of schemas: the file of the schema with the id 7 is `7.avsc`, `7.proto` or `7.json`.
+
+Other files with these endings are what the schemas refer to: `com.acme.Money.avsc` has the type of that name, and
+`money/money.proto` is what `import "money/money.proto"` means.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from logfs.errors import SchemasUnavailable
+from logfs.schema.schemas import AVRO, JSON, PROTOBUF, Schema
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_KINDS = {".avsc": AVRO, ".proto": PROTOBUF, ".json": JSON}
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,9}")
+
+
+class SchemaFiles:
+    """The schemas in a directory. New files are found as they are needed."""
+
+    def __init__(self, directory: Path) -> None:
+        """Use the schemas in `directory`. Raises `SchemasUnavailable` if it has none."""
+        self._directory = directory
+        try:
+            has_any = any(
+                path.suffix in _KINDS and _NUMBER.fullmatch(path.stem)
+                for path in directory.iterdir()
+            )
+        except OSError as error:
+            raise SchemasUnavailable(f"{directory}: {error.strerror}") from None
+        if not has_any:
+            raise SchemasUnavailable(
+                f"{directory}: has no schemas: name their files by their ids: 7.avsc, 7.proto or 7.json"
+            )
+
+    def __str__(self) -> str:
+        return str(self._directory)
+
+    def find(self, number: int) -> Schema | None:
+        for suffix, kind in _KINDS.items():
+            path = self._directory / f"{number}{suffix}"
+            if path.exists():
+                return Schema(kind, _text(path), self._references(suffix))
+        return None
+
+    def close(self) -> None:
+        """Do nothing: no file is open."""
+
+    def _references(self, suffix: str) -> dict[str, str]:
+        """Return the texts of all files that a schema may refer to, by the names that it uses."""
+        if suffix == ".json":
+            return {}
+        found = {}
+        for path in sorted(self._directory.rglob(f"*{suffix}")):
+            name = path.relative_to(self._directory).as_posix()
+            if not _NUMBER.fullmatch(path.stem):
+                found[name if suffix == ".proto" else path.stem] = _text(path)
+        return found
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except OSError as error:
+        raise SchemasUnavailable(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise SchemasUnavailable(f"{path}: the schema is not UTF-8") from None

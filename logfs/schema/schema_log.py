@@ -1,0 +1,111 @@
+"""The topic `_schemas` of a log directory: the log in which Confluent's registry keeps its schemas.
+
+A dead broker's disk thus has the schemas of its topics, without any registry.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import orjson
+
+from logfs.errors import SchemasUnavailable
+from logfs.schema.schemas import AVRO, Schema
+from logfs.store.directory import recognition
+from logfs.store.internal_topic import batches_past_damage
+from logfs.store.store import Store
+
+if TYPE_CHECKING:
+    from logfs.format.batches.record import Record
+
+PARTITION = "_schemas-0"
+
+
+class _Entry(NamedTuple):
+    """A schema as the log has it: its references are (name, subject, version)."""
+
+    kind: str
+    text: str
+    references: tuple[tuple[str, str, int], ...]
+
+
+class SchemaLog:
+    """The schemas in the topic `_schemas`. Records that are no schemas are passed over."""
+
+    def __init__(self, log_dir: str) -> None:
+        """Read the schemas in a log directory. Raises `SchemasUnavailable` if it does not have the topic.
+
+        Raises the errors of opening a store read-only.
+        """
+        self._name = f"{log_dir}/{PARTITION}"
+        self._store = Store(recognition.log_dirs_of([log_dir]), read_only=True, only=PARTITION)
+        if PARTITION not in self._store.homes:
+            self._store.close()
+            raise SchemasUnavailable(
+                f"{log_dir}: has no topic _schemas, where a registry keeps its schemas; give the URL of a registry "
+                "(http://…), or a directory with files such as 7.avsc"
+            )
+        self._by_id: dict[int, _Entry] = {}
+        self._by_version: dict[tuple[str, int], _Entry] = {}
+        self._end = 0
+
+    def __str__(self) -> str:
+        return self._name
+
+    def find(self, number: int) -> Schema | None:
+        if number not in self._by_id:
+            self._catch_up()
+        entry = self._by_id.get(number)
+        if entry is None:
+            return None
+        references: dict[str, str] = {}
+        self._add_references(entry, references)
+        return Schema(entry.kind, entry.text, references)
+
+    def close(self) -> None:
+        self._store.close()
+
+    def _add_references(self, entry: _Entry, texts: dict[str, str]) -> None:
+        """Add the texts of what a schema refers to, and of what these refer to."""
+        for name, subject, version in entry.references:
+            referred = self._by_version.get((subject, version))
+            if referred is not None and name not in texts:
+                texts[name] = referred.text
+                self._add_references(referred, texts)
+
+    def _catch_up(self) -> None:
+        """Read the records that were appended since the last look."""
+        self._store.refresh()
+        log = self._store[PARTITION]
+        end = log.log_end_offset
+        if end < self._end:
+            # The partition was truncated, or is another one.
+            self._end = 0
+        first = max(self._end, log.log_start_offset)
+        if first < end:
+            for batch in batches_past_damage(log, first, end, "schemas"):
+                if not batch.header.is_control:
+                    for record in batch.records():
+                        self._apply(record)
+        self._end = end
+
+    def _apply(self, record: Record) -> None:
+        """Keep the schema of a record. One that was deleted stays: records that were written by it may be there."""
+        try:
+            key, value = orjson.loads(record.key or b""), orjson.loads(record.value or b"")
+            if key["keytype"] != "SCHEMA":
+                return
+            number, where, entry = _parse(value)
+        except (ValueError, KeyError, TypeError):
+            return
+        self._by_id[number] = self._by_version[where] = entry
+
+
+def _parse(value: dict[str, Any]) -> tuple[int, tuple[str, int], _Entry]:
+    """Return the id, the subject and version, and the schema, of a record's value."""
+    references = tuple(
+        (str(each["name"]), str(each["subject"]), int(each["version"]))
+        for each in value.get("references") or ()
+    )
+    entry = _Entry(str(value.get("schemaType") or AVRO), str(value["schema"]), references)
+    return int(value["id"]), (str(value["subject"]), int(value["version"])), entry

@@ -1,0 +1,254 @@
+"""Values that Confluent's serializers wrote, decoded by the schemas of each kind of place."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import logfs
+from logfs.errors import NotDecodable, SchemasUnavailable
+from logfs.schema.decoder import Decoder, schema_of
+from logfs.schema.open_schemas import open_schemas
+from logfs.schema.schema_files import SchemaFiles
+from logfs.schema.schemas import Schema
+from tests.support.schemas import (
+    MONEY_AVRO,
+    VECTORS,
+    RegistryServer,
+    append_schemas,
+    write_files,
+)
+from tests.support.stores import assert_clean
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """The same schemas in a directory, in a log directory, and in a registry."""
+    base = tmp_path_factory.mktemp("schemas")
+    with logfs.open(base / "log", create=True) as store:
+        append_schemas(store)
+    with RegistryServer() as server:
+        yield {
+            "files": write_files(base / "files"),
+            "log": str(base / "log"),
+            "registry": f"{server.url}/",
+        }
+    assert_clean(base / "log")
+
+
+def framed(number: int, data: bytes) -> bytes:
+    """Return data as a serializer frames them."""
+    return struct.pack(">bI", 0, number) + data
+
+
+@pytest.mark.parametrize("place", ["files", "log", "registry"])
+def test_the_values_of_confluents_serializers(places: dict[str, str], place: str) -> None:
+    """Each value decodes to the same JSON, on one line, wherever its schema is."""
+    schemas = open_schemas(places[place])
+    decoder = Decoder(schemas)
+    for name, vector in VECTORS.items():
+        text = decoder.decode(vector.data)
+        assert b"\n" not in text
+        assert orjson.loads(text) == vector.decoded, name
+    with pytest.raises(NotDecodable, match=r"the schema 99 is not in .+"):
+        decoder.decode(framed(99, b"x"))
+    schemas.close()
+
+
+def test_a_registry_is_asked_once(places: dict[str, str]) -> None:
+    """The schema, and each schema that it refers to, are asked for once, however many values there are."""
+    with RegistryServer() as server:
+        decoder = Decoder(open_schemas(server.url))
+        for _ in range(10):
+            decoder.decode(VECTORS["protobuf"].data)
+            with pytest.raises(NotDecodable):
+                decoder.decode(framed(99, b"x"))
+        assert server.asked == [
+            "/schemas/ids/6",
+            "/subjects/acme%2Fmoney.proto/versions/1",
+            "/schemas/ids/99",
+        ]
+
+
+@pytest.mark.parametrize("name", sorted(VECTORS))
+def test_what_is_cut_does_not_decode(places: dict[str, str], name: str) -> None:
+    """A value cut anywhere, or with a byte more, is an error of one kind, or another valid value."""
+    decoder = Decoder(open_schemas(places["files"]))
+    data = VECTORS[name].data
+    for end in range(len(data)):
+        if "protobuf" in name:
+            # Protobuf cannot tell a message that is cut between two fields.
+            try:
+                decoder.decode(data[:end])
+            except NotDecodable:
+                continue
+        else:
+            with pytest.raises(NotDecodable):
+                decoder.decode(data[:end])
+    if "protobuf" not in name:
+        with pytest.raises(NotDecodable):
+            decoder.decode(data + b"x")
+
+
+@given(number=st.sampled_from([2, 3, 4, 6]), data=st.binary(max_size=60))
+def test_any_bytes(places: dict[str, str], number: int, data: bytes) -> None:
+    """Bytes decode to JSON, or raise `NotDecodable`."""
+    decoder = _shared(places["files"])
+    try:
+        text = decoder.decode(framed(number, data))
+    except NotDecodable:
+        return
+    orjson.loads(text)
+    assert b"\n" not in text
+
+
+_decoders: dict[str, Decoder] = {}
+
+
+def _shared(place: str) -> Decoder:
+    if place not in _decoders:
+        _decoders[place] = Decoder(open_schemas(place))
+    return _decoders[place]
+
+
+@given(st.binary(max_size=8))
+def test_what_is_framed(data: bytes) -> None:
+    """A value is framed if it begins with a zero byte and four more."""
+    number = schema_of(data)
+    assert (number is None) == (len(data) < 5 or data[0] != 0)
+    assert number is None or framed(number, data[5:]) == data
+
+
+def test_json_keeps_its_text(places: dict[str, str]) -> None:
+    """Numbers keep their digits; line breaks between tokens become spaces; other text is refused."""
+    decoder = Decoder(open_schemas(places["files"]))
+    text = b'{"a":\r\n 1.10,\n"n":12345678901234567890123}'
+    assert decoder.decode(framed(4, text)) == b'{"a":   1.10, "n":12345678901234567890123}'
+    for wrong in (b"", b"{", b"{} {}", b"\xff"):
+        with pytest.raises(NotDecodable):
+            decoder.decode(framed(4, wrong))
+
+
+class OneSchema:
+    """A place with one schema, of any id."""
+
+    def __init__(self, schema: Schema) -> None:
+        self.schema = schema
+
+    def find(self, number: int) -> Schema | None:
+        return self.schema
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        Schema("AVRO", "no JSON", {}),
+        Schema("AVRO", '{"type":"record","name":"A","fields":[{"name":"b","type":"B"}]}', {}),
+        Schema("AVRO", '{"type":"array","items":"A"}', {"A": '{"type":"array","items":"A"}'}),
+        Schema("AVRO", '["A"]', {"A": '["B"]', "B": '["A"]'}),
+        Schema("PROTOBUF", "message", {}),
+        Schema("PROTOBUF", 'syntax = "proto3"; import "a.proto";', {}),
+        Schema("PROTOBUF", 'syntax = "proto3";', {"../escape.proto": ""}),
+        Schema("PROTOBUF", 'syntax = "proto3";', {"/escape.proto": ""}),
+        Schema("PROTOBUF", 'syntax = "proto3";', {}),
+        Schema("XML", "<a/>", {}),
+    ],
+)
+def test_invalid_schemas(schema: Schema) -> None:
+    """A schema that cannot be used is an error about its values, and no other."""
+    with pytest.raises(NotDecodable, match=r"schema 1 is invalid|has no message"):
+        Decoder(OneSchema(schema)).decode(framed(1, b"\0\0\0"))
+
+
+def test_new_schemas_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A schema that was missing is looked for again, in a log that has grown and in a directory with a new file."""
+    monkeypatch.setattr("logfs.schema.decoder._ASK_AGAIN_SECONDS", 0.0)
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files/1.avsc").write_text(MONEY_AVRO)
+    with logfs.open(tmp_path / "log", create=True) as store:
+        store.create("_schemas-0")
+        decoders = [Decoder(open_schemas(str(tmp_path / each))) for each in ("files", "log")]
+        for decoder in decoders:
+            with pytest.raises(NotDecodable, match="3 is not in"):
+                decoder.decode(VECTORS["avro string"].data)
+        append_schemas(store)
+        (tmp_path / "files/3.avsc").write_text('"string"')
+        for decoder in decoders:
+            assert decoder.decode(VECTORS["avro string"].data) == b'"hello"'
+    assert_clean(tmp_path / "log")
+
+
+def test_what_is_no_place(tmp_path: Path) -> None:
+    """What has no schemas is refused with what would be a place."""
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("x")
+    with logfs.open(tmp_path / "log", create=True) as store:
+        store.create("orders-0")
+    for name, reason in {
+        "none": "is no place of schemas",
+        "file": "is no place of schemas",
+        "empty": "name their files by their ids",
+        "log": "has no topic _schemas",
+    }.items():
+        with pytest.raises(SchemasUnavailable, match=reason):
+            open_schemas(str(tmp_path / name))
+    for url in ("http://", "http://user:word@localhost/", "http://localhost/?key=word"):
+        with pytest.raises(SchemasUnavailable) as refused:
+            open_schemas(url)
+        assert "word" not in str(refused.value).replace("password", "")
+
+
+def test_a_registry_that_fails() -> None:
+    """An error of the registry is not taken for a missing schema; one that comes once is asked again."""
+    with RegistryServer() as server:
+        for status, body in (
+            (500, b"{}"),
+            (401, b"{}"),
+            (200, b"<html>"),
+            (200, b"[]"),
+            (200, b"{}"),
+            (
+                200,
+                b'{"schema":"\\"string\\"","references":[{"name":"a","subject":"b","version":1}]}',
+            ),
+        ):
+            server.answers["/schemas/ids/3"] = (status, body)
+            with pytest.raises(SchemasUnavailable):
+                Decoder(open_schemas(server.url)).decode(VECTORS["avro string"].data)
+        server.answers.clear()
+        decoder = Decoder(open_schemas(server.url))
+        assert decoder.decode(VECTORS["avro string"].data) == b'"hello"'
+        url = server.url
+    with pytest.raises(
+        SchemasUnavailable, match=f"{url}/schemas/ids/3: cannot be asked: .*refused"
+    ):
+        Decoder(open_schemas(url)).decode(VECTORS["avro string"].data)
+
+
+def test_credentials_are_those_of_netrc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user and a password come from the file that other programs use, too."""
+    (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password secret\n")
+    (tmp_path / "netrc").chmod(0o600)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    with RegistryServer() as server:
+        Decoder(open_schemas(server.url)).decode(VECTORS["avro string"].data)
+        assert server.credentials == ["Basic bWU6c2VjcmV0"]
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    """A file that is no text is an error that names it."""
+    (tmp_path / "3.avsc").write_bytes(b"\xff")
+    with pytest.raises(SchemasUnavailable, match=r"3\.avsc: the schema is not UTF-8"):
+        Decoder(SchemaFiles(tmp_path)).decode(VECTORS["avro string"].data)
