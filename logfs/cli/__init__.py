@@ -120,12 +120,14 @@ def _resend_lost_ctrl_c(lost: sys.UnraisableHookArgs) -> None:
 def _open_standard_streams() -> None:
     """Open /dev/null in place of each standard stream that the caller has closed.
 
-    Otherwise the next file to be opened would get the stream's descriptor, and with it the printed output.
+    Otherwise the next file to be opened would get the stream's descriptor, and with it the printed output. A write to
+    standard output fails (EBADF), as it does in other programs.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             # The kernel assigns the lowest free descriptor, which is that of the closed stream.
-            descriptor = os.open(os.devnull, os.O_RDWR)
+            flags = os.O_RDONLY if name == "stdout" else os.O_RDWR
+            descriptor = os.open(os.devnull, flags)
             setattr(sys, name, os.fdopen(descriptor, mode, encoding="utf-8"))
 
 
@@ -256,16 +258,26 @@ def _run(module: ModuleType, parsed: argparse.Namespace) -> int:
         return code
     except BrokenPipeError:
         # The reader of the output has exited, as `head` does. Print no message.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 1
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
+        try:
+            sys.stdout.flush()
+        except OSError:
+            where = where or "standard output: "
+            _drop_output()
         reason = f"{where}{error.strerror or error}"
     except LogfsError as error:
         reason = str(error)
     # Keep the message on one line: a file name may contain newlines.
     print("logfs:", without_secrets(reason).replace("\n", "\\n"), file=sys.stderr)
     return 1
+
+
+def _drop_output() -> None:
+    """Send what is left of the output nowhere: Python would try to write it once more at the end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _version() -> str:

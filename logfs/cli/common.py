@@ -252,6 +252,11 @@ def check_partition_exists(wanted: Target) -> None:
 
 def _unknown(wanted: Target) -> UnknownPartition:
     where = ", ".join(str(path) for path in wanted.log_dirs)
+    found = names.partitions_named(wanted.name, directories_in(wanted.log_dirs))
+    if found != [wanted.name]:
+        return UnknownPartition(
+            f"{where}: {wanted.name} is a topic: name one of its partitions, such as {found[0]}"
+        )
     return UnknownPartition(
         f"{where}: has no partition {wanted.name!r}; 'logfs create' creates one"
     )

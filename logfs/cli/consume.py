@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
-from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.cli.common import add_isolation, add_target, ask, not_empty
@@ -21,6 +22,7 @@ from logfs.store.admin.requests import CommitOffset
 
 if TYPE_CHECKING:
     import argparse
+    from typing import Self
 
     from logfs.cli.reading import OpenLog
     from logfs.log.read.reader import Reader
@@ -30,6 +32,7 @@ _COMMIT_SECONDS = 1.0
 # The records that are printed between two looks at the group.
 _PRINTED = 10_000
 _EXECUTED = 1000
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -71,9 +74,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Take records until the end that the arguments tell; exit code 1 if a record could not be read or taken."""
-    for name in ("lines", "batch"):
-        if getattr(arguments, name) is not None and getattr(arguments, name) < 1:
-            raise InvalidName(f"{getattr(arguments, name)} records: give at least 1")
+    for option, count in (("-n", arguments.lines), ("--batch", arguments.batch)):
+        if count is not None and count < 1:
+            raise InvalidName(f"{option} {count}: give a number of records, at least 1")
+    if arguments.idle_exit is not None and not arguments.idle_exit >= 0:
+        raise InvalidName(f"--idle-exit {arguments.idle_exit}: give seconds, 0 or more")
     with OpenLogs(arguments.target, arguments.isolation) as opened:
         home = opened.store.log_dirs[0]
         if home.disk.is_remote:
@@ -82,11 +87,37 @@ def run(arguments: argparse.Namespace) -> int:
             )
         with Membership(home.path, arguments.group) as member:
             consumer = _Consumer(opened, member, arguments)
-            try:
-                consumer.consume()
-            finally:
-                consumer.finish()
-    return 0 if consumer.is_whole else 1
+            with _Signals() as signals:
+                try:
+                    consumer.consume(signals)
+                finally:
+                    consumer.finish()
+    return signals.exit_code or (0 if consumer.is_whole else 1)
+
+
+class _Signals:
+    """Ends the consumption between two batches on SIGINT, SIGTERM and SIGHUP, so that what was taken is committed.
+
+    A second signal ends it at once. `exit_code` is what a shell reports for the signal, 0 for none.
+    """
+
+    def __init__(self) -> None:
+        self.exit_code = 0
+
+    def __enter__(self) -> Self:
+        # Another thread cannot set handlers, and gets no signals.
+        is_main = threading.current_thread() is threading.main_thread()
+        self._before = {each: signal.signal(each, self._note) for each in _ENDING if is_main}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for each, handler in self._before.items():
+            signal.signal(each, handler)
+
+    def _note(self, number: int, _: object) -> None:
+        if self.exit_code:
+            raise SystemExit(self.exit_code)
+        self.exit_code = 128 + number
 
 
 class _Place(NamedTuple):
@@ -108,15 +139,17 @@ class _Consumer:
         self._due = 0.0
         self._printer = Printer(arguments, arguments.lines)
         self._is_refused = False
+        # Whether another process has the log directory, so that nothing can be committed.
+        self._is_waiting = False
         self.is_whole = True
 
-    def consume(self) -> None:
-        """Take records until the end that the arguments tell, or until the command refuses a batch."""
+    def consume(self, signals: _Signals) -> None:
+        """Take records until the end that the arguments tell, a signal, or a batch that the command refuses."""
         idle, since = self._arguments.idle_exit, time.monotonic()
-        while not (self._is_refused or self._printer.is_done):
+        while not (self._is_refused or self._printer.is_done or signals.exit_code):
             self._join()
             # One batch of each partition in turn.
-            taken = [self._take(log) for log in [*self._places]]
+            taken = [not signals.exit_code and self._take(log) for log in [*self._places]]
             if any(taken):
                 since = time.monotonic()
             elif idle is not None and time.monotonic() - since >= idle and self._has_all():
@@ -124,15 +157,28 @@ class _Consumer:
             else:
                 time.sleep(_POLL_SECONDS)
             if time.monotonic() >= self._due:
-                # While another process writes to the log directory, the commit waits.
-                with suppress(StoreLocked):
-                    self.commit()
+                for log in [*self._places]:
+                    self._try_to_commit(log)
                 self._due = time.monotonic() + _COMMIT_SECONDS
 
     def finish(self) -> None:
         """Commit what was taken, and say what could not be decoded."""
         self._printer.finish()
         self.commit()
+
+    def _try_to_commit(self, log: OpenLog) -> bool:
+        """Commit what was taken of a partition; if that has to wait, say why once, and return False."""
+        try:
+            self._commit(log)
+        except StoreLocked as error:
+            if not self._is_waiting:
+                _warn(
+                    f"{error}; until then nothing is committed, and what is taken comes again if this ends before"
+                )
+            self._is_waiting = True
+            return False
+        self._is_waiting = False
+        return True
 
     def commit(self) -> None:
         """Commit what was taken of all partitions. Raises `StoreLocked` if another process has the log directory."""
@@ -150,8 +196,7 @@ class _Consumer:
         self._opened.find_new()
         mine = {*self._member.assigned([log.name for log in self._opened.logs])}
         for log in [*self._places]:
-            if log.name not in mine:
-                self._commit(log)
+            if log.name not in mine and self._try_to_commit(log):
                 del self._places[log]
                 self._member.release(log.name)
         for log in self._opened.logs:
@@ -196,7 +241,7 @@ class _Consumer:
             return False
         self._places[log] = place._replace(taken=end)
         if self._arguments.exec is not None:
-            self._commit(log)
+            self._try_to_commit(log)
         return True
 
     def _execute(self, log: OpenLog, start: int, end: int) -> bool:
@@ -232,9 +277,13 @@ def _resolve(text: str, reader: Reader) -> int:
         return reader.log_end_offset
     if text.isascii() and text.isdigit():
         return min(max(int(text), reader.log_start_offset), reader.log_end_offset)
-    found = reader.offset_for_time(
-        moment(text.removeprefix("@"), time.time_ns() // 1_000_000), shown=True
-    )
+    try:
+        timestamp = moment(text.removeprefix("@"), time.time_ns() // 1_000_000)
+    except InvalidName:
+        raise InvalidName(
+            f"--from {text!r}: give {EARLIEST}, {LATEST}, an offset, or a time such as '@10 minutes ago'"
+        ) from None
+    found = reader.offset_for_time(timestamp, shown=True)
     return reader.log_end_offset if found is None else found.offset
 
 

@@ -11,6 +11,8 @@ from logfs.format.base.times import parse_time
 _DIGIT = re.compile(r"[0-9]")
 # What looks like ISO 8601, and is no time, must not become another one.
 _ISO = re.compile(r"[0-9]{4}-?[0-9]{2}|-?[0-9]+$")
+# A lone letter or a decimal number is no time, although dateparser makes one of it.
+_WORD = re.compile(r"[A-Za-z]{3}|[0-9][:/-][0-9]|[0-9]\s*(ms|s|m|h|d|w|am|pm)\b", re.IGNORECASE)
 
 
 def moment(text: str, now_ms: int) -> int:
@@ -25,7 +27,7 @@ def moment(text: str, now_ms: int) -> int:
     refusal = InvalidName(
         f"{text!r} is not a time: give ms since 1970, ISO 8601, or words such as '10 minutes ago' or 'yesterday'"
     )
-    if _ISO.match(text):
+    if _ISO.match(text) or not _WORD.search(text):
         raise refusal
     from dateparser.date import DateDataParser
 

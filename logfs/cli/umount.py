@@ -113,7 +113,12 @@ def _check_closed(status: dict[str, Any]) -> int:
     if "write_behind" in status or status["read_only"]:
         return 0
     # `exists` is also False if the disk has failed.
-    left = [path for path in status["log_dirs"] if not os.path.exists(f"{path}/{CLEAN_SHUTDOWN}")]
+    left = [
+        path
+        for path in status["log_dirs"]
+        # The next process that opens the directory removes the marker.
+        if not os.path.exists(f"{path}/{CLEAN_SHUTDOWN}") and not _is_in_use(path)
+    ]
     if status["unloaded"] and not status["offline"]:
         why = "unmounted before all of its partitions were recovered: nothing is lost, and the next mount goes on"
     else:
@@ -124,6 +129,17 @@ def _check_closed(status: dict[str, Any]) -> int:
     for path in left:
         print(f"logfs: {path}: {why}", file=sys.stderr)
     return 1 if left else 0
+
+
+def _is_in_use(log_dir: str) -> bool:
+    """Whether a process has the lock of a log directory."""
+    from logfs.log.disk.disk import Disk
+    from logfs.store.directory.lock import holder
+
+    try:
+        return holder(Disk(), Path(log_dir)) is not None
+    except OSError:
+        return False
 
 
 def _wait(mount: MountEntry, pid: int, daemon: int) -> int:

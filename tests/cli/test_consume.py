@@ -127,10 +127,65 @@ def test_what_has_left_the_log_is_told(log_dir: Path, topic: str) -> None:
 def test_wrong_targets(log_dir: Path, topic: str) -> None:
     """What cannot be consumed is an error, and nothing is committed."""
     assert "no partition 'nothing'" in fails("consume", f"{log_dir}/nothing", "-g", "a", *END)
-    assert "is not a time" in fails("consume", topic, "-g", "a", "--from", "soonish", *END)
+    assert "give earliest" in fails("consume", topic, "-g", "a", "--from", "soonish", *END)
+    assert "--idle-exit" in fails("consume", topic, "-g", "a", "--idle-exit", "-1")
     assert "at least 1" in fails("consume", topic, "-g", "a", "-n", "0")
     assert call("consume", topic).returncode == 2
     assert committed(log_dir, "a") == [None, None, None]
+
+
+def test_an_output_that_is_closed_from_the_start(log_dir: Path, topic: str) -> None:
+    """Nothing is committed that could not be printed, and every command says that it could not print."""
+    for command in (f"consume {topic} -g a --idle-exit 0", f"cat {topic}", f"groups {log_dir}"):
+        done = subprocess.run(
+            ["sh", "-c", f'exec "$0" -m logfs {command} >&-', sys.executable],
+            capture_output=True,
+            check=False,
+        )
+        assert done.returncode == 1
+        assert done.stderr == b"logfs: standard output: Bad file descriptor\n"
+    assert committed(log_dir, "a") == [0, 0, 0]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_commits_what_was_printed(log_dir: Path, topic: str, number: int) -> None:
+    """In the middle of many records, the next member goes on with the record after the last that was printed."""
+    with Store(log_dir) as store:
+        store["orders-0"].append([b"%d" % n for n in range(200_000)])
+    words = [*LOGFS, "consume", f"{log_dir}/orders-0", "-g", "a", "-F", "%o\n"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as member:
+        assert member.stdout is not None
+        start = member.stdout.read(50_000)
+        member.send_signal(number)
+        printed = (start + member.stdout.read()).split()
+        assert member.wait(60) == 128 + number
+    assert committed(log_dir, "a")[0] == int(printed[-1]) + 1
+    assert 50_000 < int(printed[-1]) < 200_009 or len(printed) < 200_010
+
+
+def test_while_another_process_has_the_directory(log_dir: Path, topic: str) -> None:
+    """It goes on, says that it cannot commit, and commits when the other process has ended."""
+    words = [*LOGFS, "consume", topic, "-g", "a"]
+    with (
+        Store(log_dir),
+        subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as member,
+    ):
+        assert member.stdout is not None
+        assert member.stderr is not None
+        printed = [member.stdout.readline() for _ in range(30)]
+        assert len(set(printed)) == 30
+        assert b"until then nothing is committed" in member.stderr.readline()
+        member.send_signal(signal.SIGTERM)
+        assert member.wait(60) == 1
+        assert b"in use by process" in member.stderr.read()
+    assert committed(log_dir, "a") == [None, None, None]
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as member:
+        assert member.stderr is not None
+        with Store(log_dir):
+            assert b"until then nothing is committed" in member.stderr.readline()
+        wait_for(lambda: committed(log_dir, "a") == [10, 10, 10])
+        member.send_signal(signal.SIGTERM)
+        assert member.wait(60) == 128 + signal.SIGTERM
 
 
 def test_a_closed_output_commits_only_what_was_printed(log_dir: Path, topic: str) -> None:

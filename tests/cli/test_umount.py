@@ -39,6 +39,36 @@ def is_closed(mount: Mount) -> bool:
     return (mount.log_dirs[0] / ".kafka_cleanshutdown").exists()
 
 
+def test_a_process_that_takes_the_directory_next(make_mount: Callable[..., Mount]) -> None:
+    """What another process does with the directory after the unmount is no error of the unmount."""
+    mount = make_mount()
+    mount.partition("orders-0")
+    script = (
+        "import sys, time\n"
+        "from logfs.errors import StoreLocked\n"
+        "from logfs.store.store import Store\n"
+        "while True:\n"
+        "    try:\n"
+        "        with Store(sys.argv[1]):\n"
+        "            print('taken', flush=True)\n"
+        "            sys.stdin.read()\n"
+        "            break\n"
+        "    except StoreLocked:\n"
+        "        time.sleep(0.001)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script, mount.log_dirs[0]],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as other:
+        done = umount(mount.path)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"taken\n"
+        other.communicate(timeout=60)
+    mount.stop()
+
+
 def test_a_copy_in_another_namespace(make_mount: Callable[..., Mount]) -> None:
     """The process that sees the copy is named; the store is closed once that process has ended."""
     need_root()

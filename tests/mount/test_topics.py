@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections import Counter
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING
 
 import orjson
@@ -13,7 +15,7 @@ import pytest
 from logfs.format.base.murmur2 import partition_of
 from logfs.store.store import Store
 from tests.support.command_line import fails, ok
-from tests.support.processes import run
+from tests.support.processes import Threads, run
 from tests.support.stores import assert_clean
 
 if TYPE_CHECKING:
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.support.mounts import Mount
+
+
+NOON = 1_638_100_400_000
 
 
 @pytest.fixture
@@ -153,6 +158,59 @@ def test_many_writers(mounted: Mount) -> None:
         for each in range(8):
             numbers = [n for writer, n in part if writer == each]
             assert numbers == sorted(numbers)
+
+
+def test_many_writers_of_envelopes(mounted: Mount) -> None:
+    """Each write is appended once, whatever the other writers do: also one whose records go to all partitions."""
+    topic = mounted.path / "topics/orders"
+    topic.mkdir()
+    rounds, size = 300, 40
+
+    def write(writer: int) -> None:
+        padding = "x" * (40 + 20 * writer)
+        with (topic / "append.jsonl").open("ab", buffering=0) as file:
+            for each in range(rounds):
+                lines = [
+                    f'{{"key":"k{n}","value":"{writer} {each} {n} {padding}"}}\n'
+                    for n in range(size)
+                ]
+                data = "".join(lines).encode()
+                assert file.write(data) == len(data)
+
+    threads = Threads([])
+    for writer in range(6):
+        threads.start(partial(write, writer))
+    threads.join()
+    assert threads.errors == []
+    found = Counter(
+        line.rpartition(b" ")[0] for number in range(3) for line in values(topic, number)
+    )
+    assert len(found) == 6 * rounds * size
+    assert set(found.values()) == {1}
+
+
+def test_a_late_record_is_merged_at_the_next_open(mounted: Mount) -> None:
+    """An open file shows it at the end; each later open shows it where its time puts it, also beside the first."""
+    topic = mounted.path / "topics/orders"
+    topic.mkdir()
+
+    def append(number: int, timestamp: int) -> None:
+        line = b'{"value":"%d","timestamp":%d}\n' % (timestamp, NOON + timestamp)
+        (topic / f"partitions/{number}/append.jsonl").write_bytes(line)
+
+    append(0, 10)
+    append(0, 30)
+    with (topic / "records").open("rb") as first:
+        assert first.read() == b"10\n30\n"
+        append(1, 20)
+        assert first.read() == b"20\n"
+        assert (topic / "records").read_bytes() == b"10\n20\n30\n"
+        append(2, 15)
+        assert first.read() == b"15\n"
+    assert (topic / "records").read_bytes() == b"10\n15\n20\n30\n"
+    append(2, 40)
+    append(1, 35)
+    assert (topic / "records").read_bytes() == b"10\n15\n20\n30\n35\n40\n"
 
 
 def test_new_partitions_are_taken_in(mounted: Mount) -> None:

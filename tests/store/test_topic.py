@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections import Counter
-from typing import TYPE_CHECKING
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -14,17 +16,19 @@ from hypothesis import strategies as st
 from logfs.errors import InvalidEnvelope, InvalidRecord, PartitionExists, UnknownPartition
 from logfs.format.base.murmur2 import murmur2, partition_of
 from logfs.format.batches.record import Record
+from logfs.log.append.line_framer import EnvelopeFramer, LineFramer
 from logfs.log.append.topic_framer import (
     BATCH_BYTES,
     Partitioner,
     TopicEnvelopeFramer,
     TopicLineFramer,
 )
+from logfs.log.disk.disk import WouldBlock
 from logfs.store.store import Store
 from tests.support.stores import assert_clean, set_topic
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from logfs.store.topic import Topic
@@ -120,6 +124,66 @@ def test_envelopes_go_where_their_keys_say(orders: Topic) -> None:
             n for n in range(300) if number == (partition_of(b"k%d" % (n % 10), 3) if n % 3 else 2)
         ]
         assert [int(record.value or b"") for record in partition.read()] == wanted
+
+
+LARGE = b"".join(b"line %d %s\n" % (n, b"x" * 100) for n in range(400))
+KEYED = b"".join(b'{"key":"k%d","value":"v%d"}\n' % (n % 7, n) for n in range(60))
+WRITES: dict[str, tuple[Callable[[Store], LineFramer], bytes]] = {
+    "lines in several batches": (lambda store: LineFramer(store["small-0"]), LARGE),
+    "envelopes in several batches": (lambda store: EnvelopeFramer(store["small-0"]), KEYED),
+    "lines of a topic": (
+        lambda store: TopicLineFramer(store.topic("orders").partitions, Partitioner(3)),
+        LARGE,
+    ),
+    "envelopes of a topic": (
+        lambda store: TopicEnvelopeFramer(store.topic("orders").partitions, Partitioner(3)),
+        KEYED,
+    ),
+    "one envelope of a topic": (
+        lambda store: TopicEnvelopeFramer(store.topic("orders").partitions, Partitioner(3)),
+        b'{"key":"k","value":"v"}\n',
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_a_write_that_is_repeated_has_appended_nothing(store: Store, name: str) -> None:
+    """In the thread that must not wait, a write succeeds as a whole, or `WouldBlock` leaves the logs as they were.
+
+    Each lock and each directory may be busy at that time: those of each partition in turn, and those of the disk.
+    """
+    set_topic(store, "small", segment_bytes=4096, max_message_bytes=1024)
+    store.create("small-0").append([b"x"])
+    make, data = WRITES[name]
+    for _ in range(20):
+        for busy in (store.disk.naming, *(store[each].lock for each in sorted(store))):
+            framer = make(store)
+            before = {each: store[each].log_end_offset for each in store}
+            taken, freed = threading.Event(), threading.Event()
+
+            def hold(busy: Any = busy, taken: Any = taken, freed: Any = freed) -> None:
+                with busy:
+                    taken.set()
+                    freed.wait()
+
+            def write(framer: LineFramer = framer) -> bool:
+                store.disk.forbid_blocking()
+                try:
+                    return framer.write(data).consumed == len(data)
+                except WouldBlock:
+                    return False
+
+            with ThreadPoolExecutor(2) as threads:
+                holding = threads.submit(hold)
+                taken.wait()
+                done = threads.submit(write).result()
+                freed.set()
+                holding.result()
+            if not done:
+                assert {each: store[each].log_end_offset for each in store} == before
+                assert framer.write(data).consumed == len(data)
+            added = sum(store[each].log_end_offset - before[each] for each in store)
+            assert added == data.count(b"\n")
 
 
 @pytest.mark.parametrize(

@@ -373,6 +373,9 @@ class Partition(Reader):
     def _append(self, built: Built, config: LogConfig, now_ms: int) -> AppendResult:
         """Write batches one by one. What a failed write left of a batch is cut off again."""
         self.check_appendable()
+        if len(built.batches) > 1:
+            # A call that is repeated in another thread must not have appended anything.
+            self.check_may_block()
         self.flusher.note_settings(config)
         first_offset = self.log_end_offset
         consumed = built.consumed
@@ -402,6 +405,7 @@ class Partition(Reader):
         writer = active.writer or active.activate(config, now_ms)
         last_offset = active.next_offset + batch.record_count - 1
         if writer.should_roll(len(batch.data), last_offset, batch.max_timestamp, config, now_ms):
+            self.check_may_block()
             active = self.roll(now_ms)
             writer = active.writer or active.activate(config, now_ms)
         return writer

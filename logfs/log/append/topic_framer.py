@@ -87,6 +87,9 @@ class TopicLineFramer(_TopicFramer):
         while position < len(lines):
             # The lines up to the one that fills the batch.
             end = lines.find(b"\n", position + self._partitioner.left - 1) + 1 or len(lines)
+            if end < len(lines):
+                # Another partition follows, and a call that is repeated must not have appended to this one.
+                self.partition.check_may_block()
             done = self.partition.append_lines(lines[position:end])
             position += done.consumed
             count += done.last_offset + 1 - done.first_offset
@@ -106,6 +109,9 @@ class TopicEnvelopeFramer(_TopicFramer, EnvelopeFramer):
     """
 
     def append(self, lines: bytes) -> AppendResult:
+        if lines.find(b"\n") + 1 < len(lines):
+            # Several partitions may follow each other. A call that is repeated must not have appended to one.
+            self.partition.check_may_block()
         waiting: dict[int, list[Record]] = {}
         count = done = position = 0
         refused: LogfsError | OSError | None = None

@@ -90,7 +90,9 @@ class MergedText:
 
     @property
     def is_current(self) -> bool:
-        """Whether a new text of the same logs would have the same records."""
+        """Whether a new text of the same logs would be the same: it has the same records, all merged."""
+        if len(self._slices) > 1 or not self.is_up_to_date:
+            return False
         return all(
             log.generation == generation and log.log_start_offset == start
             for log, generation, start in zip(

@@ -257,7 +257,7 @@ class TopicTextFile(_TopicAccess, GrowingFile):
 
     @property
     def is_current(self) -> bool:
-        """Whether a new file of this name would have the same records."""
+        """Whether a new file of this name would have the same bytes."""
         return self.text.is_current
 
     def byte_at(self, position: int) -> bytes:
