@@ -100,9 +100,9 @@ class RecordDecoder:
         """Say on standard error how many keys and values are shown as they are."""
         for field in _FIELDS:
             if count := self._failed[field]:
-                what = field if count == 1 else f"{field}s"
+                what, verb = (field, "is") if count == 1 else (f"{field}s", "are")
                 print(
-                    f"logfs: {count} {what} could not be decoded, and shown as stored",
+                    f"logfs: {count} {what} could not be decoded, and {verb} shown as stored",
                     file=sys.stderr,
                 )
         self._failed.clear()

@@ -5,7 +5,8 @@
 
 - `decoder`: bytes to JSON, by the schema that they name. Begin here.
 - `avro`, `protobuf`, `json_schema`: one kind of schema each: the function that decodes what was written by it.
-- `schemas`: what a schema is, and the places that have schemas. `open_schemas` opens one:
+- `schemas`: what a schema is, and what the places of schemas have in common.
+- `open_schemas`: opens the place that a user names, which is one of these:
 - `registry`: a schema registry, by HTTP.
 - `schema_files`: a directory with a file for each schema.
 - `schema_log`: the topic `_schemas`, in which Confluent's registry keeps its schemas, in a log directory.

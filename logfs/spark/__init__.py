@@ -14,6 +14,7 @@ Only this package imports pyspark and pyarrow. docs/spark.md describes every opt
 - `splits`: what each task reads, and reading it. `arrow`: columns to Arrow batches.
 - `batch`, `stream`: the readers of batch and of streaming queries.
 - `sink`: writing. `jobs`: verify, reindex, compact, stats, export, import.
+- `decoding`: values of Confluent's serializers as JSON, in a column.
 - `workers`: Spark's Python worker processes. `discovery`: the package by which Spark finds the data source.
 """
 
@@ -24,7 +25,7 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import Column, SparkSession
 
 # Settings with a large effect on cost that a running session accepts. With any smaller value, Spark measures every
 # row that goes to Python.
@@ -46,6 +47,18 @@ def register(spark: SparkSession) -> None:
     for name, value in _SETTINGS.items():
         spark.conf.set(name, value)
     spark.dataSource.register(LogfsDataSource)
+
+
+def decode(column: Column | str, schemas: str) -> Column:
+    """Return a column of structs with the Avro, Protobuf or JSON values of Confluent's serializers as JSON.
+
+    `schemas` is the URL of a schema registry, a directory with files such as `7.avsc`, or a log directory with the
+    topic `_schemas`. The struct has `schema_id` (int), `json` (string) and `error` (string). A value that cannot be
+    decoded has no `json`, and its `error` says why; a null has neither. If the schemas cannot be read, the query fails.
+    """
+    from logfs.spark.decoding import decode
+
+    return decode(column, schemas)
 
 
 def session(

@@ -24,6 +24,8 @@ def test_every_example_runs(
         for number in range(2):
             partition = store.create(f"orders-{number}")
             partition.append([Record(b"value %d" % n, b"key") for n in range(30)])
+    (tmp_path / "schemas").mkdir()
+    (tmp_path / "schemas/7.avsc").write_text('"string"')
     examples = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
     names: dict[str, object] = {}
     for example in examples:

@@ -79,6 +79,8 @@ def test_the_prompt(tmp_path: Path) -> None:
         if language == "sh"
     ]
     assert "alice=3" in shown[0]
-    assert "no key" in shown[2]
-    assert "ZeroDivisionError" in shown[2]
+    assert "no key" in shown[3]
+    assert "ZeroDivisionError" in shown[3]
+    assert shown[1].splitlines()[-2] == '{"id":7,"who":"Zoe"}'
+    assert '"value":{"id":7,"who":"Zoe"}' in shown[1]
     assert (tmp_path / "payments.gz").stat().st_size > 50

@@ -263,7 +263,7 @@ class Partition(Reader):
         if config.is_compacted:
             built = Built([], 0, refusal(Record(b""), config, now_ms, self.name.directory))
         else:
-            built = build_lines(data, self._batch_format(config), now_ms)
+            built = build_lines(data, self._format_for(config)[1], now_ms)
         with self.disk.hold(self.lock):
             return self._append(built, config, now_ms)
 
@@ -320,8 +320,8 @@ class Partition(Reader):
         kind = ControlType.COMMIT if commit else ControlType.ABORT
         marker = EndTransactionMarker(kind, coordinator_epoch)
         config = self.config
-        form = self._batch_format(config)
-        new = build_marker(marker, producer_id, producer_epoch, form.timestamp_type, now_ms)
+        stamped = self._format_for(config)[1].timestamp_type
+        new = build_marker(marker, producer_id, producer_epoch, stamped, now_ms)
         with self.disk.hold(self.lock):
             self._prepare(new, config, now_ms)
             self.producers.check_marker(producer_id, producer_epoch, coordinator_epoch)
@@ -351,16 +351,13 @@ class Partition(Reader):
         return AppendedBatch(done.first_offset, done.last_offset, duplicate=False)
 
     def _checked(self, records: Sequence[Record], config: LogConfig, now_ms: int) -> Built:
-        form = self._batch_format(config)
+        form = self._format_for(config)[1]
         return build_checked(records, config, form, now_ms, self.name.directory)
 
     @property
     def line_limit(self) -> int:
         """The length in bytes of the longest line that fits a batch, by the settings in force."""
         return self._format_for(self.config)[2]
-
-    def _batch_format(self, config: LogConfig) -> BatchFormat:
-        return self._format_for(config)[1]
 
     def _format_for(self, config: LogConfig) -> tuple[LogConfig, BatchFormat, int]:
         """Return `config`, the format of its batches, and the length of the longest line; both are computed once."""
@@ -374,11 +371,10 @@ class Partition(Reader):
         """Write batches one by one. What a failed write left of a batch is cut off again."""
         self.check_appendable()
         if len(built.batches) > 1:
-            # A call that is repeated in another thread must not have appended anything.
+            # A call that is repeated in another thread must have appended nothing.
             self.check_may_block()
         self.flusher.note_settings(config)
-        first_offset = self.log_end_offset
-        consumed = built.consumed
+        first_offset, consumed = self.log_end_offset, built.consumed
         refused: LogfsError | OSError | None = built.refused
         for number, batch in enumerate(built.batches):
             try:
@@ -407,7 +403,7 @@ class Partition(Reader):
         if writer.should_roll(len(batch.data), last_offset, batch.max_timestamp, config, now_ms):
             self.check_may_block()
             active = self.roll(now_ms)
-            writer = active.writer or active.activate(config, now_ms)
+            return active.writer or active.activate(config, now_ms)
         return writer
 
     def _append_batch(self, batch: NewBatch, config: LogConfig, now_ms: int) -> None:
@@ -417,11 +413,12 @@ class Partition(Reader):
             self.epochs.assign(LEADER_EPOCH, base_offset)
         writer = self._make_room(batch, config, now_ms)
         count, size, timestamp = batch.record_count, len(batch.data), batch.max_timestamp
-        last_offset = base_offset + count - 1
         assign_offset(batch.data, base_offset, self.epochs.latest)
         records, lines, envelopes = batch.text
         text = TextSize(records, lines, envelopes + offset_digits(base_offset, records))
-        writer.append(batch.data, last_offset, timestamp, text, config.index_interval_bytes)
+        writer.append(
+            batch.data, base_offset + count - 1, timestamp, text, config.index_interval_bytes
+        )
         self.note_appended(count, size, timestamp, now_ms)
 
     def note_appended(self, records: int, size_bytes: int, timestamp: int, now_ms: int) -> None:
@@ -450,7 +447,6 @@ class Partition(Reader):
         the error is that of the directory.
         """
         if self.disk.failure is not None:
-            # The whole log directory has failed.
             self.failure = self.disk.failure
             return self.failure
         self.failure = PartitionFailed(
