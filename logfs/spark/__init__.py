@@ -54,7 +54,7 @@ def decode(column: Column | str, schemas: str) -> Column:
 
     `schemas` is the URL of a schema registry, a directory with files such as `7.avsc`, or a log directory with the
     topic `_schemas`. The struct has `schema_id` (int), `json` (string) and `error` (string). A value that cannot be
-    decoded has no `json`, and its `error` says why; a null has neither. If the schemas cannot be read, the query fails.
+    decoded has no `json`, and its `error` says why; a null has neither. If the schemas cannot be read, it fails.
     """
     from logfs.spark.decoding import decode
 
