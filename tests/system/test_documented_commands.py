@@ -1,14 +1,15 @@
-"""The commands of the README and of docs/prompt.md, as they stand, from top to bottom in a fresh home."""
+"""The examples of the README and of docs/prompt.md, as they stand, from top to bottom in a fresh home."""
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-from tests.support.requirements import need_fuse
+from tests.support.requirements import need, need_fuse
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -31,6 +32,7 @@ def run(words: list[str], home: Path) -> str:
         "HOME": str(home),
         "PATH": f"{home}/bin:{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
+        "SPARK_LOCAL_IP": "127.0.0.1",
         "XDG_CACHE_HOME": str(home / "cache"),
     }
     done = subprocess.run(
@@ -69,6 +71,16 @@ def test_the_readme(tmp_path: Path) -> None:
     assert "mail" in shown
     assert (tmp_path / "log2/payments-0").is_dir()
     assert "b'world'" in run([sys.executable, "-c", in_python], tmp_path)
+
+
+def test_the_readme_in_spark(tmp_path: Path) -> None:
+    """The block for Spark, after the one for Python."""
+    need(shutil.which("java"), "java is not installed")
+    in_python, in_spark = [text for language, text in blocks("README.md") if language == "python"]
+    run(["sh", "-c", "logfs create -p ~/log/orders-0"], tmp_path)
+    run([sys.executable, "-c", in_python], tmp_path)
+    shown = run([sys.executable, "-c", in_spark], tmp_path)
+    assert re.search(r"\|\s+0\|\s+2\|", shown)
 
 
 def test_the_prompt(tmp_path: Path) -> None:
