@@ -17,6 +17,7 @@ import pytest
 from logfs import Record
 from logfs.format.base.names import TopicPartition
 from tests.kafka.topics import offsets
+from tests.support.command_line import call, fails, ok
 from tests.support.processes import wait_for
 from tests.support.stores import fingerprint, locks_below
 
@@ -248,6 +249,37 @@ def shown_by(mount: Mount, name: str) -> list[tuple[int, bytes]]:
 def consumed(client: Client, name: str) -> list[tuple[int, bytes]]:
     """Return offset and value of each record of a topic, as Kafka's consumer reads them."""
     return [(record.offset, record.value) for record in client.consume(name)]  # type: ignore[misc]
+
+
+def test_commands_that_write_name_the_broker(
+    busy: Broker, connect: Callable[[Broker], Client]
+) -> None:
+    """Each command that would change a running broker's directory says that a broker has it, and changes nothing."""
+    client = connect(busy)
+    client.create_topic("held", 2)
+    client.produce("held", [Record(b"one")])
+    logs = busy.log_dir
+    for words in (
+        ("append", logs / "held-0", "-f", "/etc/hostname"),
+        ("append", logs / "held", "-f", "/etc/hostname"),
+        ("create", logs / "other-0"),
+        ("create", logs / "other", "-n", "2"),
+        ("delete", logs / "held-0"),
+        ("delete", logs / "held"),
+        ("delete-records", logs / "held-0", "--before", "1"),
+        ("config", logs, "--topic", "held", "retention.ms=1"),
+        ("groups", logs, "--commit", "g", "held", "earliest"),
+        ("groups", logs, "--forget", "g", "held-0"),
+        ("compact", logs / "held-0"),
+        ("retain", logs),
+        ("tier", logs),
+        ("recover", logs),
+        ("reindex", logs / "held-0"),
+        ("consume", logs / "held", "-g", "g", "--idle-exit", "0", "-F", ""),
+    ):
+        told = fails(*words) if words[0] != "consume" else call(*words).stderr.decode()
+        assert "a Kafka broker" in told, words
+    assert ok("cat", logs / "held-0") == "one\n"
 
 
 def test_topics_come_and_go(
