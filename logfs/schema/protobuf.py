@@ -6,7 +6,9 @@ zigzag varints; a lone zero stands for the first message.
 
 from __future__ import annotations
 
+import base64
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -16,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import grpc_tools
 import orjson
 from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory
+from google.protobuf.message import DecodeError
 
 from logfs.format.base.varint import decode as decode_varint
 
@@ -25,7 +28,10 @@ if TYPE_CHECKING:
     from logfs.schema.schemas import Schema
 
 _MAIN = "logfs-main-schema.proto"
+_PROTOC = "grpc_tools.protoc"
 _COMPILE_SECONDS = 60
+# What libraries of protoc log.
+_LOG_LINE = re.compile(r"WARNING: All log messages|[IWEF][0-9]{4} ")
 
 
 def compile_schema(schema: Schema) -> Callable[[bytes], bytes]:
@@ -61,25 +67,47 @@ def compile_schema(schema: Schema) -> Callable[[bytes], bytes]:
 def _compile_files(schema: Schema) -> descriptor_pb2.FileDescriptorSet:
     """Return the descriptors of a schema and of what it imports, in the order of the imports."""
     well_known = Path(grpc_tools.__file__).parent / "_proto"
+    compiled = descriptor_pb2.FileDescriptorSet()
     with tempfile.TemporaryDirectory(prefix="logfs-protoc-") as made:
-        directory, out = Path(made, "files"), Path(made, "out")
+        sources, known, out = Path(made, "sources"), Path(made, "known"), Path(made, "out")
+        sources.mkdir()
         for name, text in ((_MAIN, schema.text), *schema.references.items()):
-            path = directory / name
             if os.path.isabs(name) or ".." in Path(name).parts:
                 raise ValueError(f"{name!r} is not the path of an import")
+            descriptor = _parse_descriptor(text)
+            if descriptor is not None:
+                descriptor.name = name
+                compiled.file.append(descriptor)
+                continue
+            path = sources / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, "utf-8")
-        words = [f"-I{directory}", f"-I{well_known}", "--include_imports", f"-o{out}", _MAIN]
+        known.write_bytes(compiled.SerializeToString())
+        paths = [f"--descriptor_set_in={known}", f"-I{sources}", f"-I{well_known}"]
         done = subprocess.run(
-            [sys.executable, "-m", "grpc_tools.protoc", *words],
+            [sys.executable, "-m", _PROTOC, *paths, "--include_imports", f"-o{out}", _MAIN],
             capture_output=True,
             check=False,
             timeout=_COMPILE_SECONDS,
             env={**os.environ, "PYTHONWARNINGS": "ignore"},
         )
         if done.returncode:
-            raise ValueError(done.stderr.decode(errors="replace").strip() or "protoc has failed")
+            said = done.stderr.decode(errors="replace").splitlines()
+            reasons = [line for line in said if not _LOG_LINE.match(line)]
+            raise ValueError("; ".join(reasons) or "protoc has failed")
         return descriptor_pb2.FileDescriptorSet.FromString(out.read_bytes())
+
+
+def _parse_descriptor(text: str) -> descriptor_pb2.FileDescriptorProto | None:
+    """Return the descriptor that a schema is; None if it is source text.
+
+    Clients in some languages register compiled schemas in base64. Some registries return them as they are.
+    """
+    try:
+        data = base64.b64decode(text, validate=True)
+        return descriptor_pb2.FileDescriptorProto.FromString(data)
+    except (ValueError, DecodeError):
+        return None
 
 
 def _message_indexes(data: bytes) -> tuple[tuple[int, ...], int]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import struct
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import orjson
@@ -18,6 +21,8 @@ from logfs.schema.schema_files import SchemaFiles
 from logfs.schema.schemas import Schema
 from tests.support.schemas import (
     MONEY_AVRO,
+    MONEY_PROTO,
+    SHOP_PROTO,
     VECTORS,
     RegistryServer,
     append_schemas,
@@ -149,6 +154,28 @@ class OneSchema:
 
     def close(self) -> None:
         """Do nothing."""
+
+
+@pytest.mark.parametrize("compiled", [("main",), ("money",), ("main", "money")])
+def test_compiled_protobuf_schemas(tmp_path: Path, compiled: tuple[str, ...]) -> None:
+    """A registry may have the descriptor of a file in base64 in place of its text, as some clients register it."""
+    (tmp_path / "acme").mkdir()
+    (tmp_path / "acme/money.proto").write_text(MONEY_PROTO)
+    (tmp_path / "shop.proto").write_text(SHOP_PROTO)
+    texts = {"main": SHOP_PROTO, "money": MONEY_PROTO}
+    for which in compiled:
+        name = {"main": "shop.proto", "money": "acme/money.proto"}[which]
+        command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{tmp_path}", f"-o{tmp_path}/set"]
+        subprocess.run([*command, name], check=True)
+        # The field 1 of a set with one file is the file, after a tag and a length of two bytes at most.
+        data = (tmp_path / "set").read_bytes()
+        assert data[0] == 10
+        texts[which] = base64.b64encode(data[2 if data[1] < 128 else 3 :]).decode()
+    decoder = Decoder(
+        OneSchema(Schema("PROTOBUF", texts["main"], {"acme/money.proto": texts["money"]}))
+    )
+    for name in ("protobuf", "protobuf, a nested message", "protobuf, the second message"):
+        assert orjson.loads(decoder.decode(VECTORS[name].data)) == VECTORS[name].decoded
 
 
 @pytest.mark.parametrize(
