@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from logfs.log.read.merge import Chunk
     from logfs.schema.decoder import Decoder
 
+    Place = tuple[TopicPartition, int]
+
 _FIELDS = ("value", "key")
 # The reasons that are told at their first record; after so many different ones only their number is.
 _MOST_TOLD = 20
@@ -87,7 +89,7 @@ class RecordDecoder:
     ) -> Record:
         """Return a record with decoded fields, as `decoded` does."""
         key, value = record.key, record.value
-        place = f"{partition.directory} offset {record.offset}" if is_counted else ""
+        place = (partition, record.offset) if is_counted else None
         if key is not None and "key" in self._fields:
             key = self._field("key", key, place)
         if value is not None and "value" in self._fields:
@@ -107,24 +109,25 @@ class RecordDecoder:
                 )
         self._failed.clear()
 
-    def _field(self, field: str, data: bytes, place: str) -> bytes:
-        """Return the decoded key or value of the record at `place`; "" if it is not to be counted."""
+    def _field(self, field: str, data: bytes, place: Place | None) -> bytes:
+        """Return the decoded key or value of the record at `place`; None if it is not to be counted."""
         try:
             return JsonText(self._decoder.decode(data))
         except NotDecodable as error:
-            if place:
+            if place is not None:
                 self._failed[field] += 1
                 self._tell(place, f"the {field} is shown as stored: {error}")
             return data
         except ImportError as error:
             raise _not_installed(error) from None
 
-    def _tell(self, place: str, reason: str) -> None:
+    def _tell(self, place: Place, reason: str) -> None:
         """Tell a reason at its first record."""
         if reason not in self._told and len(self._told) < _MOST_TOLD:
             self._told.add(reason)
             sys.stdout.flush()
-            print(f"logfs: {place}: {reason}", file=sys.stderr)
+            partition, offset = place
+            print(f"logfs: {partition.directory} offset {offset}: {reason}", file=sys.stderr)
 
 
 def _not_installed(error: ImportError) -> Unsupported:
