@@ -95,16 +95,28 @@ def run(arguments: argparse.Namespace) -> int:
         envelopes=arguments.jsonl or lines is not None,
         recovery=recovery_progress(),
     )
-    with appender:
-        try:
-            for path in arguments.file:
-                with path.open("rb") as file:
-                    _append(appender, lines, file, str(path), path.stat().st_size)
-            if not arguments.file:
-                _append(appender, lines, _standard_input(), "standard input", None)
-        finally:
-            appender.flush()
-            _print(wanted.name, appender.appended, is_topic=is_topic)
+    is_done = False
+    try:
+        with appender:
+            try:
+                for path in arguments.file:
+                    with path.open("rb") as file:
+                        _append(appender, lines, file, str(path), path.stat().st_size)
+                if not arguments.file:
+                    _append(appender, lines, _standard_input(), "standard input", None)
+            finally:
+                appender.flush()
+                _print(wanted.name, appender.appended, is_topic=is_topic)
+            is_done = True
+    except OSError as error:
+        if not is_done:
+            raise
+        # A caller that takes this for an error would append the records once more.
+        print(
+            f"logfs: the records are durable, but the log directory could not be closed ({error}); the next opening "
+            "recovers it",
+            file=sys.stderr,
+        )
     return 0
 
 

@@ -16,6 +16,7 @@ import pytest
 
 from logfs.store.observe.check import Severity, check
 from logfs.store.store import Store
+from tests.support.command_line import call, ok
 from tests.support.mounts import Mount
 from tests.support.processes import run, wait_for
 from tests.support.requirements import need_fuse, need_root
@@ -107,6 +108,25 @@ def test_a_writer_on_a_full_disk_gets_enospc_until_there_is_space(
             os.close(fd)
         assert (topic / "records").read_bytes().split(b"\n")[:-1] == written
     assert "ENOSPC" in mount.errors()
+
+
+def test_an_append_that_fits_succeeds_on_a_full_disk(small_disk: Path) -> None:
+    """Exit code 0 if the records are durable, although the checkpoints could not be written; else an error."""
+    target = small_disk / "log/a-0"
+    ok("create", "-p", target)
+    ok("append", target, stdin=b"first\n")
+    fill(small_disk)
+    done = call("append", target, stdin=b"second\n")
+    assert (done.returncode, done.stdout) == (0, b"a-0: 1..2\n")
+    assert b"the records are durable, but the log directory could not be closed" in done.stderr
+    done = call("append", target, stdin=b"x" * 10_000 + b"\n")
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert b"No space left" in done.stderr
+    (small_disk / "filler").unlink()
+    assert ok("cat", target) == "first\nsecond\n"
+    ok("append", target, stdin=b"third\n")
+    assert ok("cat", target) == "first\nsecond\nthird\n"
+    assert_clean(small_disk / "log")
 
 
 def test_a_partition_can_be_deleted_on_a_full_disk(small_disk: Path, mount: Mount) -> None:
