@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import errno
+import importlib
 import re
+import shlex
 import struct
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from logfs.cli import COMMANDS
+from logfs import cli
 from logfs.format.batches.batch import HEADER, Header
 from logfs.format.files import aborted_transactions, key_table_format, producer_snapshot
 from logfs.format.messages.group_record import OffsetCommit, OffsetKey
@@ -220,5 +223,61 @@ def test_references_in_docstrings_resolve() -> None:
 def test_every_command_is_in_the_changelog() -> None:
     """The changelog names every command of the command line."""
     text = (ROOT / "docs/changelog.md").read_text()
-    for name in COMMANDS:
+    for name in cli.COMMANDS:
         assert re.search(rf"\b{name}\b", text), name
+
+
+def commands_in(text: str) -> Iterator[tuple[str, bool]]:
+    """Yield each `logfs` command of a page, and whether it is in a block, where nothing of it is left out."""
+    blocks = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+    for language, block in blocks.findall(text):
+        if language in ("", "sh", "console"):
+            for line in block.replace("\\\n", " ").splitlines():
+                for found in re.finditer(r"(?:^\$? ?|[|&;({]\s*)(logfs [^|&;#)>]*)", line.strip()):
+                    yield found[1], True
+    for span in re.findall(r"`(logfs [^`|&;>]+)`", blocks.sub("", text)):
+        yield " ".join(span.split()), False
+
+
+def parser_of(words: list[str]) -> tuple[argparse.ArgumentParser, list[str]]:
+    """Return the parser of a command's arguments, and these."""
+    assert words[0] in cli.COMMANDS, words
+    module = importlib.import_module(f"logfs.cli.{words[0].replace('-', '_')}")
+    rest = words[1:]
+    if hasattr(module, "COMMANDS") and rest:
+        module = importlib.import_module(f"{module.__name__}.{rest[0].replace('-', '_')}")
+        rest = rest[1:]
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    if hasattr(module, "add_arguments"):
+        module.add_arguments(parser)
+    return parser, rest
+
+
+def test_every_command_can_be_typed() -> None:
+    """Each command and option in the documents exists; those in blocks are complete."""
+    checked = 0
+    # The changelog names what was, the recipes what could be.
+    pages = [*(ROOT / "docs").glob("*.md"), ROOT / "README.md"]
+    for path in pages:
+        if path.name in ("changelog.md", "recipes.md"):
+            continue
+        for command, is_whole in commands_in(path.read_text()):
+            try:
+                words = shlex.split(command)[1:]
+            except ValueError:
+                continue  # a quoted text has a character that ends the command here
+            if not words or words[0] in ("COMMAND", "--version", "--help") or words[1:2] == ["JOB"]:
+                continue
+            parser, rest = parser_of(words)
+            checked += 1
+            for word in rest:
+                option = word.partition("=")[0]
+                if re.match(r"--?[A-Za-z]", option):
+                    known = parser._option_string_actions
+                    assert option in known or option[:2] in known, f"{path.name}: {command}"
+            if is_whole:
+                try:
+                    parser.parse_intermixed_args(cli._joined(rest))
+                except (argparse.ArgumentError, SystemExit) as error:
+                    pytest.fail(f"{path.name}: {command}: {error}")
+    assert checked > 100
