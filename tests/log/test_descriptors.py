@@ -358,7 +358,9 @@ with Store(sys.argv[1]) as store:
         capture_output=True,
         check=False,
     )
-    assert (done.returncode, done.stderr) == (0, b"")
+    # As in other programs, to print into a closed stream is an error.
+    assert done.returncode == 1
+    assert done.stderr == b"logfs: standard output: Bad file descriptor\n"
 
 
 @pytest.mark.usefixtures("few")
