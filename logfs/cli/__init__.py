@@ -7,8 +7,8 @@ the data or the system, 2 for wrong usage. `umount` also returns 3.
 What commands share: `common` (arguments, opening a store, tables, errors) and `watch` (the samples that `status` and
 `top` show). What `cat`, `tail` and `consume` print comes through five modules: `selection` (where the records begin
 and end, and what they must contain, with `human_times`), `reading` (the partitions of a TARGET), `scanning` (their
-records, past damage), `decoding` (their values, by schemas) and `output` (the form). `members` shares partitions among those that consume. `dump` and
-`spark` are folders, with a file for each kind of file and each job.
+records, past damage), `decoding` (their values, by schemas) and `output` (the form). `members` shares partitions
+among those that consume. `dump` and `spark` are folders, with a file for each kind of file and each job.
 """
 
 from __future__ import annotations

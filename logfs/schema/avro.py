@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from logfs.schema.schemas import Schema
 
+_RECORD, _FIELD = "logfs_wrapped_value", "value"
+
 
 def compile_schema(schema: Schema) -> Callable[[bytes], bytes]:
     """Return the function that decodes data of a schema. Raises what `fastavro` raises for an invalid schema.
@@ -28,7 +30,10 @@ def compile_schema(schema: Schema) -> Callable[[bytes], bytes]:
     The function raises what `fastavro` raises for data that do not fit, and `ValueError` if bytes are left over.
     """
     named: dict[str, Any] = {}
-    parsed = _parse(schema.text, schema.references, named, ())
+    # Only a record knows the types that it refers to. A record of one field is encoded as the field is.
+    field = {"name": _FIELD, "type": orjson.loads(schema.text)}
+    record = {"type": "record", "name": _RECORD, "fields": [field]}
+    parsed = _parse(record, schema.references, named, ())
     has_floats = any(
         word in text
         for text in (schema.text, *schema.references.values())
@@ -37,7 +42,8 @@ def compile_schema(schema: Schema) -> Callable[[bytes], bytes]:
 
     def decode(data: bytes) -> bytes:
         stream = io.BytesIO(data)
-        value = fastavro.schemaless_reader(stream, parsed, None)
+        wrapped: Any = fastavro.schemaless_reader(stream, parsed, None)
+        value = wrapped[_FIELD]
         if stream.tell() != len(data):
             raise ValueError(f"{len(data) - stream.tell()} bytes are left over")
         text = orjson.dumps(value, default=_plain, option=orjson.OPT_UTC_Z)
@@ -50,10 +56,9 @@ def compile_schema(schema: Schema) -> Callable[[bytes], bytes]:
 
 
 def _parse(
-    text: str, references: Mapping[str, str], named: dict[str, Any], pending: tuple[str, ...]
+    schema: Any, references: Mapping[str, str], named: dict[str, Any], pending: tuple[str, ...]
 ) -> Any:
     """Return a parsed schema. `named` has the types that are known, `pending` those that are being parsed."""
-    schema = orjson.loads(text)
     while True:
         known = dict(named)
         try:
@@ -61,7 +66,8 @@ def _parse(
         except UnknownType as error:
             if error.name in pending or error.name not in references:
                 raise
-            _parse(references[error.name], references, named, (*pending, error.name))
+            referred = orjson.loads(references[error.name])
+            _parse(referred, references, named, (*pending, error.name))
             continue
         named.update(known)
         return parsed

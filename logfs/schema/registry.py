@@ -57,8 +57,16 @@ class Registry:
 
     def _add_references(self, found: dict[str, Any], texts: dict[str, str]) -> None:
         """Add the texts of what a schema refers to, and of what these refer to."""
-        for reference in found.get("references") or ():
-            name, subject, version = (reference[key] for key in ("name", "subject", "version"))
+        try:
+            references = [
+                (str(each["name"]), str(each["subject"]), int(each["version"]))
+                for each in found.get("references") or ()
+            ]
+        except (TypeError, KeyError, ValueError):
+            raise SchemasUnavailable(
+                f"{self._url}: a schema has references of another form than a registry's"
+            ) from None
+        for name, subject, version in references:
             if name in texts:
                 continue
             path = f"subjects/{quote(subject, safe='')}/versions/{version}?deleted=true"

@@ -156,6 +156,33 @@ class OneSchema:
         """Do nothing."""
 
 
+MONEY = {"units": 1, "currency": "USD"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "data", "decoded"),
+    [
+        ('"com.acme.Money"', b"\2\2", MONEY),
+        ('["null","com.acme.Money"]', b"\2\2\2", MONEY),
+        ('["null","com.acme.Money"]', b"\0", None),
+        ('{"type":"array","items":"com.acme.Money"}', b"\4\2\2\2\2\0", [MONEY, MONEY]),
+        ('{"type":"map","values":"com.acme.Money"}', b"\2\2a\2\2\0", {"a": MONEY}),
+        (MONEY_AVRO, b"\2\2", MONEY),
+        ('["string","int"]', b"\0\2a", "a"),
+        ('{"type":"fixed","name":"F","size":2}', b"ab", "YWI="),
+        (
+            '{"type":"record","name":"L","fields":[{"name":"n","type":["null","L"]}]}',
+            b"\2\0",
+            {"n": {"n": None}},
+        ),
+    ],
+)
+def test_avro_schemas_of_every_form(schema: str, data: bytes, decoded: object) -> None:
+    """A schema need not be a record, whether it refers to others or not."""
+    decoder = Decoder(OneSchema(Schema("AVRO", schema, {"com.acme.Money": MONEY_AVRO})))
+    assert orjson.loads(decoder.decode(framed(1, data))) == decoded
+
+
 @pytest.mark.parametrize("compiled", [("main",), ("money",), ("main", "money")])
 def test_compiled_protobuf_schemas(tmp_path: Path, compiled: tuple[str, ...]) -> None:
     """A registry may have the descriptor of a file in base64 in place of its text, as some clients register it."""
@@ -250,6 +277,9 @@ def test_a_registry_that_fails() -> None:
                 200,
                 b'{"schema":"\\"string\\"","references":[{"name":"a","subject":"b","version":1}]}',
             ),
+            (200, b'{"schema":"\\"string\\"","references":"abc"}'),
+            (200, b'{"schema":"\\"string\\"","references":[{"name":"a","version":"x"}]}'),
+            (200, b'{"schema":"\\"string\\"","references":7}'),
         ):
             server.answers["/schemas/ids/3"] = (status, body)
             with pytest.raises(SchemasUnavailable):
