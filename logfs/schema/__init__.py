@@ -5,6 +5,7 @@
 
 - `decoder`: bytes to JSON, by the schema that they name. Begin here.
 - `avro`, `protobuf`, `json_schema`: one kind of schema each: the function that decodes what was written by it.
+- `avro_forms`: what can be told of an Avro schema before any data are decoded by it.
 - `schemas`: what a schema is, and what the places of schemas have in common.
 - `open_schemas`: opens the place that a user names, which is one of these:
 - `registry`: a schema registry, by HTTP.

@@ -9,12 +9,16 @@ from __future__ import annotations
 import base64
 import io
 import math
+from datetime import date, datetime, time
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import fastavro
 import orjson
+from fastavro import _read_py
 from fastavro.schema import UnknownType
+
+from logfs.schema.avro_forms import has_items_without_bytes, is_recursive
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -27,6 +31,8 @@ _RECORD, _FIELD = "logfs_wrapped_value", "value"
 def compile_schema(schema: Schema) -> Callable[[bytes], bytes]:
     """Return the function that decodes data of a schema. Raises what `fastavro` raises for an invalid schema.
 
+    Raises `ValueError` for a schema by which a few bytes can stand for any number of items.
+
     The function raises what `fastavro` raises for data that do not fit, and `ValueError` if bytes are left over.
     """
     named: dict[str, Any] = {}
@@ -34,22 +40,25 @@ def compile_schema(schema: Schema) -> Callable[[bytes], bytes]:
     field = {"name": _FIELD, "type": orjson.loads(schema.text)}
     record = {"type": "record", "name": _RECORD, "fields": [field]}
     parsed = _parse(record, schema.references, named, ())
-    has_floats = any(
-        word in text
-        for text in (schema.text, *schema.references.values())
-        for word in ("float", "double")
-    )
+    if has_items_without_bytes(parsed, named):
+        raise ValueError("it has arrays of items that take no bytes")
+    # The compiled reader does not survive data that are nested too deeply. The other one raises an error.
+    read = _read_py.schemaless_reader if is_recursive(parsed, named) else fastavro.schemaless_reader
+    texts = (schema.text, *schema.references.values())
+    has_floats = any(word in text for text in texts for word in ("float", "double"))
 
     def decode(data: bytes) -> bytes:
         stream = io.BytesIO(data)
-        wrapped: Any = fastavro.schemaless_reader(stream, parsed, None)
+        wrapped: Any = read(stream, parsed, None)
         value = wrapped[_FIELD]
         if stream.tell() != len(data):
             raise ValueError(f"{len(data) - stream.tell()} bytes are left over")
-        text = orjson.dumps(value, default=_plain, option=orjson.OPT_UTC_Z)
+        text = orjson.dumps(value, default=_plain, option=orjson.OPT_PASSTHROUGH_DATETIME)
         if has_floats and b"null" in text:
             # JSON has no infinities, and orjson writes null.
-            text = orjson.dumps(_with_infinities(value), default=_plain, option=orjson.OPT_UTC_Z)
+            text = orjson.dumps(
+                _with_infinities(value), default=_plain, option=orjson.OPT_PASSTHROUGH_DATETIME
+            )
         return text
 
     return decode
@@ -79,6 +88,11 @@ def _plain(value: Any) -> Any:
         return base64.b64encode(value).decode()
     if isinstance(value, Decimal):
         return format(value, "f")
+    if isinstance(value, datetime):
+        return value.isoformat().replace("+00:00", "Z")
+    if isinstance(value, date | time):
+        # orjson 3.13 loses the leading zeros of a fraction of a second.
+        return value.isoformat()
     raise TypeError(f"a value of {type(value).__name__}")
 
 

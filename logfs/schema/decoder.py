@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _HEADER_BYTES = 5
 # A schema that is missing may be registered later.
-_ASK_AGAIN_SECONDS = 10.0
+_ASK_AGAIN_SECONDS = 1.0
 _MOST_MISSING = 10_000
 
 
@@ -70,10 +70,11 @@ class Decoder:
 
 
 def schema_of(data: bytes) -> int | None:
-    """Return the id of the schema that a value was written by; None if it does not begin with one."""
+    """Return the id of the schema that a value was written by, a positive int32; None if it begins with none."""
     if len(data) < _HEADER_BYTES or data[0]:
         return None
-    return int.from_bytes(data[1:_HEADER_BYTES], "big")
+    number = int.from_bytes(data[1:_HEADER_BYTES], "big", signed=True)
+    return number if number >= 0 else None
 
 
 def _compile(schema: Schema) -> Decode:

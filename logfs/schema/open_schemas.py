@@ -19,7 +19,7 @@ def open_schemas(place: str) -> Schemas:
     directory or mountpoint with the topic `_schemas`. Raises `SchemasUnavailable` for anything else, and the errors
     of opening a store read-only.
     """
-    if place.startswith(("http://", "https://")):
+    if place.lower().startswith(("http://", "https://")):
         from logfs.schema.registry import Registry
 
         return Registry(place)

@@ -6,18 +6,22 @@ usual variables: the library `requests` uses them.
 
 from __future__ import annotations
 
+import queue
+import threading
 from typing import Any
 from urllib.parse import quote, urlsplit
 
+import orjson
 import requests
 from requests.adapters import HTTPAdapter
 from urllib3.util.retry import Retry
 
 from logfs.errors import SchemasUnavailable
-from logfs.schema.schemas import AVRO, Schema
+from logfs.schema.schemas import AVRO, MOST_BYTES, Schema
 
 # For the connection, and for each part of the answer.
 _TIMEOUT_SECONDS = (5, 20)
+_MOST_SECONDS = 30
 _RETRIES = Retry(
     total=3, backoff_factor=0.2, status_forcelist=(429, 500, 502, 503, 504), raise_on_status=False
 )
@@ -32,10 +36,12 @@ class Registry:
         parts = urlsplit(url)
         if parts.username is not None or parts.query or parts.fragment or not parts.hostname:
             raise SchemasUnavailable(
-                f"{parts.scheme}://{parts.hostname or ''}: give a registry as http://HOST:PORT/PATH; a user and a "
-                "password belong in ~/.netrc"
+                f"{parts.scheme}://{parts.hostname or ''}: give a registry as http://HOST:PORT/PATH, without "
+                "a user, a password or a query: credentials belong in ~/.netrc"
             )
         self._url = url.rstrip("/")
+        # What schemas refer to.
+        self._versions: dict[tuple[str, int], dict[str, Any]] = {}
         self._session = requests.Session()
         self._session.headers.update(_ACCEPT)
         for scheme in ("http://", "https://"):
@@ -50,7 +56,7 @@ class Registry:
             return None
         references: dict[str, str] = {}
         self._add_references(found, references)
-        return Schema(found.get("schemaType") or AVRO, _text(found), references)
+        return Schema(found.get("schemaType") or AVRO, self._text(found), references)
 
     def close(self) -> None:
         self._session.close()
@@ -69,41 +75,65 @@ class Registry:
         for name, subject, version in references:
             if name in texts:
                 continue
-            path = f"subjects/{quote(subject, safe='')}/versions/{version}?deleted=true"
-            referred = self._get(path)
+            referred = self._versions.get((subject, version))
             if referred is None:
-                raise SchemasUnavailable(
-                    f"{self._url}/{path}: is missing, but a schema refers to it"
-                )
-            texts[name] = _text(referred)
+                path = f"subjects/{quote(subject, safe='')}/versions/{version}"
+                referred = self._get(path, "?deleted=true")
+                if referred is None:
+                    raise SchemasUnavailable(
+                        f"{self._url}: has no version {version} of {subject}, to which a schema refers"
+                    )
+                self._versions[subject, version] = referred
+            texts[name] = self._text(referred)
             self._add_references(referred, texts)
 
-    def _get(self, path: str) -> dict[str, Any] | None:
+    def _text(self, found: dict[str, Any]) -> str:
+        text = found.get("schema")
+        if not isinstance(text, str):
+            raise SchemasUnavailable(f"{self._url}: an answer has no schema")
+        return text
+
+    def _get(self, path: str, query: str = "") -> dict[str, Any] | None:
         """Return the object at a path; None if there is none. Raises `SchemasUnavailable`."""
         where = f"{self._url}/{path}"
+        status, data = self._ask(where, query)
+        if status == requests.codes.not_found:
+            return None
+        if status != requests.codes.ok:
+            raise SchemasUnavailable(f"{where}: the registry answers with {status}")
         try:
-            answer = self._session.get(where, timeout=_TIMEOUT_SECONDS)
-            if answer.status_code == requests.codes.not_found:
-                return None
-            if not answer.ok:
-                raise SchemasUnavailable(f"{where}: {answer.status_code} {answer.reason}")
-            found = answer.json()
-        except requests.exceptions.JSONDecodeError:
-            raise SchemasUnavailable(
-                f"{where}: the answer is not that of a schema registry"
-            ) from None
-        except requests.RequestException as error:
-            raise SchemasUnavailable(f"{where}: cannot be asked: {_reason(error)}") from None
+            found = orjson.loads(data)
+        except orjson.JSONDecodeError:
+            found = None
         if not isinstance(found, dict):
             raise SchemasUnavailable(f"{where}: the answer is not that of a schema registry")
         return found
 
+    def _ask(self, where: str, query: str) -> tuple[int, bytes]:
+        """Return the status and the body of an answer. Raises `SchemasUnavailable`."""
+        answers: queue.SimpleQueue[tuple[int, bytes] | Exception] = queue.SimpleQueue()
 
-def _text(found: dict[str, Any]) -> str:
-    text = found.get("schema")
-    if not isinstance(text, str):
-        raise SchemasUnavailable("the answer of the schema registry has no schema")
-    return text
+        def ask() -> None:
+            try:
+                with self._session.get(
+                    where + query, timeout=_TIMEOUT_SECONDS, stream=True
+                ) as answer:
+                    data = answer.raw.read(MOST_BYTES + 1, decode_content=True)
+                    answers.put((answer.status_code, data))
+            except Exception as error:
+                answers.put(error)
+
+        # The library limits the time for each part of an answer, and not for all of it.
+        threading.Thread(target=ask, daemon=True).start()
+        try:
+            found = answers.get(timeout=_MOST_SECONDS)
+        except queue.Empty:
+            raise SchemasUnavailable(f"{where}: no answer in {_MOST_SECONDS} seconds") from None
+        if isinstance(found, Exception):
+            raise SchemasUnavailable(f"{where}: cannot be asked: {_reason(found)}")
+        if len(found[1]) > MOST_BYTES:
+            raise SchemasUnavailable(f"{where}: the answer has more than {MOST_BYTES >> 20} MiB")
+        return found
 
 
 def _reason(error: BaseException) -> str:

@@ -7,10 +7,11 @@ Other files with these endings are what the schemas refer to: `com.acme.Money.av
 from __future__ import annotations
 
 import re
+import stat
 from typing import TYPE_CHECKING
 
 from logfs.errors import SchemasUnavailable
-from logfs.schema.schemas import AVRO, JSON, PROTOBUF, Schema
+from logfs.schema.schemas import AVRO, JSON, MOST_BYTES, PROTOBUF, Schema
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -64,6 +65,9 @@ class SchemaFiles:
 
 def _text(path: Path) -> str:
     try:
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode) or found.st_size > MOST_BYTES:
+            raise SchemasUnavailable(f"{path}: is no file of at most {MOST_BYTES >> 20} MiB")
         return path.read_text("utf-8")
     except OSError as error:
         raise SchemasUnavailable(f"{path}: {error.strerror}") from None

@@ -9,6 +9,9 @@ if TYPE_CHECKING:
 
 AVRO, PROTOBUF, JSON = "AVRO", "PROTOBUF", "JSON"
 
+MOST_BYTES = 16 << 20
+"""The most bytes that a schema may have."""
+
 
 class Schema(NamedTuple):
     """A schema: its kind (AVRO, PROTOBUF or JSON), its text, and the schemas that it refers to.

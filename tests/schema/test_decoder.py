@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import base64
+import datetime
+import io
+import os
 import struct
 import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import fastavro
 import orjson
 import pytest
 from hypothesis import given
@@ -181,6 +185,105 @@ def test_avro_schemas_of_every_form(schema: str, data: bytes, decoded: object) -
     """A schema need not be a record, whether it refers to others or not."""
     decoder = Decoder(OneSchema(Schema("AVRO", schema, {"com.acme.Money": MONEY_AVRO})))
     assert orjson.loads(decoder.decode(framed(1, data))) == decoded
+
+
+LINK = '{"type":"record","name":"L","fields":[{"name":"n","type":["null","L"]}]}'
+ENDLESS = '{"type":"record","name":"E","fields":[{"name":"n","type":"E"}]}'
+NOTHING = '{"type":"record","name":"N","fields":[]}'
+INSIDE = (
+    '{"type":"record","name":"R","fields":[{"name":"a","type":{"type":"array","items":["null"]}}]}'
+)
+
+
+@pytest.mark.parametrize(
+    ("schema", "data"),
+    [
+        (LINK, b"\2" * 100_000 + b"\0"),
+        (LINK, b"\2" * 1000 + b"\0"),
+        (ENDLESS, b""),
+        (f'["null",{ENDLESS}]', b"\2"),
+        # A billion items without a byte.
+        ('{"type":"array","items":"null"}', b"\x80\xa8\xd6\xb9\x07\0"),
+        (
+            '{"type":"array","items":{"type":"fixed","name":"F","size":0}}',
+            b"\x80\xa8\xd6\xb9\x07\0",
+        ),
+        (
+            f'{{"type":"map","values":{{"type":"array","items":{NOTHING}}}}}',
+            b"\2\2a\x80\xa8\xd6\xb9\x07\0",
+        ),
+        (INSIDE, b"\x80\xa8\xd6\xb9\x07\0"),
+        ('"string"', b"\x80\xa8\xd6\xb9\x07\0"),
+        ('{"type":"array","items":"string"}', b"\x80\xa8\xd6\xb9\x07\0"),
+    ],
+)
+def test_hostile_avro_data(schema: str, data: bytes) -> None:
+    """Data that are nested without end, or have more items than bytes, end with an error, and soon."""
+    with pytest.raises(NotDecodable):
+        Decoder(OneSchema(Schema("AVRO", schema, {}))).decode(framed(1, data))
+
+
+def test_nested_avro_data() -> None:
+    """Values of recursive schemas decode up to a depth that data of people have."""
+    text = Decoder(OneSchema(Schema("AVRO", LINK, {}))).decode(framed(1, b"\2" * 80 + b"\0"))
+    assert text == b'{"n":' * 81 + b"null" + b"}" * 81
+
+
+@given(micros=st.integers(0, 86_399_999_999))
+def test_avro_times(micros: int) -> None:
+    """Times have all digits of their fraction."""
+    for unit, size in (("micros", 1), ("millis", 1000)):
+        kind = "long" if unit == "micros" else "int"
+        schema = Schema("AVRO", f'{{"type":"{kind}","logicalType":"time-{unit}"}}', {})
+        data = io.BytesIO()
+        fastavro.schemaless_writer(data, kind, micros // size)
+        text = Decoder(OneSchema(schema)).decode(framed(1, data.getvalue()))
+        found = datetime.time.fromisoformat(orjson.loads(text))
+        since = datetime.datetime.combine(datetime.date.min, found) - datetime.datetime.min
+        assert since == datetime.timedelta(microseconds=micros // size * size)
+
+
+@given(micros=st.integers(-62_135_596_800_000_000, 253_402_300_799_999_999))
+def test_avro_timestamps(micros: int) -> None:
+    """Timestamps have all digits of their fraction, and the time zone UTC."""
+    schema = Schema("AVRO", '{"type":"long","logicalType":"timestamp-micros"}', {})
+    data = io.BytesIO()
+    fastavro.schemaless_writer(data, "long", micros)
+    text = Decoder(OneSchema(schema)).decode(framed(1, data.getvalue())).decode()
+    assert text.endswith('Z"')
+    epoch = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+    expected = epoch + datetime.timedelta(microseconds=micros)
+    assert datetime.datetime.fromisoformat(orjson.loads(text)) == expected
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device", "large", "directory"])
+def test_files_that_are_no_schemas(tmp_path: Path, kind: str) -> None:
+    """What would not end, or not fit the memory, is refused."""
+    path = tmp_path / "3.avsc"
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    elif kind == "directory":
+        path.mkdir()
+    else:
+        path.touch()
+        os.truncate(path, 1 << 32)
+    with pytest.raises(SchemasUnavailable, match="is no file of at most"):
+        Decoder(SchemaFiles(tmp_path)).decode(VECTORS["avro string"].data)
+
+
+def test_a_registry_that_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that sends a byte at a time, or bytes without end, is given up."""
+    monkeypatch.setattr("logfs.schema.registry._MOST_SECONDS", 1)
+    with RegistryServer() as server:
+        for drip in (True, False):
+            server.is_dripping, server.is_endless = drip, not drip
+            with pytest.raises(
+                SchemasUnavailable, match=r"no answer in 1 seconds|more than 16 MiB"
+            ):
+                Decoder(open_schemas(server.url)).decode(VECTORS["avro string"].data)
+        server.is_dripping = server.is_endless = False
 
 
 @pytest.mark.parametrize("compiled", [("main",), ("money",), ("main", "money")])

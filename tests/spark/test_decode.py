@@ -27,7 +27,10 @@ def orders(tmp_path: Path) -> str:
         append_schemas(store)
         values = [vector.data for vector in VECTORS.values()]
         store.create("orders-0").append(
-            [logfs.Record(value) for value in (*values, b"plain", None, b"\0\0\0\0\x63x")]
+            [
+                logfs.Record(value)
+                for value in (*values, b"plain", None, b"\0\0\0\0\x63x", b"\0\xff\xff\xff\xffx")
+            ]
         )
     return str(tmp_path / "log")
 
@@ -47,7 +50,8 @@ def test_values_decode_in_the_executors(
         found = [json.loads(row.json) for row in rows[: len(VECTORS)]]
         assert found == [vector.decoded for vector in VECTORS.values()]
         assert [row.schema_id for row in rows[: len(VECTORS)]] == [2, 2, 3, 4, 6, 6, 6]
-        plain, null, missing = rows[len(VECTORS) :]
+        plain, null, missing, negative = rows[len(VECTORS) :]
+        assert (negative.schema_id, negative.error) == (None, plain.error)
         assert (plain.schema_id, plain.json) == (None, None)
         assert "does not begin" in plain.error
         assert tuple(null) == (None, None, None)

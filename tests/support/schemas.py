@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import json
 import threading
+import time
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote, urlsplit
@@ -195,6 +197,7 @@ class RegistryServer:
         self.answers: dict[str, tuple[int, bytes]] = {}
         self.asked: list[str] = []
         self.credentials: list[str | None] = []
+        self.is_dripping = self.is_endless = False
         handler = type("Handler", (_Handler,), {"registry": self})
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self._thread = threading.Thread(target=self._server.serve_forever)
@@ -243,11 +246,25 @@ class _Handler(BaseHTTPRequestHandler):
         self.registry.asked.append(path)
         self.registry.credentials.append(self.headers.get("Authorization"))
         status, body = self.registry.answer(path)
+        if self.registry.is_dripping or self.registry.is_endless:
+            self._go_on()
+            return
         self.send_response(status)
         self.send_header("Content-Type", "application/vnd.schemaregistry.v1+json")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
+
+    def _go_on(self) -> None:
+        """Answer without an end, until the server or the client ends."""
+        self.send_response(200)
+        self.end_headers()
+        part = b" " if self.registry.is_dripping else bytes(1 << 20)
+        with suppress(OSError):
+            while self.registry.is_dripping or self.registry.is_endless:
+                self.wfile.write(part)
+                self.wfile.flush()
+                time.sleep(0.05)
 
     def log_message(self, format: str, *args: Any) -> None:
         """Print nothing."""

@@ -1,0 +1,90 @@
+"""What can be told of an Avro schema before any data are decoded by it.
+
+A parsed schema is a name, a list (a union), or a dict. `named` has the parsed schemas of the names.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+_NAMED = ("record", "error", "enum", "fixed")
+
+
+def is_recursive(schema: Any, named: Mapping[str, Any]) -> bool:
+    """Whether a value of the schema can contain a value of the same type."""
+    done: set[str] = set()
+
+    def search(part: Any, around: tuple[str, ...]) -> bool:
+        form = _resolved(part, named)
+        name = form["name"] if isinstance(form, dict) and form["type"] in _NAMED else None
+        if name in around:
+            return True
+        if name in done:
+            return False
+        inner = around if name is None else (*around, name)
+        if any(search(each, inner) for each in _parts(form)):
+            return True
+        done.add(name or "")
+        return False
+
+    return search(schema, ())
+
+
+def has_items_without_bytes(schema: Any, named: Mapping[str, Any]) -> bool:
+    """Whether the schema has an array of items that may take no bytes: its data do not limit their number."""
+    seen: set[str] = set()
+    known: dict[str, bool] = {}
+
+    def takes_bytes(part: Any) -> bool:
+        form = _resolved(part, named)
+        if not isinstance(form, dict):
+            return bool(form != "null")
+        kind = form["type"]
+        if kind == "fixed":
+            return bool(form["size"] > 0)
+        if kind not in ("record", "error"):
+            return kind in ("array", "map", "enum") or takes_bytes(kind)
+        name = form["name"]
+        if name not in known:
+            # A record that contains itself without a union has no values at all.
+            known[name] = True
+            known[name] = any(takes_bytes(field["type"]) for field in form["fields"])
+        return known[name]
+
+    def search(part: Any) -> bool:
+        form = _resolved(part, named)
+        if isinstance(form, dict):
+            if form["type"] == "array" and not takes_bytes(form["items"]):
+                return True
+            if form["type"] in _NAMED:
+                if form["name"] in seen:
+                    return False
+                seen.add(form["name"])
+        return any(search(each) for each in _parts(form))
+
+    return search(schema)
+
+
+def _resolved(schema: Any, named: Mapping[str, Any]) -> Any:
+    """Return what a name stands for; a schema that is no name, or that of a primitive type, as it is."""
+    return named.get(schema, schema) if isinstance(schema, str) else schema
+
+
+def _parts(form: Any) -> Iterator[Any]:
+    """Yield the schemas that a schema consists of."""
+    if isinstance(form, list):
+        yield from form
+    elif isinstance(form, dict):
+        kind = form["type"]
+        if kind in ("record", "error"):
+            for field in form["fields"]:
+                yield field["type"]
+        elif kind == "array":
+            yield form["items"]
+        elif kind == "map":
+            yield form["values"]
+        elif not isinstance(kind, str):
+            yield kind
