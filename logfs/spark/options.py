@@ -26,7 +26,6 @@ SELECTIONS = ("assign", "subscribe", "subscribePattern")
 # The numbers that stand for the ends of a partition in the JSON offsets of Kafka's source.
 LATEST_OFFSET = -1
 EARLIEST_OFFSET = -2
-_DEFAULT_SPLIT_BYTES = 128 << 20
 _DEFAULT_TRIGGER_DELAY_MS = 15 * 60 * 1000
 # Options of Kafka's source that have no meaning without a broker.
 _OF_THE_NETWORK = (
@@ -110,7 +109,7 @@ class ReadOptions:
     min_offsets_per_trigger: int | None
     max_bytes_per_trigger: int | None
     max_trigger_delay_ms: int
-    split_bytes: int
+    split_bytes: int | None
     initial_offsets_path: str | None
     push_down_predicate: bool
 
@@ -188,7 +187,7 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         min_offsets_per_trigger=least,
         max_bytes_per_trigger=_number(options, "maxBytesPerTrigger"),
         max_trigger_delay_ms=_duration_ms(options.get("maxTriggerDelay")),
-        split_bytes=_number(options, "splitBytes") or _DEFAULT_SPLIT_BYTES,
+        split_bytes=_number(options, "splitBytes"),
         initial_offsets_path=options.get("initialOffsetsPath"),
         push_down_predicate=flag(options, "pushDownPredicate", default=False),
     )

@@ -6,6 +6,7 @@ A split is a list of offset ranges, cut at entries of the offset index. Small se
 from __future__ import annotations
 
 import logging
+import os
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -47,6 +48,9 @@ logger = logging.getLogger(__name__)
 
 _Item = TypeVar("_Item")
 
+# Without the option splitBytes, a task reads from so many to so many bytes: with fewer, its start costs too much.
+_LEAST_BYTES = 4 << 20
+_MOST_BYTES = 128 << 20
 # The number of attempts to plan while files leave the log, and the pause between attempts.
 _TRIES = 5
 _PAUSE_SECONDS = 0.05
@@ -120,21 +124,27 @@ def plan(
     """Divide the offsets that a query reads into splits, and return these in the order of `wanted`.
 
     `wanted` has (partition, first, end) for each range of offsets [first, end) to read. `options` determine the
-    number and the size of the splits. Raises `Gone` if files keep leaving the log meanwhile, and `OSError`.
+    number and the size of the splits; without them there is one for each processor of the driver, if there is enough
+    to read. Raises `Gone` if files keep leaving the log meanwhile, and `OSError`.
     """
-    split_bytes = options.split_bytes
-    if options.min_partitions is not None:
-        total = sum(
-            part.segment_split.bytes
+
+    def parts_of(split_bytes: int) -> list[SplitPart]:
+        return [
+            part
             for name, first, end in wanted
             for part in _parts(name, readers[name], first, end, split_bytes)
-        )
+        ]
+
+    split_bytes = options.split_bytes or _MOST_BYTES
+    parts = parts_of(split_bytes)
+    total = sum(part.segment_split.bytes for part in parts)
+    if options.split_bytes is None:
+        each = total // len(os.sched_getaffinity(0))
+        split_bytes = min(max(each, _LEAST_BYTES), _MOST_BYTES)
+    if options.min_partitions is not None:
         split_bytes = min(split_bytes, max(total // options.min_partitions, 1))
-    parts = [
-        part
-        for name, first, end in wanted
-        for part in _parts(name, readers[name], first, end, split_bytes)
-    ]
+    if any(part.segment_split.bytes > split_bytes for part in parts):
+        parts = parts_of(split_bytes)
     most = options.max_records_per_partition
     if most is not None and parts:
         # As in Kafka's source, a split has one range of one partition.
@@ -270,7 +280,9 @@ def _columns_again(
         first, end = segment_split.first_offset, segment_split.end_offset
         first, end = inside_log(partition.name, reader, first, end, fail=fail, where=where)
         if first < end:
-            for found in _parts(partition.name, reader, first, end, options.split_bytes):
+            for found in _parts(
+                partition.name, reader, first, end, options.split_bytes or _MOST_BYTES
+            ):
                 yield from columns(found, options, since_ms)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from logfs.store.store import Store
 from tests.spark.streaming import streamed
 from tests.support.batches import batch
 from tests.support.bucket import put_aiven, put_local, sealed_segments
+from tests.support.stores import set_topic
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -253,6 +255,27 @@ def test_splits_are_cut_at_the_index_and_packed(spark: SparkSession, log_dir: Pa
     frame = load(spark, log_dir, splitBytes=1500)
     assert frame.rdd.getNumPartitions() >= 10
     assert offsets(frame) == {("orders", n): list(range(300)) for n in range(3)}
+
+
+@pytest.mark.parametrize("segment_bytes", [1 << 30, 100_000])
+def test_tasks_follow_the_processors(
+    spark: SparkSession, tmp_path: Path, segment_bytes: int
+) -> None:
+    """Without options there is a task for each processor, if each has 4 MiB, however many partitions and segments."""
+    processors = len(os.sched_getaffinity(0))
+    with Store(tmp_path) as store:
+        set_topic(store, "orders", segment_bytes=segment_bytes)
+        for number in range(20):
+            partition = store.create(f"orders-{number}")
+            for _ in range(10):
+                partition.append([b"x" * 1000] * 100)
+    # 20 MB of log.
+    frame = load(spark, tmp_path)
+    assert frame.rdd.getNumPartitions() in range(min(processors, 5), min(processors, 5) + 2)
+    assert frame.count() == 20_000
+    assert load(spark, tmp_path, splitBytes=1 << 30).rdd.getNumPartitions() == 1
+    assert load(spark, tmp_path, minPartitions=40).rdd.getNumPartitions() >= 40
+    assert load(spark, tmp_path, assign='{"orders":[3]}').rdd.getNumPartitions() == 1
 
 
 def test_several_log_dirs(spark: SparkSession, tmp_path: Path) -> None:
