@@ -290,7 +290,8 @@ def test_topics_come_and_go(
     mount = make_mount("--read-only", log_dirs=[busy.log_dir])
     client.create_topic("new", partitions=2)
     client.produce("new", [Record(b"a"), Record(b"b"), Record(b"c")], partition=1)
-    wait_for((mount.path / "new-1").is_dir)
+    # The broker creates the partitions one after the other.
+    wait_for(lambda: all((mount.path / f"new-{number}/records").exists() for number in range(2)))
     assert (mount.path / "new-1/records").read_bytes() == b"a\nb\nc\n"
     assert (mount.path / "new-0/records").read_bytes() == b""
     client.delete_records("new", 2, partition=1)
