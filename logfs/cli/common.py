@@ -133,15 +133,6 @@ def directories_in(log_dirs: Iterable[Path]) -> set[str]:
     return found
 
 
-def existing_partitions(words: Sequence[str]) -> tuple[Sequence[Path], list[str]]:
-    """Return the log directories of a TARGET, and its partitions: the one that it names, or those of a topic.
-
-    Raises what `target` and `check_partition_exists` raise.
-    """
-    wanted = target(words)
-    return wanted.log_dirs, check_names(wanted)
-
-
 def check_names(wanted: Target) -> list[str]:
     """Return the partitions that the name of a target stands for; raises what `check_partition_exists` raises."""
     found = names.partitions_named(wanted.name, directories_in(wanted.log_dirs))

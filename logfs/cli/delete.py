@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from logfs.cli.common import ask, existing_partitions, not_empty
+from logfs.cli.common import ask, check_names, not_empty, target
 
 if TYPE_CHECKING:
     import argparse
@@ -28,8 +28,9 @@ def run(arguments: argparse.Namespace) -> int:
     """
     from logfs.store.admin.requests import Delete
 
-    log_dirs, _ = existing_partitions(arguments.target)
-    done = ask(log_dirs, Delete(arguments.target[-1].rstrip("/").rpartition("/")[2]))
+    wanted = target(arguments.target)
+    check_names(wanted)
+    done = ask(wanted.log_dirs, Delete(wanted.name))
     for directory in done["directories"]:
         print(f"{directory}: will be removed after file.delete.delay.ms")
     return 0

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from logfs.format.messages.group_record import OffsetCommit
     from logfs.log.read.reader import Reader
-    from logfs.store.directory.permissions import Access, PermissionTable
+    from logfs.store.directory.permissions import Access
 
     Commits = list[tuple[Reader, OffsetCommit]]
 
@@ -39,13 +39,17 @@ _NAME_BYTES = 255
 
 
 class Groups(DirectoryNode):
-    """A directory with a file for each group that has committed an offset for a partition of `readers`, at least one.
+    """A directory with a file for each group that has committed an offset for a partition of `readers`.
 
     Read permission allows seeing the offsets, write permission committing and forgetting.
     """
 
     allowed_bits = 0o777
-    readers: Sequence[Reader]
+
+    @property
+    def readers(self) -> Sequence[Reader]:
+        """The partitions whose committed offsets the files show, at least one."""
+        raise NotImplementedError
 
     def text(self, commits: Commits) -> bytes:
         """Return the content of the file of a group that has these commits."""
@@ -113,18 +117,9 @@ class Groups(DirectoryNode):
 class GroupsDirectory(Groups, PartitionFolder):
     """`groups/` of a partition. A file holds one offset."""
 
-    allowed_bits = 0o777
-
-    def __init__(
-        self,
-        context: Context,
-        name: str,
-        parent: DirectoryNode,
-        partition: Reader,
-        modes: PermissionTable,
-    ) -> None:
-        super().__init__(context, name, parent, partition, modes)
-        self.readers = (partition,)
+    @property
+    def readers(self) -> Sequence[Reader]:
+        return (self.partition,)
 
     def text(self, commits: Commits) -> bytes:
         return b"".join(b"%d\n" % commit.offset for _, commit in commits)

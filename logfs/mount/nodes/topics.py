@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
     from logfs.log.append.line_framer import LineFramer
     from logfs.log.append.partition import Partition
+    from logfs.log.read.reader import Reader
 
 _FRAMERS = {"append": TopicLineFramer, "append.jsonl": TopicEnvelopeFramer}
 _TEXTS = ("records", "records.jsonl")
@@ -188,7 +189,10 @@ class TopicGroupsDirectory(TopicGroups, _TopicAccess):
         super().__init__(context, name, parent)
         self.mode_name = name
         self.partitions = partitions
-        self.readers = [partition.isolated(context.isolation) for partition in partitions]
+
+    @property
+    def readers(self) -> Sequence[Reader]:
+        return [partition.isolated(self.context.isolation) for partition in self.partitions]
 
     def stat(self) -> Stat:
         access = self.access()
