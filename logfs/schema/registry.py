@@ -17,7 +17,7 @@ from requests.adapters import HTTPAdapter
 from urllib3.util.retry import Retry
 
 from logfs.errors import SchemasUnavailable
-from logfs.schema.schemas import AVRO, MOST_BYTES, Schema
+from logfs.schema.schemas import AVRO, MOST_BYTES, Schema, parse_references
 
 # For the connection, and for each part of the answer.
 _TIMEOUT_SECONDS = (5, 20)
@@ -64,10 +64,7 @@ class Registry:
     def _add_references(self, found: dict[str, Any], texts: dict[str, str]) -> None:
         """Add the texts of what a schema refers to, and of what these refer to."""
         try:
-            references = [
-                (str(each["name"]), str(each["subject"]), int(each["version"]))
-                for each in found.get("references") or ()
-            ]
+            references = parse_references(found)
         except (TypeError, KeyError, ValueError):
             raise SchemasUnavailable(
                 f"{self._url}: a schema has references of another form than a registry's"

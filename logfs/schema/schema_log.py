@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import orjson
 
 from logfs.errors import SchemasUnavailable
-from logfs.schema.schemas import AVRO, Schema
+from logfs.schema.schemas import AVRO, Schema, parse_references
 from logfs.store.directory import recognition
 from logfs.store.internal_topic import batches_past_damage
 from logfs.store.store import Store
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from logfs.format.batches.record import Record
 
 PARTITION = "_schemas-0"
@@ -26,7 +28,7 @@ class _Entry(NamedTuple):
 
     kind: str
     text: str
-    references: tuple[tuple[str, str, int], ...]
+    references: Sequence[tuple[str, str, int]]
 
 
 class SchemaLog:
@@ -103,9 +105,6 @@ class SchemaLog:
 
 def _parse(value: dict[str, Any]) -> tuple[int, tuple[str, int], _Entry]:
     """Return the id, the subject and version, and the schema, of a record's value."""
-    references = tuple(
-        (str(each["name"]), str(each["subject"]), int(each["version"]))
-        for each in value.get("references") or ()
-    )
-    entry = _Entry(str(value.get("schemaType") or AVRO), str(value["schema"]), references)
+    kind, references = str(value.get("schemaType") or AVRO), parse_references(value)
+    entry = _Entry(kind, str(value["schema"]), references)
     return int(value["id"]), (str(value["subject"]), int(value["version"])), entry

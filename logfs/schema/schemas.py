@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 AVRO, PROTOBUF, JSON = "AVRO", "PROTOBUF", "JSON"
 
@@ -23,6 +23,17 @@ class Schema(NamedTuple):
     kind: str
     text: str
     references: Mapping[str, str]
+
+
+def parse_references(found: Mapping[str, Any]) -> Sequence[tuple[str, str, int]]:
+    """Return the (name, subject, version) of each schema that a schema of a registry refers to.
+
+    `found` is the JSON of the schema. Raises `TypeError`, `KeyError` or `ValueError` for any other form.
+    """
+    return [
+        (str(each["name"]), str(each["subject"]), int(each["version"]))
+        for each in found.get("references") or ()
+    ]
 
 
 class Schemas(Protocol):
