@@ -131,6 +131,9 @@ class Setting:
             value = _PARSERS[self.type](text.strip())
         except ValueError:
             value = None
+        if isinstance(value, tuple) and isinstance(self.valid, Words):
+            # Kafka matches the words of cleanup.policy in lower case.
+            value = tuple(item.lower() for item in value)
         if value is None or (self.valid is not None and not self.valid.admits(value)):
             # Somebody may have written a password into what is no URL of a bucket.
             shown = "the value" if self.valid in _UNSHOWN else repr(text)[:80]
@@ -164,8 +167,7 @@ def _parse_boolean(text: str) -> bool:
 
 
 def _parse_list(text: str) -> tuple[str, ...]:
-    # Lower case, because cleanup.policy is matched in lower case; no other list contains letters.
-    return tuple(item.strip().lower() for item in text.split(",")) if text else ()
+    return tuple(item.strip() for item in text.split(",")) if text else ()
 
 
 _PARSERS: Mapping[Type, Callable[[str], Value]] = {
@@ -219,6 +221,8 @@ _BUCKET = Pattern(
     r"((s3|gs|az)://[A-Za-z0-9._-]+(/[^?#@;:%\\\s]*)?|file:///[^?#]+)?",
     "a URL such as s3://bucket/prefix, gs://…, az://… or file:///directory, without credentials",
 )
+# Commas separate the names, so that a name with a comma cannot be given.
+_GROUPS = Pattern(r"([^,]+(,[^,]+)*)?", "the names of consumer groups")
 _KEY_PREFIX = Pattern(r"[A-Za-z0-9._/-]*", "letters, digits and . _ - /")
 _KEY_NAME = Pattern(r"[A-Za-z0-9._-]{0,200}", "letters, digits and . _ -")
 _UNSHOWN = (_BUCKET, _KEY_PREFIX, _KEY_NAME)
@@ -336,6 +340,9 @@ _TOPIC_ROWS = (
          "Whether a replica that lags may become leader.",
          "unclean.leader.election.enable"),
     # Settings of logfs.
+    _row(LIST, "logfs.retention.groups", "", _GROUPS,
+         "The consumer groups whose unread records retention keeps, whatever their age and the size of the log.",
+         "logfs.retention.groups"),
     _row(STRING, "logfs.roll.quiet", "auto", Words(("auto", "always", "never")),
          "Whether segment.ms also rolls an idle segment; Kafka never does. auto: yes, unless a broker"
          " also uses the directory.",

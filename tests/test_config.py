@@ -501,9 +501,10 @@ def test_log_config_is_the_storage_part_of_the_table():
     assert LogConfig() == LogConfig.resolve({}, {})
     names = {field.name.replace("_", ".") for field in dataclasses.fields(LogConfig)}
     assert names == TOPIC_SETTINGS.keys() - NOT_STORAGE
-    for name in names - {"cleanup.policy"}:
+    for name in names - {"cleanup.policy", "logfs.retention.groups"}:
         setting = TOPIC_SETTINGS[name]
         assert getattr(LogConfig(), name.replace(".", "_")) == setting.parse(setting.default)
+    assert LogConfig().logfs_retention_groups == frozenset()
     assert LogConfig().cleanup_policy == frozenset({"delete"})
 
 

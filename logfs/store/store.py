@@ -133,7 +133,7 @@ class Store(PartitionRegistry):
             self.tiered = TieredLogs(self, self.create)
             self.checkpoints = Checkpoints(self)
             shared = (self, self.checkpoints, self.commits)
-            self.retainer = Retainer(*shared, self.tiered)
+            self.retainer = Retainer(*shared, self.tiered, self.groups)
             self.compactor = Compactor(*shared)
             self.remote_log_manager = RemoteLogManager(*shared, self.tiered)
             self.mover = Mover(*shared, self.compactor)

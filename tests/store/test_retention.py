@@ -440,3 +440,57 @@ def test_a_full_disk_brings_nothing_back(
     with Store(log_dir, clock=clock) as store:
         assert store["orders-0"].log_start_offset == gone
         assert [record.offset for record in store["orders-0"].read()] == [*range(gone, 51)]
+
+
+# Groups whose unread records stay.
+
+
+def test_what_a_group_has_not_read_stays(store: Store, orders: Partition, clock: Clock) -> None:
+    """With logfs.retention.groups, segments go by age once every named group has read past them."""
+    set_topic(store, "orders", retention_ms=1000, logfs_retention_groups="Billing,audit")
+    clock.now += WEEK
+    assert store.retain() == 0, "a group that has committed nothing has read nothing"
+    assert "has read it only up to offset 0" in store.retention_plan(NAME).stays
+    store.groups.commit("Billing", NAME, 35)
+    store.groups.commit("audit", NAME, 19)
+    assert store.retain() == 1
+    assert bases(orders) == [10, 20, 30]
+    assert "the group audit of logfs.retention.groups" in store.retention_plan(NAME).stays
+    store.groups.commit("audit", NAME, 20)
+    assert store.retain() == 1
+    set_topic(store, "orders", logfs_retention_groups="")
+    assert store.retain() == 2
+    assert orders.log_start_offset == 35
+
+
+def test_groups_hold_retention_by_size_but_not_delete_records(
+    store: Store, orders: Partition
+) -> None:
+    """A log above retention.bytes keeps what a group has not read; a log start that is set by hand is obeyed."""
+    set_topic(store, "orders", retention_bytes=0, logfs_retention_groups="slow")
+    store.groups.commit("slow", NAME, 10)
+    assert store.retain() == 1
+    store.delete_records(NAME, 25)
+    store.retain()
+    assert bases(orders) == [20, 30]
+    assert orders.log_start_offset == 25
+
+
+def test_retention_waits_while_the_groups_cannot_be_read(log_dir: Path, clock: Clock) -> None:
+    """If a partition of __consumer_offsets is offline, records are kept: the group's commit may be in it."""
+    with Store(log_dir, clock=clock) as store:
+        orders = store.create(NAME)
+        fill(orders, clock, 4)
+        set_topic(store, "orders", retention_ms=1000, logfs_retention_groups="billing")
+        store.groups.commit("billing", NAME, 35)
+        epochs = store.groups.log_of("billing").directory / "leader-epoch-checkpoint"
+    clock.now += WEEK
+    content = epochs.read_text()
+    epochs.write_text("nonsense")
+    with Store(log_dir, clock=clock) as store:
+        with pytest.raises(errors.LogfsError, match="leader-epoch"):
+            store.retain([NAME])
+        assert bases(store[NAME]) == [0, 10, 20, 30]
+    epochs.write_text(content)
+    with Store(log_dir, clock=clock) as store:
+        assert store.retain([NAME])

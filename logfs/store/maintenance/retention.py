@@ -4,6 +4,8 @@
 start offset, for segments in excess of `retention.bytes`, and for segments older than `retention.ms`. Each pass
 begins at the oldest segment that is left, and ends at the first one that may stay.
 
+The passes for size and age end at the first record that a group of `logfs.retention.groups` has not read.
+
 In a tiered log these passes go over the remote segments and the local ones, each counted once, and end at the first
 one that is not copied yet. Two more passes, with `local.retention.bytes` and `local.retention.ms`, then find local
 segments whose copies are read from now on (KIP-405).
@@ -18,6 +20,7 @@ from functools import partial
 from itertools import pairwise, repeat, takewhile
 from typing import TYPE_CHECKING, NamedTuple
 
+from logfs.errors import LogfsError
 from logfs.format.base.times import format_time
 from logfs.log.segment.batch_iterator import Damage
 from logfs.setting import LONG_MAX
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
     from logfs.log.segment.segment import Segment
     from logfs.store.checkpoints import Checkpoints
     from logfs.store.commits.commit import Commits
+    from logfs.store.commits.groups import Groups
     from logfs.store.registry import PartitionRegistry
     from logfs.store.tiering.tiered_logs import TieredLogs
 
@@ -59,6 +63,13 @@ class Expired(NamedTuple):
     reason: str
 
 
+class Unread(NamedTuple):
+    """The first offset of a partition that a consumer group has not read, and the name of the group."""
+
+    offset: int
+    group: str
+
+
 class RetentionPlan(NamedTuple):
     """The result of retention if it were done now.
 
@@ -82,11 +93,13 @@ def plan_retention(
     log_start_offset: int,
     now_ms: int,
     copied_end: int | None = None,
+    unread: Unread | None = None,
 ) -> RetentionPlan:
     """Return which segments of a log to drop; the active one is among them only if all have expired.
 
     `config` is None if the topic's settings are unknown here: then no segment is dropped by size or age. `now_ms` is
-    in ms since the epoch. In a tiered log, `copied_end` is the offset after the last segment that is copied.
+    in ms since the epoch. In a tiered log, `copied_end` is the offset after the last segment that is copied. Records
+    from the offset of `unread` on are not dropped by size or age.
     """
     # Read before the timestamps: records appended to the last segment from now on have not expired.
     starts = [log_start_offset, *(segment.next_offset for segment in segments)]
@@ -95,8 +108,10 @@ def plan_retention(
         left = segments[len(expired) :]
         stays = _why_it_stays(left, config, now_ms) if left else ""
         return RetentionPlan(expired, stays, starts[len(expired)])
-    # What is not copied yet stays, whatever its size or age.
+    # What is not copied yet or not read yet stays, whatever its size or age.
     end = copied_end if copied_end is not None and config.copies_segments else LONG_MAX
+    if unread is not None:
+        end = min(end, unread.offset)
     total = _Limits(config.retention_bytes, config.retention_ms, "")
     for cause, reasons in ((RetentionCause.SIZE, _too_large), (RetentionCause.TIME, _too_old)):
         kept = segments[len(expired) :]
@@ -114,7 +129,7 @@ def plan_retention(
             kept = local[len(released) :]
             found = map(Expired, kept, repeat(cause), reasons(kept, limits, now_ms))
             released += takewhile(lambda each: each.segment.next_offset <= copied_end, found)
-    stays = _why_it_stays(left, config, now_ms) if left else ""
+    stays = _why_it_stays(left, config, now_ms, unread) if left else ""
     return RetentionPlan(expired, stays, starts[len(expired)], released)
 
 
@@ -184,11 +199,21 @@ def _newest_timestamp(segment: Segment, *, whole: bool) -> int:
     return newest if newest >= 0 else segment.mtime_ms()
 
 
-def _why_it_stays(segments: Sequence[Segment], config: LogConfig | None, now_ms: int) -> str:
+def _why_it_stays(
+    segments: Sequence[Segment],
+    config: LogConfig | None,
+    now_ms: int,
+    unread: Unread | None = None,
+) -> str:
     """Return why the oldest segment stays: users often ask why an old record is still there."""
     segment = segments[0]
     if not segment.size_bytes:
         return "it is empty"
+    if unread is not None and unread.offset < segment.next_offset:
+        return (
+            f"the group {unread.group} of logfs.retention.groups has read it only up to offset {unread.offset}; "
+            "'logfs groups' shows what groups have committed"
+        )
     if config is None:
         return (
             "the directory is a broker's, so the topic's settings are not stored in it; to have logfs delete by size "
@@ -245,8 +270,10 @@ class Retainer:
         checkpoints: Checkpoints,
         commits: Commits,
         tiered: TieredLogs,
+        groups: Groups,
     ) -> None:
         self._registry = registry
+        self._groups = groups
         self._checkpoints = checkpoints
         self._commits = commits
         self._tiered = tiered
@@ -256,7 +283,26 @@ class Retainer:
         self.last: dict[str, Retained] = {}
 
     def plan(self, name: str) -> RetentionPlan:
-        """Return what `retain` would do to a partition now, and why, without doing it."""
+        """Return what `retain` would do to a partition now, and why, without doing it.
+
+        Call it without the registry's lock. Raises the errors of `Groups.committed`.
+        """
+        return self._plan(name, self._unread(name))
+
+    def _unread(self, name: str) -> Unread | None:
+        """Return the first offset that a group of `logfs.retention.groups` has not read; None without such groups.
+
+        Nothing counts as read by a group that has committed nothing.
+        """
+        partition = self._registry[name]
+        found = []
+        for group in partition.config.logfs_retention_groups:
+            commit = self._groups.committed(group, name)
+            offset = partition.log_start_offset if commit is None else commit.offset
+            found.append(Unread(offset, group))
+        return min(found, default=None)
+
+    def _plan(self, name: str, unread: Unread | None) -> RetentionPlan:
         registry = self._registry
         partition = registry[name]
         overrides = registry.settings.topic_overrides(partition.topic)
@@ -264,35 +310,48 @@ class Retainer:
         start = partition.log_start_offset
         log = self._tiered.of(partition) if partition.config.remote_storage_enable else None
         copied_end = None if log is None else log.end_offset
-        return plan_retention(partition.segments, config, start, registry.clock(), copied_end)
+        return plan_retention(
+            partition.segments, config, start, registry.clock(), copied_end, unread
+        )
 
     def retain(self, names: Iterable[str] | None = None, attempt: Attempt = _do) -> int:
         """Drop all segments eligible for deletion, and return how many were dropped.
 
         Without `names`, all partitions are examined, except failed ones and those whose upkeep is paused. The work on
         each partition has two steps: advance the log start, drop the segments. Each is done by `attempt(name, step)`,
-        which may skip the step or catch its errors.
+        which may skip the step or catch its errors. Call it without the registry's lock.
         """
         registry = self._registry
+        unread: dict[str, Unread | None] = {}
+        unknown: dict[str, Exception] = {}
         plans: dict[str, RetentionPlan] = {}
 
         def look(name: str) -> None:
-            found = self.plan(name)
+            if name in unknown:
+                raise unknown[name]
+            found = self._plan(name, unread[name])
             if found:
                 self._commits.clear_place(name)
                 registry[name].advance_log_start(found.log_start_offset)
                 plans[name] = found
 
-        with registry.lock:
-            if names is None:
+        if names is None:
+            with registry.lock:
                 names = [
                     name
                     for name, each in ((n, registry.find(n)) for n in registry)
                     if each is not None and not each.is_paused and each.failure is None
                 ]
+        # `Groups` takes the registry's lock within its own.
+        for name in names:
+            try:
+                unread[name] = self._unread(name)
+            except (LogfsError, OSError) as error:
+                unknown[name] = error
+        with registry.lock:
             errors = FirstError()
             before = self.segments.total()
-            for name in names:
+            for name in [*unread, *unknown]:
                 with errors:
                     attempt(name, partial(look, name))
             if plans:

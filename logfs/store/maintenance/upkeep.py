@@ -187,9 +187,8 @@ class MaintenanceScheduler:
                 logger.info("%s: rolled: older than segment.ms=%d", active.path, limit)
 
     def _retain(self, now_ms: int) -> None:
-        with self._registry.lock:
-            names = [name for name, _ in self._partitions()]
-            self._retainer.retain(names, partial(self._attempt, MaintenanceTask.RETENTION))
+        names = [name for name, _ in self._partitions()]
+        self._retainer.retain(names, partial(self._attempt, MaintenanceTask.RETENTION))
 
     def _remove(self, now_ms: int) -> None:
         for name, partition in self._partitions():
