@@ -14,6 +14,8 @@ Only this package imports pyspark and pyarrow. docs/spark.md describes every opt
 - `splits`: what each task reads, and reading it. `arrow`: columns to Arrow batches.
 - `batch`, `stream`: the readers of batch and of streaming queries.
 - `sink`: writing. `jobs`: verify, reindex, compact, stats, export, import.
+- `known_names`: the names of all options and columns. `catalog`: tables of Spark's catalog.
+- `progress`: how far a streaming query is behind. `group_position`: its position as a consumer group.
 - `decoding`: values of Confluent's serializers as JSON, in a column.
 - `workers`: Spark's Python worker processes. `discovery`: the package by which Spark finds the data source.
 """
@@ -22,10 +24,19 @@ from __future__ import annotations
 
 import os
 import sys
+import weakref
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, SparkSession
+    from collections.abc import Callable, Iterable
+
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.streaming.listener import StreamingQueryProgress
+
+    from logfs.spark.progress import OffsetsBehindLatest
+
+# The sessions with the format: Spark warns about a format that is registered twice.
+_registered: weakref.WeakSet[SparkSession] = weakref.WeakSet()
 
 # Settings with a large effect on cost that a running session accepts. With any smaller value, Spark measures every
 # row that goes to Python.
@@ -41,12 +52,21 @@ _STATIC_SETTINGS = {
 
 
 def register(spark: SparkSession) -> None:
-    """Register `format("logfs")` with a session, and set the recommended settings that a running session accepts."""
-    from logfs.spark.source import LogfsDataSource
+    """Register `format("logfs")` with a session, and set the recommended settings that a running session accepts.
 
+    Calls after the first one do nothing more. Raises `LogfsError` if the Python of the session's workers cannot
+    import logfs.
+    """
+    from logfs.spark.source import LogfsDataSource
+    from logfs.spark.workers import check_python
+
+    if spark in _registered:
+        return
+    check_python(spark.sparkContext.pythonExec)
     for name, value in _SETTINGS.items():
         spark.conf.set(name, value)
     spark.dataSource.register(LogfsDataSource)
+    _registered.add(spark)
 
 
 def decode(column: Column | str, schemas: str) -> Column:
@@ -61,6 +81,31 @@ def decode(column: Column | str, schemas: str) -> Column:
     return decode(column, schemas)
 
 
+def write_batches(
+    path: str | Iterable[str], name: str = "", **options: str
+) -> Callable[[DataFrame, int], None]:
+    """Return a function for `foreachBatch` that appends each micro-batch of a query exactly once.
+
+    It serves the output mode `update`, which Spark does not offer for sinks in Python. `path` is the log directory,
+    or several; `options` are those of a write, such as `topic`. Two of these functions in one query need different
+    names.
+    """
+    from logfs.spark.sink.each_batch import EachBatch
+
+    return EachBatch(path, name, options)
+
+
+def offsets_behind_latest(progress: StreamingQueryProgress) -> list[OffsetsBehindLatest | None]:
+    """Return for each source of a query how far its partitions are behind the end of the log, as of a progress event.
+
+    These are the metrics that Kafka's source reports: the minimum, maximum and average over the partitions. None
+    stands for a source of another format, and for an event in which there was nothing to report.
+    """
+    from logfs.spark.progress import behind_latest
+
+    return [behind_latest(source.endOffset, source.latestOffset) for source in progress.sources]
+
+
 def session(
     name: str = "logfs", *, master: str | None = None, settings: dict[str, str] | None = None
 ) -> SparkSession:
@@ -73,8 +118,6 @@ def session(
     """
     from pyspark.sql import SparkSession
 
-    from logfs.spark.source import LogfsDataSource
-
     if (master or "local").startswith("local"):
         # Otherwise Spark's Python workers run the first python3 on the PATH, which may not have logfs installed.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -84,5 +127,5 @@ def session(
     for key, value in {**_SETTINGS, **_STATIC_SETTINGS, **(settings or {})}.items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
-    spark.dataSource.register(LogfsDataSource)
+    register(spark)
     return spark

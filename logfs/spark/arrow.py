@@ -19,9 +19,10 @@ from pyspark.sql.types import (
 )
 
 from logfs.format.encoding.arrow_layout import GatheredField, gather, gather_headers
+from logfs.spark.known_names import unknown_column
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from logfs.format.batches.columns import Columns
 
@@ -50,10 +51,19 @@ _PER_MS = {"ms": 1, "us": 1000}
 FIRST_MS, LAST_MS = -(2**63) // 1000 + 1, (2**63 - 1) // 1000
 
 
-def kafka_schema(*, headers: bool) -> StructType:
-    """Return the columns of Spark's Kafka source. If `headers` is true, the last one is the column `headers`."""
-    extra = [StructField("headers", HEADERS)] if headers else []
-    return StructType([*FIXED_FIELDS, *extra])
+def kafka_schema(*, headers: bool, columns: Sequence[str] | None = None) -> StructType:
+    """Return the columns of Spark's Kafka source. If `headers` is true, the last one is the column `headers`.
+
+    With `columns`, return the columns of these names, in this order, whatever `headers` says. Raises `ValueError` for
+    a name that is not a column.
+    """
+    fields = {field.name: field for field in (*FIXED_FIELDS, StructField("headers", HEADERS))}
+    if columns is None:
+        return StructType([*FIXED_FIELDS, *([fields["headers"]] if headers else [])])
+    for name in columns:
+        if name not in fields:
+            raise unknown_column(name, fields, "logfs source")
+    return StructType([fields[name] for name in columns])
 
 
 def check_schema(schema: StructType) -> None:

@@ -10,6 +10,7 @@ from logfs.spark import splits
 from logfs.spark.arrow import BatchMaker, arrow_schema, check_schema
 from logfs.spark.filters import PushedFilters
 from logfs.spark.topics import Topics, ranges, resolve
+from logfs.spark.workers import short_errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,6 +34,7 @@ class BatchReader(DataSourceReader):
         self.options = options
         self.pushed = PushedFilters()
 
+    @short_errors()
     def partitions(self) -> list[Split]:
         """Return the splits (Spark's input partitions) of the query, one for each task.
 

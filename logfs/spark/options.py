@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from logfs.format.base.names import TopicPartition
 from logfs.log.read.read_committed import Isolation
+from logfs.spark.known_names import OF_THE_NETWORK, SELECTIONS, check_options
 from logfs.store.directory.recognition import PathKind, recognise
 
 if TYPE_CHECKING:
@@ -22,19 +23,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-SELECTIONS = ("assign", "subscribe", "subscribePattern")
 # The numbers that stand for the ends of a partition in the JSON offsets of Kafka's source.
 LATEST_OFFSET = -1
 EARLIEST_OFFSET = -2
 _DEFAULT_TRIGGER_DELAY_MS = 15 * 60 * 1000
-# Options of Kafka's source that have no meaning without a broker.
-_OF_THE_NETWORK = (
-    "kafka.bootstrap.servers",
-    "kafkaconsumer.polltimeoutms",
-    "fetchoffset.numretries",
-    "fetchoffset.retryintervalms",
-    "groupidprefix",
-)
 # Options of Kafka's consumer that Kafka's source also refuses, because the source sets them itself.
 _NOT_SUPPORTED = (
     "auto.offset.reset",
@@ -111,6 +103,7 @@ class ReadOptions:
     max_trigger_delay_ms: int
     split_bytes: int | None
     initial_offsets_path: str | None
+    group: str | None
     push_down_predicate: bool
 
 
@@ -125,16 +118,27 @@ def paths_of(options: Mapping[str, str]) -> tuple[str, ...]:
     if not found:
         raise ValueError(
             "the logfs source needs a path: the log directory, as in .load('/var/lib/logfs') or "
-            ".option('path', '/var/lib/logfs'); it takes the place of 'kafka.bootstrap.servers'"
+            ".option('path', '/var/lib/logfs'); it takes the place of 'kafka.bootstrap.servers'. Spark does not pass "
+            "the options of a catalog table to INSERT INTO, nor those of a table that was created with columns: give "
+            "them by WITH (path='…', …) after the table's name, or use a temporary view"
         )
     return tuple(_local(str(path)) for path in found)
 
 
+def local_path(path: str) -> str:
+    """Return the plain path of a `file:` URL in any spelling: `file:/a`, `file:///a`, `file://localhost/a`.
+
+    Escapes such as `%20` are kept, as Spark's file sources keep them. Other paths are returned as they are.
+    """
+    found = re.fullmatch(r"file:(?://(?:localhost)?)?(/(?!/).*)", path, re.IGNORECASE | re.DOTALL)
+    return path if found is None else found[1]
+
+
 def _local(path: str) -> str:
-    """Return the plain path of a `file://` URL, as Spark's users write it, unless what is there may be a bucket."""
-    plain = path.removeprefix("file://")
+    """Return the plain path of a `file:` URL, unless what is there may be a bucket, which is opened by its URL."""
+    plain = local_path(path)
     is_bucket = plain != path and recognise(plain).kind is PathKind.OTHER
-    return path if is_bucket else plain
+    return f"file://{plain}" if is_bucket else plain
 
 
 def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
@@ -142,7 +146,8 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
 
     If `streaming` is true, the defaults and the checks are those of a streaming query, else those of a batch query.
     """
-    for name in _OF_THE_NETWORK:
+    check_options(options)
+    for name in (*OF_THE_NETWORK, "kafka.bootstrap.servers"):
         if name in options:
             logger.warning(
                 "option %s has no meaning for logfs, which uses no broker; ignored", name
@@ -166,8 +171,8 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
     strategy = options.get("startingOffsetsByTimestampStrategy", "error").lower()
     if strategy not in ("error", "latest"):
         raise ValueError("startingOffsetsByTimestampStrategy must be one of: error, latest")
-    most = _number(options, "maxOffsetsPerTrigger")
-    least = _number(options, "minOffsetsPerTrigger")
+    most = positive_number(options, "maxOffsetsPerTrigger")
+    least = positive_number(options, "minOffsetsPerTrigger")
     if most is not None and least is not None and least > most:
         raise ValueError(
             f"The value of minOffsetPerTrigger({least}) is higher than the maxOffsetsPerTrigger({most})."
@@ -181,14 +186,15 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         latest_if_no_match=strategy == "latest",
         fail_on_data_loss=flag(options, "failOnDataLoss", default=True),
         isolation=_isolation(isolation),
-        min_partitions=_number(options, "minPartitions"),
-        max_records_per_partition=_number(options, "maxRecordsPerPartition"),
+        min_partitions=positive_number(options, "minPartitions"),
+        max_records_per_partition=positive_number(options, "maxRecordsPerPartition"),
         max_offsets_per_trigger=most,
         min_offsets_per_trigger=least,
-        max_bytes_per_trigger=_number(options, "maxBytesPerTrigger"),
+        max_bytes_per_trigger=positive_number(options, "maxBytesPerTrigger"),
         max_trigger_delay_ms=_duration_ms(options.get("maxTriggerDelay")),
-        split_bytes=_number(options, "splitBytes"),
+        split_bytes=positive_number(options, "splitBytes"),
         initial_offsets_path=options.get("initialOffsetsPath"),
+        group=_group(options),
         push_down_predicate=flag(options, "pushDownPredicate", default=False),
     )
 
@@ -206,6 +212,19 @@ def flag(options: Mapping[str, str], name: str, *, default: bool) -> bool:
     return text.lower() == "true"
 
 
+def columns_of(options: Mapping[str, str]) -> list[str] | None:
+    """Return the names in the option `columns`, which commas separate; None without the option."""
+    text = options.get("columns")
+    return None if text is None else [name.strip() for name in text.split(",")]
+
+
+def _group(options: Mapping[str, str]) -> str | None:
+    group = options.get("groupId")
+    if group is not None and not group.strip():
+        raise ValueError("groupId must be the name of a consumer group, not an empty text")
+    return group
+
+
 def _isolation(text: str | None) -> Isolation:
     try:
         return Isolation(text.lower()) if text else Isolation.READ_UNCOMMITTED
@@ -215,7 +234,8 @@ def _isolation(text: str | None) -> Isolation:
         ) from None
 
 
-def _number(options: Mapping[str, str], name: str) -> int | None:
+def positive_number(options: Mapping[str, str], name: str) -> int | None:
+    """Return the value of the option `name`, None without it. Raises `ValueError` unless it is a positive integer."""
     text = options.get(name)
     if text is None:
         return None

@@ -8,10 +8,13 @@ from pyspark.sql.datasource import DataSource
 
 from logfs.spark.arrow import kafka_schema
 from logfs.spark.batch import BatchReader, FilteredReader
-from logfs.spark.options import flag, read_options
+from logfs.spark.catalog import options_of_table, options_to_create, with_options
+from logfs.spark.known_names import check_options
+from logfs.spark.options import columns_of, flag, read_options
 from logfs.spark.sink.options import write_options
 from logfs.spark.sink.writer import BatchWriter, StreamWriter
-from logfs.spark.stream import StreamReader
+from logfs.spark.stream import RefusedStream, StreamReader
+from logfs.spark.workers import short_errors
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -25,26 +28,38 @@ class LogfsDataSource(DataSource):
         """Return "logfs", the name by which `spark.read.format` and its like find the source."""
         return "logfs"
 
+    @short_errors()
     def schema(self) -> StructType:
         """Return the columns of Spark's Kafka source; with includeHeaders=true also `headers`.
 
-        Raises `ValueError` if includeHeaders is neither true nor false.
+        With the option `columns`, return only those that it names. Raises `ValueError` for a wrong or unknown option.
         """
-        return kafka_schema(headers=flag(self.options, "includeHeaders", default=False))
+        table = options_to_create(self.options)
+        options = self.options if table is None else table
+        check_options(options)
+        headers = flag(options, "includeHeaders", default=False)
+        found = kafka_schema(headers=headers, columns=columns_of(options))
+        return found if table is None else with_options(found, table)
 
+    @short_errors()
     def reader(self, schema: StructType) -> BatchReader:
         """Return the reader of a batch query. If `schema` has only some of the source's columns, only these are read.
 
         Raises `ValueError` for a wrong schema or option.
         """
-        options = read_options(self.options, streaming=False)
+        options = read_options(options_of_table(self.options, schema), streaming=False)
         kind = FilteredReader if options.push_down_predicate else BatchReader
         return kind(schema, options)
 
-    def streamReader(self, schema: StructType) -> StreamReader:
-        """Return the reader of a streaming query. Raises `ValueError` for a wrong schema or option."""
-        return StreamReader(schema, read_options(self.options, streaming=True))
+    def streamReader(self, schema: StructType) -> StreamReader | RefusedStream:
+        """Return the reader of a streaming query; for a wrong schema or option, one that raises the `ValueError`."""
+        options = options_of_table(self.options, schema)
+        try:
+            return StreamReader(schema, read_options(options, streaming=True))
+        except ValueError as error:
+            return RefusedStream(error)
 
+    @short_errors()
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
         """Return the writer of a batch.
 
@@ -58,6 +73,7 @@ class LogfsDataSource(DataSource):
             )
         return BatchWriter(schema, write_options(self.options))
 
+    @short_errors()
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
         """Return the writer of a streaming query, which always appends, as Kafka's sink does: `overwrite` is ignored.
 

@@ -156,7 +156,14 @@ def plan(
         )
         each = max(-(-records // options.min_partitions), 1)
         return [Split([part]) for some in parts for part in _cut(some, each)]
-    groups = packed(parts, lambda part: part.segment_split.bytes, split_bytes)
+    groups = [*packed(parts, lambda part: part.segment_split.bytes, split_bytes)]
+    # Parts are cut at batches, so that some are larger than asked for, and groups are fewer than `min_partitions`.
+    while len(groups) < (options.min_partitions or 0):
+        largest = max(groups, key=len)
+        if len(largest) < 2:
+            break
+        at = groups.index(largest)
+        groups[at : at + 1] = [largest[: len(largest) // 2], largest[len(largest) // 2 :]]
     # For an empty list Spark makes an input partition of its own, which is not a `Split`, and `read` would fail.
     return [Split(group) for group in groups] or [Split([])]
 
@@ -217,10 +224,14 @@ def read(
     left the log, `Corrupt` for damage, and `NotOnHost` or `OSError`, both with the name of this host.
     """
     pushed = pushed or PushedFilters()
-    with workers.naming_host():
-        for part in split.parts:
-            for found in sized(map(pushed.select, columns(part, options, pushed.since_ms))):
-                yield maker.batch(part.topic, part.partition, found)
+    try:
+        with workers.naming_host():
+            for part in split.parts:
+                for found in sized(map(pushed.select, columns(part, options, pushed.since_ms))):
+                    yield maker.batch(part.topic, part.partition, found)
+    except GeneratorExit:
+        workers.end_if_unread()
+        raise
     workers.freeze_loaded_objects("read")
 
 

@@ -25,6 +25,7 @@ from pyspark.sql.streaming.datasource import (
 from logfs.log.transfer import scan_split
 from logfs.spark import splits
 from logfs.spark.arrow import BatchMaker, arrow_schema, check_schema
+from logfs.spark.group_position import GroupPosition
 from logfs.spark.topics import (
     Topics,
     from_json,
@@ -33,6 +34,7 @@ from logfs.spark.topics import (
     to_json,
     topic_ids_from_json,
 )
+from logfs.spark.workers import short_errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -85,9 +87,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # The partitions that were missing at the last look, and the losses that were reported.
         self._lost: frozenset[TopicPartition] = frozenset()
         self._reported: set[str] = set()
+        self._position: GroupPosition | None = None
+        if options.group is not None:
+            self._position = GroupPosition(options.group, options.paths)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_topics": None}
+        return {**self.__dict__, "_topics": None, "_position": None}
 
     # Offsets.
 
@@ -106,6 +111,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             splits.report_loss(message, fail=self.options.fail_on_data_loss, **words)
             self._reported.add(message)
 
+    @short_errors()
     def initialOffset(self) -> OffsetsJson:
         """Return the offsets at which a new query begins.
 
@@ -142,6 +148,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return ReadMinRows(options.min_offsets_per_trigger)
         return ReadAllAvailable()
 
+    @short_errors()
     def latestOffset(
         self, start: Mapping[str, Any] | None = None, limit: ReadLimit | None = None
     ) -> OffsetsJson:
@@ -166,6 +173,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if start is None:
             return to_json(ends, topic_ids)
         backlog = {name: max(ends[name] - begins[name], 0) for name in ends}
+        if self._position is not None:
+            # The query has done everything before `start`. With Trigger.AvailableNow, Spark ends this process after
+            # the last call, without calling `commit` or `stop`.
+            self._position.note(from_json(start), is_last=not any(backlog.values()))
         if isinstance(limit, ReadAllAvailable):
             return to_json(ends, topic_ids)
         if self._is_too_little(sum(backlog.values())):
@@ -300,11 +311,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             for name in ends
         }
 
+    @short_errors()
     def prepareForTriggerAvailableNow(self) -> None:
         """Fix the offsets at which the query ends: the current log end offsets."""
         readers = self._look().readers
         self._target = {name: reader.log_end_offset for name, reader in readers.items()}
 
+    @short_errors()
     def reportLatestOffset(self) -> OffsetsJson:
         """Return the log end offsets, from which the query's progress events derive the lag."""
         look = self._look()
@@ -313,6 +326,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # Reading.
 
+    @short_errors()
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[Split]:
         """Return the splits of the micro-batch from the offsets `start` to the offsets `end`, both in JSON form.
 
@@ -368,13 +382,44 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return splits.read(partition, BatchMaker(arrow_schema(self.schema)), self.options)
 
     def commit(self, end: Mapping[str, Any]) -> None:
-        """Do nothing: the offsets are in the query's checkpoint."""
+        """Do nothing: the offsets are in the query's checkpoint, and `latestOffset` commits those of a group."""
 
     def stop(self) -> None:
         """Close the log directories and their files."""
         if self._topics is not None:
             self._topics.close()
             self._topics = None
+
+
+class RefusedStream(DataSourceStreamReader):
+    """The reader of a query with a wrong option or schema: each call raises `error`.
+
+    Spark 4.3 shows an error of these calls, but hides one of `DataSource.streamReader` behind an error of its own.
+    """
+
+    def __init__(self, error: ValueError) -> None:
+        self._error = error
+
+    @short_errors()
+    def initialOffset(self) -> OffsetsJson:
+        """Raise the error."""
+        raise self._error
+
+    @short_errors()
+    def latestOffset(
+        self, start: Mapping[str, Any] | None = None, limit: ReadLimit | None = None
+    ) -> OffsetsJson:
+        """Raise the error."""
+        raise self._error
+
+    @short_errors()
+    def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[Split]:
+        """Raise the error."""
+        raise self._error
+
+    def read(self, partition: Split) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
+        """Raise the error."""
+        raise self._error
 
 
 def _changed(before: Mapping[str, str], now: Mapping[str, str]) -> set[str]:

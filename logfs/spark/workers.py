@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import functools
 import gc
+import os
+import select
+import shutil
 import socket
-from contextlib import contextmanager
+import stat
+import subprocess
+import sys
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyspark import TaskContext
@@ -26,6 +33,68 @@ class NotOnHost(LogfsError):
             f"host {host_name or host()}: {reason}, unlike on the driver: mount the same files under the same path "
             "on this host, or find out what removed them"
         )
+
+
+@contextmanager
+def short_errors() -> Iterator[None]:
+    """In a worker of the driver: have Spark show an error of the user's by its message alone, without a traceback.
+
+    It is a context manager or a decorator. Spark formats the error after it has left the context, and ends this
+    process, so the variable affects no other error. Where users of a batch have asked Spark for whole tracebacks (by
+    spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled=false), they get them.
+    """
+    try:
+        yield
+    except (LogfsError, ValueError, OSError):
+        spec = sys.modules["__main__"].__spec__
+        is_of_stream = spec is not None and spec.name.startswith("pyspark.sql.streaming.")
+        if is_of_stream or "SPARK_SIMPLIFIED_TRACEBACK" in os.environ:
+            os.environ["SPARK_HIDE_TRACEBACK"] = "1"
+        raise
+
+
+def check_python(executable: str) -> None:
+    """In the driver: raise `LogfsError` unless this Python, which will run the workers, can import what they need."""
+    # A virtual environment is known by the path of its interpreter, which is a link to that of another one.
+    ours, found = Path(sys.executable), shutil.which(executable)
+    if found is not None and Path(found).parent == ours.parent and Path(found).samefile(ours):
+        return
+    needed = ("logfs", "numpy", "pyarrow")
+    asked = f"import importlib.util as u; print(*[n for n in {needed} if u.find_spec(n) is None])"
+    try:
+        done = subprocess.run([executable, "-c", asked], capture_output=True, text=True, check=True)
+        missing = done.stdout.split()
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise LogfsError(
+            _PYTHON.format(executable, f"does not run: {error}", sys.executable)
+        ) from None
+    if missing:
+        reason = f"has no module {missing[0]!r}"
+        raise LogfsError(_PYTHON.format(executable, reason, sys.executable))
+
+
+_PYTHON = (
+    "Spark's Python workers would run {}, which {}: set the environment variable PYSPARK_PYTHON={} before the "
+    "session starts"
+)
+
+
+def end_if_unread() -> None:
+    """In a task: end this process if Spark has closed its connection, as it does when a query needs no more rows.
+
+    Spark's worker would end as well, but only after it has printed the traceback of a write that failed: that of
+    `show()` and of every LIMIT.
+    """
+    if TaskContext.get() is None:
+        return
+    poller = select.poll()
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        with suppress(OSError):
+            if stat.S_ISSOCK(os.fstat(fd).st_mode):
+                # A closed connection is reported whatever events are asked for.
+                poller.register(fd, 0)
+    if any(events & (select.POLLHUP | select.POLLERR) for _, events in poller.poll(0)):
+        os._exit(1)
 
 
 @functools.cache

@@ -29,9 +29,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="zstd (default for parquet), none (default for json), gzip; for parquet also snappy, lz4",
     )
     parser.add_argument(
+        "--values",
+        default="mixed",
+        help="how json holds bytes: mixed (default), strings, or base64 for what is not UTF-8; text: only strings; "
+        "base64: only base64",
+    )
+    parser.add_argument(
         "--mode",
         default="errorifexists",
-        help="errorifexists (default); append: keep files of earlier exports; overwrite: delete them",
+        help="errorifexists (default); append: keep files of earlier exports; overwrite: replace those of the "
+        "exported partitions",
+    )
+    parser.add_argument(
+        "--incremental",
+        action="store_true",
+        help="export what came after the last incremental export into TARGET, and remember where this one ends",
     )
     add_topics(parser)
     add_isolation(parser)
@@ -70,7 +82,9 @@ def run(arguments: argparse.Namespace) -> int:
             topics=arguments.topics,
             options=options,
             compression=arguments.compression,
+            values=arguments.values,
             mode=arguments.mode,
+            incremental=arguments.incremental,
             progress=progress,
         )
     print(f"{target}: {done.files} files, {done.records} records, {done.size_bytes} bytes")

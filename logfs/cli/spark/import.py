@@ -40,7 +40,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=r"the separator between key and value in a line of text; \t is a tab",
     )
     parser.add_argument(
-        "--partitions", metavar="N", type=int, help="create missing topics with N partitions"
+        "--partitions",
+        metavar="N",
+        type=int,
+        help="create missing topics with N partitions, and a missing log directory",
+    )
+    parser.add_argument(
+        "--id",
+        metavar="NAME",
+        help="import once: another import with this id changes nothing, for seven days",
     )
     parser.add_argument(
         "--repartition",
@@ -73,8 +81,12 @@ def run(arguments: argparse.Namespace) -> int:
             key_separator=arguments.key_separator,
             partitions=arguments.partitions,
             repartition=arguments.repartition,
+            id=arguments.id,
             progress=progress,
         )
+    if done.already:
+        print(f"the import {arguments.id} was done before: nothing is changed")
+        return 0
     for name, (first, end) in sorted(done.offsets.items()):
         print(f"{name}: {first}..{end}")
     print(f"{done.files} files, {done.records} records")

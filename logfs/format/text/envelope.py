@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
 
-from logfs.errors import InvalidEnvelope
+from logfs.errors import InvalidEnvelope, InvalidRecord
 from logfs.format.batches.record import Record
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from logfs.format.base.names import TopicPartition
 
 _INT64 = range(-(2**63), 2**63)
@@ -49,13 +51,17 @@ def prefix(partition: TopicPartition) -> bytes:
     )
 
 
-def encode(record: Record, prefix: bytes) -> bytes:
+def encode(
+    record: Record, prefix: bytes, as_json: Callable[[bytes | None], bytes] | None = None
+) -> bytes:
     """Return the envelope line of a record, newline included.
 
-    `prefix` is the beginning that all envelopes of the partition share, as `prefix()` returns it.
+    `prefix` is the beginning that all envelopes of the partition share, as `prefix()` returns it. `as_json` returns
+    keys, values and headers as JSON; it is `text` unless another one is given.
     """
+    as_json = as_json or text
     headers = b",".join(
-        b"[%s,%s]" % (text(name.encode("utf-8", "surrogateescape")), text(value))
+        b"[%s,%s]" % (as_json(name.encode("utf-8", "surrogateescape")), as_json(value))
         for name, value in record.headers
     )
     return b'%s%d,"timestamp":%d,"timestamp_type":"%s","key":%s,"value":%s,"headers":[%s]}\n' % (
@@ -63,8 +69,8 @@ def encode(record: Record, prefix: bytes) -> bytes:
         record.offset,
         -1 if record.timestamp is None else record.timestamp,
         record.timestamp_type.label.encode(),
-        text(record.key),
-        text(record.value),
+        as_json(record.key),
+        as_json(record.value),
         headers,
     )
 
@@ -81,7 +87,20 @@ def text(data: bytes | None) -> bytes:
     try:
         return orjson.dumps(data.decode())
     except UnicodeDecodeError:
-        return b'{"base64":"%s"}' % base64.b64encode(data)
+        return only_base64(data)
+
+
+def only_text(data: bytes | None) -> bytes:
+    """Return bytes as a JSON string, null for None. Raises `InvalidRecord` for bytes that are not UTF-8."""
+    try:
+        return b"null" if data is None else orjson.dumps(data.decode())
+    except UnicodeDecodeError as error:
+        raise InvalidRecord(f"{data!r:.80} is not UTF-8: {error.reason}") from None
+
+
+def only_base64(data: bytes | None) -> bytes:
+    """Return bytes as a base64 object, null for None."""
+    return b"null" if data is None else b'{"base64":"%s"}' % base64.b64encode(data)
 
 
 def text_size(data: bytes | None) -> int:

@@ -3,37 +3,44 @@
     target/topic=orders/date=2021-11-28/part-00000-00000000000000000000.parquet
 
 Tasks write under `_temporary`, which readers ignore. The driver moves the files of the successful attempts to their
-places, and writes `_SUCCESS` last. A job that fails leaves no files of its own.
+places, and writes `_SUCCESS` last (`export_commit`). A job that fails leaves no files of its own.
 """
 
 from __future__ import annotations
 
 import errno
 import json
-import shutil
-import uuid
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark.sql.datasource import CaseInsensitiveDict
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from logfs.errors import InvalidSetting
 from logfs.format.base.names import TopicPartition
-from logfs.log.disk.disk import Disk
 from logfs.spark import splits
 from logfs.spark.arrow import kafka_schema, sized
 from logfs.spark.batch import BatchReader
-from logfs.spark.jobs.export_files import Files, by_date, format_of
+from logfs.spark.jobs.export_commit import (
+    OFFSETS,
+    Move,
+    publish,
+    read_offsets,
+    temporary_directory,
+)
+from logfs.spark.jobs.export_files import Files, by_date, format_of, partition_of
 from logfs.spark.jobs.job_runner import WorkItem, run
 from logfs.spark.jobs.selection import log_dirs
-from logfs.spark.options import SELECTIONS, read_options
+from logfs.spark.known_names import SELECTIONS
+from logfs.spark.options import local_path, read_options
+from logfs.spark.stream import StreamReader
+from logfs.spark.topics import from_json, to_json, topic_ids_from_json
 from logfs.spark.workers import NotOnHost
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
     from pyspark.sql import SparkSession
 
@@ -42,10 +49,9 @@ if TYPE_CHECKING:
     from logfs.spark.jobs.selection import Paths
     from logfs.spark.options import ReadOptions
     from logfs.spark.splits import SplitPart
+    from logfs.spark.topics import OffsetsJson
 
 MODES = ("errorifexists", "append", "overwrite")
-SUCCESS = "_SUCCESS"
-_TEMPORARY = "_temporary"
 
 
 @dataclass(frozen=True)
@@ -66,7 +72,9 @@ def export(
     topics: Iterable[str] | None = None,
     options: Mapping[str, str] | None = None,
     compression: str | None = None,
+    values: str = "mixed",
     mode: str = "errorifexists",
+    incremental: bool = False,
     progress: Progress | None = None,
 ) -> Exported:
     """Write the records of log directories to files below `target`, by topic and UTC date.
@@ -74,35 +82,42 @@ def export(
     `format` is "parquet" (the columns of `format("logfs")` with headers; the topic is in the path) or "json"
     (envelopes, one per line). `options` are those of a read: start and end, `isolationLevel`, and `assign` or
     `subscribePattern` instead of `topics`. `compression` is zstd (the default for Parquet), none (the default for
-    JSON), gzip, or for Parquet also snappy and lz4. With `mode` "append", files of an earlier export stay. With
-    "overwrite", the new files replace all folders `topic=…` in `target` at the end of the job. With "errorifexists",
-    `target` must be empty or absent. `progress` is called with (bytes of logs done, bytes in all).
+    JSON), gzip, or for Parquet also snappy and lz4. `values` says how JSON holds bytes: "mixed" (strings, and objects
+    with base64 for what is not UTF-8), "text" (only strings; other bytes are an error) or "base64" (only objects).
+
+    With `mode` "append", files of an earlier export stay. With "overwrite", the new files replace those of the
+    exported partitions at the end of the job. With "errorifexists", `target` must be empty or absent, or hold an
+    incremental export if `incremental` is true. Then the export begins where the last one into `target` ended, and at
+    the beginning of new partitions; with "overwrite" it begins anew. `progress` is called with (bytes of logs done,
+    bytes in all).
 
     Blocks until the job has ended. Raises `InvalidSetting` for wrong arguments and options, `FileExistsError` if the
-    mode does not allow the contents of `target` or a file of this export is there already, `DataLoss`, and
-    `JobFailed`.
+    mode does not allow the contents of `target` or a file of this export is there already, `BlockingIOError` beside
+    another incremental export, `DataLoss`, and `JobFailed`.
     """
-    form = format_of(format, compression)
-    folder = _folder(target, mode)
+    form = format_of(format, compression, values)
+    folder = _folder(target, mode, incremental=incremental)
+    asked = _read_options(paths, topics, options)
+    if incremental:
+        asked.setdefault("startingOffsets", "earliest")
     try:
-        chosen = read_options(_read_options(paths, topics, options), streaming=False)
-        planned = BatchReader(kafka_schema(headers=True), chosen).partitions()
+        chosen = read_options(asked, streaming=incremental)
     except ValueError as error:
         raise InvalidSetting(str(error)) from None
-    works = [WorkItem(part, part.segment_split.bytes) for split in planned for part in split.parts]
-    temporary = folder / _TEMPORARY / uuid.uuid4().hex
-    temporary.mkdir(parents=True)
-    try:
+    with temporary_directory(folder, incremental=incremental) as temporary:
+        known = read_offsets(folder) or {} if incremental and mode != "overwrite" else {}
+        try:
+            plan = _plan_after(known, chosen) if incremental else _plan(chosen)
+        except ValueError as error:
+            raise InvalidSetting(str(error)) from None
+        works = [WorkItem(part, part.segment_split.bytes) for part in plan.parts]
         task = _ExportTask(str(temporary), form, chosen)
         written = [
             each for files in run(spark, "logfs export", works, task, progress) for each in files
         ]
-        _publish(folder, temporary, written, replaces=mode == "overwrite")
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-        with suppress(OSError):
-            # The folder is not empty while another export into the same target runs.
-            temporary.parent.rmdir()
+        moves = [Move(Path(each.path), folder / each.place) for each in written]
+        replaced = _files_of(folder, chosen) if mode == "overwrite" else []
+        publish(folder, temporary, moves, replaced, plan.offsets)
     return Exported(
         len(written),
         sum(each.records for each in written),
@@ -110,18 +125,21 @@ def export(
     )
 
 
-def _folder(target: str | os.PathLike[str], mode: str) -> Path:
+def _folder(target: str | os.PathLike[str], mode: str, *, incremental: bool) -> Path:
     """Return the target as a path. Raises `InvalidSetting`, and `FileExistsError` if `mode` forbids its contents."""
     if mode not in MODES:
         raise InvalidSetting(f"mode {mode!r}: give one of {', '.join(MODES)}")
-    text = str(target).removeprefix("file://")
+    text = local_path(str(target))
     if "://" in text:
         raise InvalidSetting(f"{text}: give a directory that all machines have under the same path")
     folder = Path(text).absolute()
     if mode == "errorifexists" and folder.exists() and any(folder.iterdir()):
+        if incremental and (folder / OFFSETS).exists():
+            return folder
+        hint = ", and holds no incremental export" if incremental else ""
         raise FileExistsError(
             errno.EEXIST,
-            "the directory is not empty: give mode append or overwrite, or another directory",
+            f"the directory is not empty{hint}: give mode append or overwrite, or another directory",
             str(folder),
         )
     return folder
@@ -136,6 +154,41 @@ def _read_options(
     elif not any(name in found for name in SELECTIONS):
         found["subscribePattern"] = "."
     return found
+
+
+class _Plan(NamedTuple):
+    """What an export reads: the parts of logs for its tasks, and the offsets to remember; None without them."""
+
+    parts: list[SplitPart]
+    offsets: OffsetsJson | None
+
+
+def _plan(options: ReadOptions) -> _Plan:
+    """Plan the export of all that the options select."""
+    planned = BatchReader(kafka_schema(headers=True), options).partitions()
+    return _Plan([part for split in planned for part in split.parts], None)
+
+
+def _plan_after(known: OffsetsJson, options: ReadOptions) -> _Plan:
+    """Plan the export of what came after the offsets `known`, as a micro-batch of a stream would read it.
+
+    Offsets of partitions that are not selected stay as they are.
+    """
+    selected = options.selection
+    others = {name: end for name, end in from_json(known).items() if name not in selected}
+    ids = topic_ids_from_json(known)
+    of_others = {topic: ids[topic] for topic in {name.topic for name in others} & ids.keys()}
+    start = {name: end for name, end in from_json(known).items() if name in selected}
+    reader = StreamReader(kafka_schema(headers=True), options)
+    try:
+        begin = to_json(start, {name.topic: ids[name.topic] for name in start if name.topic in ids})
+        begin = begin or reader.initialOffset()
+        end = reader.latestOffset(begin, ReadAllAvailable())
+        planned = reader.partitions(begin, end)
+    finally:
+        reader.stop()
+    offsets = to_json({**others, **from_json(end)}, {**of_others, **topic_ids_from_json(end)})
+    return _Plan([part for split in planned for part in split.parts], offsets)
 
 
 @dataclass(frozen=True)
@@ -157,40 +210,10 @@ class _ExportTask:
         return files.close()
 
 
-def _publish(
-    folder: Path, temporary: Path, written: Sequence[WrittenFile], *, replaces: bool
-) -> None:
-    """Move the written files to their places, then write `_SUCCESS`.
-
-    If a move fails, the moves before it are undone. A `_SUCCESS` of an earlier export stays removed in that case.
-    """
-    disk = Disk()
-    moved: list[tuple[Path, Path]] = []
-
-    def move(old: Path, new: Path) -> None:
-        if new.exists():
-            raise FileExistsError(
-                errno.EEXIST,
-                "these records were exported before: use startingOffsets to set where to begin",
-                str(new),
-            )
-        new.parent.mkdir(parents=True, exist_ok=True)
-        disk.rename_unsynced(old, new)
-        moved.append((old, new))
-
-    try:
-        (folder / SUCCESS).unlink(missing_ok=True)
-        if replaces:
-            for old in sorted(folder.glob("topic=*")):
-                move(old, temporary / "replaced" / old.name)
-        for each in written:
-            move(Path(each.path), folder / each.place)
-    except BaseException:
-        for old, new in reversed(moved):
-            with suppress(OSError):
-                disk.rename_unsynced(new, old)
-        raise
-    dates = {(folder / each.place).parent for each in written}
-    for directory in dates | {date.parent for date in dates} | {folder}:
-        disk.sync_directory(directory)
-    disk.replace_file(folder / SUCCESS, b"")
+def _files_of(folder: Path, options: ReadOptions) -> list[Path]:
+    """Return the files of earlier exports that hold records of the selected partitions."""
+    return [
+        path
+        for path in sorted(folder.glob("topic=*/date=*/part-*"))
+        if (name := partition_of(path)) is not None and name in options.selection
+    ]

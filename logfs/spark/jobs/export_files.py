@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -11,7 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from logfs.errors import InvalidSetting
+from logfs.errors import InvalidRecord, InvalidSetting
+from logfs.format.base.names import TopicPartition
 from logfs.format.text import envelope, rendering
 from logfs.log.disk.disk import Disk
 from logfs.spark.arrow import BatchMaker, arrow_schema, kafka_schema
@@ -22,11 +24,12 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from logfs.format.base.names import TopicPartition
     from logfs.format.batches.columns import Columns
 
 # The name that Hive and Spark give to a null value of a partition column.
 NO_DATE = "__HIVE_DEFAULT_PARTITION__"
+# What the name of a topic's folder begins with.
+_TOPIC = "topic="
 _DAY_MS = 86_400_000
 # 9999-12-31, the last date that readers of the files support.
 _LAST_DAY = 2_932_896
@@ -49,10 +52,14 @@ class WrittenFile:
 
 @dataclass(frozen=True)
 class ExportFormat:
-    """The format of the files, "parquet" or "json", and the name of their codec, or "none"."""
+    """The format of the files, "parquet" or "json", and the name of their codec, or "none".
+
+    `values` says how JSON holds keys, values and headers: one of `VALUES`.
+    """
 
     format: str
     compression: str
+    values: str
 
     @property
     def suffix(self) -> str:
@@ -62,6 +69,7 @@ class ExportFormat:
         return ".jsonl" + _JSON_SUFFIXES[self.compression]
 
 
+VALUES = ("mixed", "text", "base64")
 _JSON_SUFFIXES = {"none": "", "gzip": ".gz", "zstd": ".zst"}
 _COMPRESSIONS = {
     "parquet": ("zstd", "none", "snappy", "gzip", "lz4"),
@@ -69,8 +77,8 @@ _COMPRESSIONS = {
 }
 
 
-def format_of(format: str, compression: str | None) -> ExportFormat:
-    """Check a format and the name of a codec, and return them as an `ExportFormat`. Raises `InvalidSetting`.
+def format_of(format: str, compression: str | None, values: str) -> ExportFormat:
+    """Check the parts of an `ExportFormat`, and return it. Raises `InvalidSetting`.
 
     If `compression` is None, the default of the format is taken: zstd for "parquet", none for "json".
     """
@@ -80,7 +88,20 @@ def format_of(format: str, compression: str | None) -> ExportFormat:
     chosen = known[0] if compression is None else compression
     if chosen not in known:
         raise InvalidSetting(f"compression {chosen!r} of {format}: give one of {', '.join(known)}")
-    return ExportFormat(format, chosen)
+    if values not in VALUES:
+        raise InvalidSetting(f"values {values!r}: give one of {', '.join(VALUES)}")
+    if format != "json" and values != VALUES[0]:
+        raise InvalidSetting(f"values {values!r}: Parquet has bytes; give the format json")
+    return ExportFormat(format, chosen, values)
+
+
+def partition_of(path: Path) -> TopicPartition | None:
+    """Return the partition whose records a file of an export has, by its path; None if it is no such path."""
+    topic, _, file = path.parts[-3:]
+    found = re.match(r"part-([0-9]+)-[0-9]{20}\.", file)
+    if found is None or not topic.startswith(_TOPIC):
+        return None
+    return TopicPartition(topic.removeprefix(_TOPIC), int(found[1]))
 
 
 def parquet_schema() -> pa.Schema:
@@ -152,9 +173,9 @@ class Files:
         path = self._directory / uuid.uuid4().hex
         # The name depends only on the contents: a task that runs again gives the same name to the same records.
         name = f"part-{self._name.partition:05}-{first_offset:020}{self._form.suffix}"
-        place = f"topic={self._name.topic}/date={date}/{name}"
+        place = f"{_TOPIC}{self._name.topic}/date={date}/{name}"
         kind = _ParquetFile if self._form.format == "parquet" else _JsonFile
-        return kind(path, place, self._form.compression, self._name)
+        return kind(path, place, self._form, self._name)
 
     def _close_all(self) -> None:
         self._written += [file.close() for file in self._open.values()]
@@ -165,15 +186,16 @@ class _OpenFile(ABC):
     # The bytes that are buffered and not in the file yet.
     held_bytes = 0
 
-    def __init__(self, path: Path, place: str, compression: str, name: TopicPartition) -> None:
+    def __init__(self, path: Path, place: str, form: ExportFormat, name: TopicPartition) -> None:
         self._path = path
         self._place = place
+        self._form = form
         self._name = name
         self._records = 0
-        self._begin(compression)
+        self._begin()
 
     @abstractmethod
-    def _begin(self, compression: str) -> None: ...
+    def _begin(self) -> None: ...
 
     @abstractmethod
     def _add(self, columns: Columns) -> None: ...
@@ -204,7 +226,7 @@ class _OpenFile(ABC):
 class _ParquetFile(_OpenFile):
     """A Parquet file, written one row group at a time directly from the columns of the log."""
 
-    def _begin(self, compression: str) -> None:
+    def _begin(self) -> None:
         schema = parquet_schema()
         self._maker = BatchMaker(schema)
         self._batches: list[pa.RecordBatch] = []
@@ -213,7 +235,7 @@ class _ParquetFile(_OpenFile):
         self._writer = pq.ParquetWriter(
             self._path,
             schema,
-            compression=compression,
+            compression=self._form.compression,
             use_dictionary=["key", "partition", "timestampType", "headers.list.element.key"],
             column_encoding={"offset": "DELTA_BINARY_PACKED", "timestamp": "DELTA_BINARY_PACKED"},
             write_statistics=["partition", "offset", "timestamp"],
@@ -240,16 +262,26 @@ class _ParquetFile(_OpenFile):
 class _JsonFile(_OpenFile):
     """A file of JSON envelopes, one per line."""
 
-    def _begin(self, compression: str) -> None:
+    def _begin(self) -> None:
         self._prefix = envelope.prefix(self._name)
-        codec = None if compression == "none" else compression
+        codec = None if self._form.compression == "none" else self._form.compression
         self._stream = pa.output_stream(str(self._path), compression=codec)
 
     def _add(self, columns: Columns) -> None:
-        lines: NDArray[np.uint8] = rendering.render(
-            columns, rendering.View.ENVELOPES, self._prefix
-        )[0]
-        self._stream.write(lines)
+        if self._form.values == "mixed":
+            lines: NDArray[np.uint8] = rendering.render(
+                columns, rendering.View.ENVELOPES, self._prefix
+            )[0]
+            self._stream.write(lines)
+            return
+        as_json = envelope.only_text if self._form.values == "text" else envelope.only_base64
+        for record in columns.records():
+            try:
+                self._stream.write(envelope.encode(record, self._prefix, as_json))
+            except InvalidRecord as error:
+                raise InvalidRecord(
+                    f"{self._name.directory}, offset {record.offset}: {error}; give values base64 or mixed"
+                ) from None
 
     def flush(self) -> None:
         self._stream.flush()

@@ -29,6 +29,8 @@ from logfs.spark.sink.writer import Staged
 from logfs.spark.splits import packed
 from logfs.spark.workers import NotOnHost, host
 from logfs.store.admin import commit_client
+from logfs.store.commits.commit import read_commits
+from logfs.store.directory.recognition import check_log_dirs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -54,12 +56,14 @@ _FORMS: dict[str, type[ImportFormat]] = {
 class Imported:
     """The result of an import: the number of files and records, and the offsets that the records got.
 
-    `offsets` maps the name of each partition to its range: the first offset and the offset after the last.
+    `offsets` maps the name of each partition to its range: the first offset and the offset after the last. `already`
+    is whether an import with the same id was done before, so that this one has changed nothing.
     """
 
     files: int
     records: int
     offsets: dict[str, tuple[int, int]]
+    already: bool = False
 
 
 def import_(
@@ -74,6 +78,7 @@ def import_(
     key_separator: str | None = None,
     partitions: int | None = None,
     repartition: bool = False,
+    id: str | None = None,
     progress: Progress | None = None,
 ) -> Imported:
     """Append the rows of files to log directories in one commit: all of them, or none.
@@ -83,20 +88,30 @@ def import_(
     `key` names a field of lines that are JSON). `topic` takes precedence over the topics in the files. The partitions
     in the files are kept unless `repartition` is true. A row without a partition goes where Kafka's default
     partitioner puts its key; rows without keys go to the partitions in turn. With `partitions`, missing topics are
-    created with that many partitions, or more if the files name a higher partition. `progress` is called with (bytes
+    created with that many partitions, or more if the files name a higher partition, and so is a missing log
+    directory. An import with an `id` is done once: another one with the same id changes nothing, until the log has
+    forgotten the id (seven days after the import). `progress` is called with (bytes
     done, bytes in all), which include the bytes that are read to plan the import.
 
     Rows keep their order within a file. Files that specify partitions and offsets, as those of an export do, are
     imported in the order of the offsets. Blocks until the job has ended.
 
-    Raises `InvalidSetting` for wrong arguments, `FileNotFoundError`, and `JobFailed`, which names the file (or the
-    first and the last of several files) and the number of a malformed line. Raises the errors of a commit too, such
-    as `StoreLocked`, and `CommitPending` if the commit is decided but cannot be done yet.
+    Raises `InvalidSetting` for wrong arguments, `InvalidStore` for a path that is not a log directory,
+    `FileNotFoundError`, and `JobFailed`, which names the file (or the first and the last of several files) and the
+    number of a malformed line. Raises the errors of a commit too, such as `StoreLocked`, and `CommitPending` if the
+    commit is decided but cannot be done yet.
     """
     options = ImportOptions(format, topic, key, value, key_separator, repartition)
     if partitions is not None and partitions < 1:
         raise InvalidSetting(f"partitions: give 1 or more, not {partitions}")
+    if id is not None and not id.strip():
+        raise InvalidSetting("id: give a name, not an empty text")
     form = _FORMS[format](options)
+    directories = log_dirs(paths)
+    _make_log_dirs(directories, may_create=partitions is not None)
+    writer = None if id is None else f"import-{id}"
+    if writer is not None and _is_committed(directories, writer):
+        return Imported(0, 0, {}, already=True)
     files = find_files([sources] if isinstance(sources, (str, os.PathLike)) else sources)
     looks = [
         WorkItem(file_range, form.look_bytes(file_range))
@@ -109,21 +124,40 @@ def import_(
     found = [
         each for some in run(spark, "logfs import: plan", looks, form.look, tell) for each in some
     ]
-    directories = log_dirs(paths)
     _check_topics(directories, options, found, partitions)
-    writer = str(uuid.uuid4())
+    # The files of each run have an id of their own, so that a run that fails removes none of another one.
+    staging = str(uuid.uuid4())
     groups = packed(in_order(found), _size, TASK_BYTES)
     works = [WorkItem((turn, some), sum(map(_size, some))) for turn, some in enumerate(groups)]
-    task = _Stage(form, directories, planned_partitions(directories, topic), writer)
+    task = _Stage(form, directories, planned_partitions(directories, topic), staging)
     tell = _told(progress, looked, looked + size)
     try:
         outcomes = run(spark, "logfs import", works, task, tell)
     except BaseException:
-        _remove_staged(directories, writer)
+        _remove_staged(directories, staging)
         raise
     staged = [(each.host, file) for each in outcomes for file in each.files]
-    done = _commit(directories, writer, staged)
+    done = _commit(directories, writer or staging, staged)
+    if done.already:
+        # Another import with this id was done meanwhile.
+        return Imported(0, 0, {}, already=True)
     return Imported(len(files), sum(file.record_count for _, file in staged), done.offsets)
+
+
+def _make_log_dirs(directories: Sequence[str], *, may_create: bool) -> None:
+    """Check the log directories, and create missing ones if `may_create`. Raises `InvalidStore` and `OSError`."""
+    check_log_dirs(directories, may_be_empty=may_create, may_be_made=may_create)
+    for directory in map(Path, directories):
+        if not directory.exists():
+            Disk().mkdir(directory)
+
+
+def _is_committed(directories: Sequence[str], writer: str) -> bool:
+    """Whether the writer has committed; a commit of it that is decided and not done is done first."""
+    logs = [read_commits(Disk(), Path(directory)) for directory in directories]
+    if any(log.pending is not None and log.pending.writer == writer for log in logs):
+        return commit_client.commit(directories, writer, 0, []).already
+    return any(writer in log.writers for log in logs)
 
 
 def _told(progress: Progress | None, before: int, total: int) -> Progress | None:

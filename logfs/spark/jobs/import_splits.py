@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from logfs.errors import InvalidSetting
+from logfs.spark.options import local_path
 from logfs.spark.workers import NotOnHost
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def find_files(sources: Iterable[str | os.PathLike[str]]) -> list[str]:
     found: dict[str, None] = {}
     texts = [os.fspath(source) for source in sources]
     for source in texts:
-        text = source.removeprefix("file://")
+        text = local_path(source)
         named = [text] if os.path.exists(text) else sorted(glob.glob(text))
         if not named:
             raise FileNotFoundError(errno.ENOENT, "no such file or directory", text)

@@ -6,7 +6,8 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from logfs.spark.options import paths_of
+from logfs.spark.known_names import check_options, unknown_column
+from logfs.spark.options import paths_of, positive_number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,6 +26,8 @@ _TYPES = {
     # Kafka's sink does not have this column: its producer sets the timestamp.
     "timestamp": ("timestamp",),
 }
+# Columns of the source that a record gets from the log.
+_IGNORED = ("offset", "timestampType")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,23 +35,34 @@ class WriteOptions:
     """The options of a write. `topic` is the topic of all records, or None if the column `topic` has it.
 
     `transaction` is the id (txnAppId) and the version (txnVersion) of a write that must be applied once, however
-    often it is sent; None without these options.
+    often it is sent; None without these options. `create_partitions` is the number of partitions with which `topic`
+    is created if it is missing; None if a missing topic is an error.
     """
 
     paths: tuple[str, ...]
     topic: str | None
     transaction: tuple[str, int] | None
+    create_partitions: int | None
 
 
 def write_options(options: Mapping[str, str]) -> WriteOptions:
     """Parse the options that Spark passes to a write. Raises `ValueError` for a wrong or missing option."""
+    check_options(options)
     for name in options:
         if name.startswith("kafka."):
             logger.warning(
                 "option %s has no meaning for logfs, which uses no broker; ignored", name
             )
+    topic, partitions = options.get("topic"), positive_number(options, "createPartitions")
+    if partitions is not None and topic is None:
+        raise ValueError(
+            "createPartitions needs the option topic: tasks cannot create the topics that a column names"
+        )
     return WriteOptions(
-        paths=paths_of(options), topic=options.get("topic"), transaction=_transaction(options)
+        paths=paths_of(options),
+        topic=topic,
+        transaction=_transaction(options),
+        create_partitions=partitions,
     )
 
 
@@ -67,7 +81,8 @@ def _transaction(options: Mapping[str, str]) -> tuple[str, int] | None:
 def check_write_schema(schema: StructType, options: WriteOptions) -> None:
     """Raise `ValueError` if a required column is missing or a column has a wrong type.
 
-    The columns are those of Kafka's sink, and `timestamp`. All others are ignored.
+    The columns are those of Kafka's sink, and `timestamp`. Those that only the source has are ignored, so that what
+    was read can be written; any other column is an error, too.
     """
     # Types are compared as in Spark's own sink: whether a column may be null does not matter.
     found = {field.name: field.dataType.simpleString() for field in schema}
@@ -78,6 +93,9 @@ def check_write_schema(schema: StructType, options: WriteOptions) -> None:
         raise ValueError(
             "topic option required when no 'topic' attribute is present. Use the topic option for setting a topic."
         )
+    for name in found:
+        if name not in (*_TYPES, *_IGNORED):
+            raise unknown_column(name, _TYPES, "logfs sink")
     for name, types in _TYPES.items():
         if name == "value" and name not in found:
             raise ValueError("Required attribute 'value' not found")

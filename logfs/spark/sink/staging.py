@@ -141,7 +141,8 @@ class StagingTask:
         known = self._partitions.get(topic)
         if not known:
             raise UnknownPartition(
-                f"{topic}: the topic has no partition; 'logfs create LOG_DIR {topic}-0' creates one"
+                f"{topic}: the topic has no partition; 'logfs create -n 1 LOGDIR/{topic}' creates one, or the option "
+                "createPartitions"
             )
         there = np.array(sorted(known), np.int64)
         hashed = partitions_of(rows.keys, len(there))[of_topic]
@@ -158,7 +159,7 @@ class StagingTask:
             if len(missing):
                 name = f"{topic}-{missing[0]}"
                 raise UnknownPartition(
-                    f"{name}: no such partition; 'logfs create LOG_DIR {name}' creates it"
+                    f"{name}: no such partition; 'logfs create LOGDIR/{name}' creates it"
                 )
             found[is_asked] = asked[is_asked]
         return found

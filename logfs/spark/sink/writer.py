@@ -57,17 +57,24 @@ class _Sink:
     """The common base of the batch writer and the stream writer. It is pickled and sent to the tasks."""
 
     def __init__(self, schema: StructType, options: WriteOptions) -> None:
-        """Resolve the log directories and plan the partitions.
+        """Resolve the log directories and plan the partitions; with createPartitions, create a missing topic.
 
-        Raises `ValueError` as `check_write_schema`, `InvalidStore` for a path that is not a log directory, and
-        `OSError`.
+        Raises `ValueError` as `check_write_schema`, `InvalidStore` for a path that is not a log directory, the errors
+        of `commit_client.create`, and `OSError`.
         """
         check_write_schema(schema, options)
         self.options = options
         # Resolved in the driver: a mountpoint need not exist on the machines of the tasks.
         self.log_dirs = log_dirs_of(options.paths)
-        check_log_dirs(map(Path, self.log_dirs))
+        check_log_dirs(map(Path, self.log_dirs), may_be_empty=options.create_partitions is not None)
+        self._create_partitions()
         self.planned = planned_partitions(self.log_dirs, options.topic)
+
+    def _create_partitions(self) -> None:
+        """Create the topic of the write if it is missing and the option createPartitions is given."""
+        topic, count = self.options.topic, self.options.create_partitions
+        if topic is not None and count is not None and not planned_partitions(self.log_dirs, topic):
+            commit_client.create(self.log_dirs, [f"{topic}-{number}" for number in range(count)])
 
     def _stage(self, batches: Iterator[pa.RecordBatch], writer: str, sequence: int) -> Staged:
         context = TaskContext.get()

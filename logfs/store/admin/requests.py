@@ -15,7 +15,7 @@ from logfs.errors import InvalidRecord, PartitionExists, UnknownPartition
 from logfs.format.base import names
 from logfs.format.files.commit_file import checked
 from logfs.store.admin.mount_channel import to_line
-from logfs.store.commits.groups import resolve_offset
+from logfs.store.commits.groups import TOPIC, resolve_offset
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -255,6 +255,31 @@ class CommitOffset(Request):
 
 
 @dataclass(frozen=True)
+class CommitOffsets(Request):
+    """Commit an offset of a group for each of several partitions, all or none; the answer is empty.
+
+    `offsets` has an offset by the name of its partition, as text. Partitions that do not exist are left out.
+    """
+
+    operation = "commit_offsets"
+    group: str
+    offsets: dict[str, str]
+
+    def loads(self) -> Only | None:
+        return lambda name: name in self.offsets or name.rpartition("-")[0] == TOPIC
+
+    def run(self, store: Store, report: Report) -> Answer:
+        found = {
+            name: resolve_offset(store[name], text)
+            for name, text in self.offsets.items()
+            if name in store.homes
+        }
+        if found:
+            store.groups.commit_all(self.group, found)
+        return {}
+
+
+@dataclass(frozen=True)
 class ForgetOffset(Request):
     """Delete the offsets that a group has committed for a partition, or for those of a topic.
 
@@ -283,6 +308,7 @@ _REQUESTS: dict[str, type[Request]] = {
         Tier,
         Configure,
         CommitOffset,
+        CommitOffsets,
         ForgetOffset,
     )
 }

@@ -1,0 +1,60 @@
+"""Tables of Spark's catalog: the options of CREATE TABLE, which Spark does not pass to the reads of a Python source.
+
+Spark asks a source for the schema once, at CREATE TABLE, keeps it in the catalog, and gives it to every read of the
+table. So the options are kept in the metadata of the first column. Writes do not use them: at INSERT INTO, Spark
+gives a sink the columns of the query, whose metadata may be that of another table.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import CaseInsensitiveDict
+from pyspark.sql.types import StructField, StructType
+
+from logfs.spark.options import paths_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_METADATA = "logfs.options"
+# At CREATE TABLE, Spark adds the properties of the table to the options, and gives each option under two names.
+_OF_A_TABLE = "provider"
+_OPTION = "option."
+
+
+def options_to_create(options: Mapping[str, str]) -> CaseInsensitiveDict | None:
+    """Return the options of a CREATE TABLE, if `options` are the properties of a table, else None.
+
+    Raises `ValueError` for a table without a path.
+    """
+    if _OF_A_TABLE not in options:
+        return None
+    found = CaseInsensitiveDict(
+        {
+            name.removeprefix(_OPTION): value
+            for name, value in options.items()
+            if name.startswith(_OPTION) or name == "path"
+        }
+    )
+    paths_of(found)
+    return found
+
+
+def with_options(schema: StructType, options: Mapping[str, str]) -> StructType:
+    """Return the schema with the options of a table in the metadata of its first column."""
+    first, *others = schema.fields
+    metadata = {**first.metadata, _METADATA: json.dumps(dict(options))}
+    return StructType([StructField(first.name, first.dataType, first.nullable, metadata), *others])
+
+
+def options_of_table(options: Mapping[str, str], schema: StructType) -> Mapping[str, str]:
+    """Return the options of a read of a table: those in the metadata of `schema`, overridden by `options`.
+
+    If `options` have a path, the read is not of a table, and they are returned alone.
+    """
+    kept = schema.fields[0].metadata.get(_METADATA) if schema.fields else None
+    if kept is None or "path" in options or "paths" in options:
+        return options
+    return CaseInsensitiveDict({**json.loads(kept), **options})

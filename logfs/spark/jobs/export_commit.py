@@ -1,0 +1,223 @@
+"""The files of an export, moved to their places all or none, and what an incremental export remembers.
+
+The driver first writes down all moves in a journal, and this decides the export. Then it moves the files. If it is
+killed meanwhile, the next export into the same target does the rest.
+
+    target/_temporary/ID.lock       locked while the export ID runs
+    target/_temporary/ID/           the files of its tasks, and its journal
+    target/_offsets.json            where the next incremental export begins, as Spark's checkpoints have it
+    target/_SUCCESS                 written last
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import shutil
+import uuid
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from logfs.errors import InvalidSetting
+from logfs.log.disk.disk import Disk
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from logfs.spark.topics import OffsetsJson
+
+SUCCESS = "_SUCCESS"
+OFFSETS = "_offsets.json"
+_TEMPORARY = "_temporary"
+_JOURNAL = "journal.json"
+_REPLACED = "replaced"
+_LOCK = ".lock"
+# The name of the lock of an incremental export: only one at a time may know where the last one ended.
+_INCREMENTAL = "incremental"
+
+
+@dataclass(frozen=True)
+class Move:
+    """A file to move: the path at which it is, and the path at which it will be."""
+
+    old: Path
+    new: Path
+
+
+@contextmanager
+def temporary_directory(target: Path, *, incremental: bool) -> Iterator[Path]:
+    """Yield a new directory below the target for the files of one export, and remove it at the end.
+
+    Before that, complete the exports into this target that were killed after they were decided, and remove the files
+    of the others. Raises `BlockingIOError` if `incremental` is true and another incremental export is running, and
+    `OSError`.
+    """
+    parent = target / _TEMPORARY
+    is_new = not target.exists()
+    parent.mkdir(parents=True, exist_ok=True)
+    name = uuid.uuid4().hex
+    try:
+        with _locked(parent / f"{name}{_LOCK}"), _alone(target, incremental=incremental):
+            _complete_killed(target)
+            directory = parent / name
+            directory.mkdir()
+            try:
+                yield directory
+            finally:
+                if not (directory / _JOURNAL).exists():
+                    shutil.rmtree(directory, ignore_errors=True)
+    finally:
+        with suppress(OSError):
+            # The directory is not empty while another export into the same target runs.
+            parent.rmdir()
+            if is_new:
+                target.rmdir()
+
+
+@contextmanager
+def _alone(target: Path, *, incremental: bool) -> Iterator[None]:
+    if not incremental:
+        yield
+        return
+    with _locked(target / _TEMPORARY / f"{_INCREMENTAL}{_LOCK}") as is_ours:
+        if not is_ours:
+            raise BlockingIOError(
+                errno.EAGAIN, "another incremental export is writing to this directory", str(target)
+            )
+        yield
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[bool]:
+    """Yield whether this process could lock the file, which is created before and removed afterwards."""
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            yield False
+            return
+        except BaseException:
+            os.close(fd)
+            raise
+        if os.fstat(fd).st_nlink:
+            break
+        # The process that had the lock has removed the file.
+        os.close(fd)
+    try:
+        yield True
+    finally:
+        path.unlink(missing_ok=True)
+        os.close(fd)
+
+
+def _complete_killed(target: Path) -> None:
+    """Complete what was decided by exports that no longer run, and remove all else that they have left."""
+    parent = target / _TEMPORARY
+    for name in sorted({path.name.removesuffix(_LOCK) for path in parent.iterdir()}):
+        with _locked(parent / f"{name}{_LOCK}") as is_ours:
+            if not is_ours:
+                continue
+            journal = parent / name / _JOURNAL
+            if journal.exists():
+                told = json.loads(journal.read_bytes())
+                moves = [Move(target / old, target / new) for old, new in told["moves"]]
+                _apply(target, moves, told["offsets"])
+                _end(journal)
+            shutil.rmtree(parent / name, ignore_errors=True)
+
+
+def publish(
+    target: Path,
+    temporary: Path,
+    moves: Sequence[Move],
+    replaced: Sequence[Path],
+    offsets: OffsetsJson | None,
+) -> None:
+    """Make the moves, remove the `replaced` files, and write `offsets` unless it is None; all of that or nothing.
+
+    All paths are below `target`. If a move fails, those before it are undone; a `_SUCCESS` of an earlier export stays
+    removed then. Raises `FileExistsError` for a place that is taken, and `OSError`.
+    """
+    gone = set(replaced)
+    for move in moves:
+        if move.new.exists() and move.new not in gone:
+            raise FileExistsError(
+                errno.EEXIST,
+                "these records were exported before: use startingOffsets to set where to begin, or an incremental "
+                "export",
+                str(move.new),
+            )
+    away = [Move(path, temporary / _REPLACED / path.relative_to(target)) for path in replaced]
+    every = [*away, *moves]
+    journal = temporary / _JOURNAL
+    named = [
+        [str(each.old.relative_to(target)), str(each.new.relative_to(target))] for each in every
+    ]
+    Disk().replace_file(journal, json.dumps({"moves": named, "offsets": offsets}).encode())
+    try:
+        _apply(target, every, offsets)
+    except BaseException:
+        _undo(every)
+        _end(journal)
+        raise
+    _end(journal)
+
+
+def _apply(target: Path, moves: Sequence[Move], offsets: OffsetsJson | None) -> None:
+    """Make the moves that are not made yet, and write the offsets and `_SUCCESS`."""
+    disk = Disk()
+    (target / SUCCESS).unlink(missing_ok=True)
+    for move in moves:
+        # A file that is replaced is moved away before another one takes its place.
+        if not move.new.exists():
+            move.new.parent.mkdir(parents=True, exist_ok=True)
+            disk.rename_unsynced(move.old, move.new)
+    places = {path for move in moves for path in (move.old.parent, move.new.parent)}
+    inside = {each for place in places for each in (place, place.parent)} - {target}
+    for directory in sorted(inside, key=lambda path: -len(path.parts)):
+        # A directory of replaced files may be empty now.
+        with suppress(OSError):
+            directory.rmdir()
+        if directory.exists():
+            disk.sync_directory(directory)
+    disk.sync_directory(target)
+    if offsets is not None:
+        disk.replace_file(target / OFFSETS, json.dumps(offsets).encode())
+    disk.replace_file(target / SUCCESS, b"")
+
+
+def _undo(moves: Sequence[Move]) -> None:
+    for move in reversed(moves):
+        if move.new.exists() and not move.old.exists():
+            with suppress(OSError):
+                move.old.parent.mkdir(parents=True, exist_ok=True)
+                Disk().rename_unsynced(move.new, move.old)
+
+
+def _end(journal: Path) -> None:
+    """Remove a journal, all of which has been done or undone."""
+    Disk().unlink(journal)
+    Disk().sync_directory(journal.parent)
+
+
+def read_offsets(target: Path) -> OffsetsJson | None:
+    """Return where the last incremental export into the target ended, None if there was none.
+
+    Raises `InvalidSetting` for a damaged file.
+    """
+    path = target / OFFSETS
+    try:
+        found: OffsetsJson = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise InvalidSetting(
+            f"{path}: where the last export ended cannot be read: {error}; begin anew with mode overwrite"
+        ) from None
+    return found

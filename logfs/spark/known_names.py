@@ -1,0 +1,73 @@
+"""The names of all options and columns. A name that is none of them is an error that says which one is nearest."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+SELECTIONS = ("assign", "subscribe", "subscribePattern")
+_OF_READS = (
+    "columns",
+    "endingOffsets",
+    "endingOffsetsByTimestamp",
+    "endingTimestamp",
+    "failOnDataLoss",
+    "groupId",
+    "includeHeaders",
+    "initialOffsetsPath",
+    "isolationLevel",
+    "maxBytesPerTrigger",
+    "maxOffsetsPerTrigger",
+    "maxRecordsPerPartition",
+    "maxTriggerDelay",
+    "minOffsetsPerTrigger",
+    "minPartitions",
+    "pushDownPredicate",
+    "splitBytes",
+    "startingOffsets",
+    "startingOffsetsByTimestamp",
+    "startingOffsetsByTimestampStrategy",
+    "startingTimestamp",
+)
+_OF_WRITES = ("createPartitions", "topic", "txnAppId", "txnVersion")
+OF_THE_NETWORK = (
+    "kafkaConsumer.pollTimeoutMs",
+    "fetchOffset.numRetries",
+    "fetchOffset.retryIntervalMs",
+    "groupIdPrefix",
+)
+"""Options of Kafka's source that have no meaning without a broker; so have almost all that begin with "kafka."."""
+# Spark gives these to sources and sinks, too.
+_OF_SPARK = ("path", "paths", "checkpointLocation", "queryName")
+
+
+def check_options(names: Iterable[str]) -> None:
+    """Raise `ValueError` for an option that neither reads nor writes have. Names are not case-sensitive.
+
+    A read may have options of writes, and the reverse, because a view of Spark's SQL has one set of options for both.
+    """
+    known = [*SELECTIONS, *_OF_READS, *_OF_WRITES, *OF_THE_NETWORK, *_OF_SPARK]
+    of_name = {name.lower(): name for name in known}
+    for name in names:
+        if name.lower() not in of_name and not name.lower().startswith("kafka."):
+            raise ValueError(
+                f"logfs has no option {name!r}{_guess(name, of_name)}; its options are "
+                f"{', '.join(sorted([*SELECTIONS, *_OF_READS, *_OF_WRITES]))}"
+            )
+
+
+def unknown_column(name: str, known: Collection[str], where: str) -> ValueError:
+    """Return the error for a column that is not one of `known`. `where` says what has the columns: "logfs source"."""
+    of_name = {each.lower(): each for each in known}
+    return ValueError(
+        f"the {where} has no column {name!r}{_guess(name, of_name)}; its columns are {', '.join(known)}"
+    )
+
+
+def _guess(name: str, known: dict[str, str]) -> str:
+    """Return a question with the nearest known name, or nothing. The keys of `known` are in lower case."""
+    found = get_close_matches(name.lower(), known, 1)
+    return f"; did you mean {known[found[0]]!r}?" if found else ""

@@ -1,0 +1,35 @@
+"""How far a streaming query is behind the end of the log, from the offsets in its progress events."""
+
+from __future__ import annotations
+
+import json
+from typing import NamedTuple
+
+from logfs.spark.topics import from_json
+
+
+class OffsetsBehindLatest(NamedTuple):
+    """How many offsets lie between the end of a micro-batch and the end of the log then, over all partitions.
+
+    The fields are Kafka's metrics minOffsetsBehindLatest, maxOffsetsBehindLatest and avgOffsetsBehindLatest.
+    """
+
+    min: int
+    max: int
+    avg: float
+
+
+def behind_latest(end: str | None, latest: str | None) -> OffsetsBehindLatest | None:
+    """Return how far the offsets `end` are behind the offsets `latest`, both as JSON of a progress event.
+
+    As for Kafka's source, a partition of `latest` that the query does not read yet does not count. Returns None
+    without offsets, and for offsets of another form, as other sources have.
+    """
+    try:
+        ends, latests = from_json(json.loads(end or "")), from_json(json.loads(latest or ""))
+    except (ValueError, TypeError, AttributeError):
+        return None
+    behind = [max(latests[name] - ends[name], 0) for name in ends.keys() & latests.keys()]
+    if not behind:
+        return None
+    return OffsetsBehindLatest(min(behind), max(behind), sum(behind) / len(behind))
