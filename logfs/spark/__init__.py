@@ -57,14 +57,17 @@ def register(spark: SparkSession) -> None:
     Calls after the first one do nothing more. Raises `LogfsError` if the Python of the session's workers cannot
     import logfs.
     """
+    if spark not in _registered:
+        _add_format(spark)
+        for name, value in _SETTINGS.items():
+            spark.conf.set(name, value)
+
+
+def _add_format(spark: SparkSession) -> None:
     from logfs.spark.source import LogfsDataSource
     from logfs.spark.workers import check_python
 
-    if spark in _registered:
-        return
     check_python(spark.sparkContext.pythonExec)
-    for name, value in _SETTINGS.items():
-        spark.conf.set(name, value)
     spark.dataSource.register(LogfsDataSource)
     _registered.add(spark)
 
@@ -127,5 +130,6 @@ def session(
     for key, value in {**_SETTINGS, **_STATIC_SETTINGS, **(settings or {})}.items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
-    register(spark)
+    if spark not in _registered:
+        _add_format(spark)
     return spark

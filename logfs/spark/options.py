@@ -77,10 +77,16 @@ class Selection:
     def __contains__(self, name: TopicPartition) -> bool:
         if self.kind == "assign":
             return name in self.partitions
+        return self.has_topic(name.topic)
+
+    def has_topic(self, topic: str) -> bool:
+        """Whether a partition of the topic may be selected."""
+        if self.kind == "assign":
+            return any(name.topic == topic for name in self.partitions)
         if self.kind == "subscribe":
-            return name.topic in self.topics
+            return topic in self.topics
         # As in Kafka's source, the pattern may match anywhere in the name.
-        return re.search(self.pattern, name.topic) is not None
+        return re.search(self.pattern, topic) is not None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from logfs.errors import InvalidSetting
 from logfs.format.base import names
 from logfs.format.batches.record import Record
 from logfs.format.text import envelope
+from logfs.log.disk.disk import Disk
 from logfs.store.store import Store
 from tests.spark.logs import CODECS, DAY_MS, T, contents, make_log
 from tests.support.batches import batch
@@ -19,7 +21,8 @@ from tests.support.stores import assert_clean
 
 pytest.importorskip("pyspark", reason="pyspark is not installed")
 
-from logfs.spark.jobs import JobFailed, export
+from logfs.spark.jobs import JobFailed, export, export_commit
+from logfs.spark.splits import DataLoss
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -153,7 +156,7 @@ def test_records_of_any_time_are_exported(spark: SparkSession, log_dir: Path) ->
 def test_existing_files_are_an_error_or_kept_or_replaced(
     spark: SparkSession, log_dir: Path
 ) -> None:
-    """Existing files of an export are an error, or kept, or replaced. Other files in the folder are left alone."""
+    """Existing files of an export are an error, or kept, or replaced. Other files and topics are left alone."""
     with Store(log_dir) as store:
         store.create("a-0").append([Record(b"a", timestamp=T)])
         store.create("b-0").append([Record(b"b", timestamp=T)])
@@ -167,12 +170,18 @@ def test_existing_files_are_an_error_or_kept_or_replaced(
         export(spark, log_dir, target)
     with pytest.raises(FileExistsError, match="startingOffsets"):
         export(spark, log_dir, target, mode="append")
-    assert files(target) == ["notes", a]
+    assert files(target) == ["_SUCCESS", "notes", a]
     assert (target / a).stat().st_ino == before
     export(spark, log_dir, target, topics=["b"], mode="append")
     assert files(target) == ["_SUCCESS", "notes", a, b]
+    with Store(log_dir) as store:
+        store["b-0"].append([Record(b"later", timestamp=T + DAY_MS)])
+        store.delete_records("b-0", 1)
     export(spark, log_dir, target, topics=["b"], mode="overwrite")
-    assert files(target) == ["_SUCCESS", "notes", b]
+    later = "topic=b/date=2021-11-29/part-00000-00000000000000000001.parquet"
+    assert files(target) == ["_SUCCESS", "notes", a, later]
+    assert not (target / b).parent.exists()
+    assert (target / a).stat().st_ino == before
 
 
 def test_a_job_that_fails_leaves_nothing(spark: SparkSession, tmp_path: Path) -> None:
@@ -227,3 +236,198 @@ def test_progress_is_reported_in_bytes(spark: SparkSession, log: Path, tmp_path:
     size = sum(path.stat().st_size for path in log.rglob("*.log"))
     assert told[-1] == (size, size)
     assert told == sorted(told)
+
+
+# Incremental exports.
+
+
+def exported(spark: SparkSession, target: Path) -> list[tuple[str, int, int]]:
+    """Return topic, partition and offset of all exported records, in order."""
+    frame = spark.read.parquet(str(target)).select("topic", "partition", "offset")
+    return sorted(tuple(row) for row in frame.collect())
+
+
+def in_log(log_dir: Path) -> list[tuple[str, int, int]]:
+    """Return topic, partition and offset of all records of a log, in order."""
+    return sorted(
+        (*names.parse_directory(name), row[0])
+        for name, rows_of in contents(log_dir).items()
+        for row in rows_of
+    )
+
+
+def test_an_incremental_export_goes_on_where_the_last_one_ended(
+    spark: SparkSession, log_dir: Path
+) -> None:
+    """Each run exports what is new, of old, new and few topics alike; no record twice, and none is missed."""
+    target = log_dir.with_name("out")
+    with Store(log_dir) as store:
+        store.create("a-0").append([Record(b"%d" % n, timestamp=T + n) for n in range(10)])
+        store.create("b-0").append([Record(b"b", timestamp=T)])
+    assert export(spark, log_dir, target, incremental=True).records == 11
+    assert export(spark, log_dir, target, incremental=True).records == 0
+    with Store(log_dir) as store:
+        store["a-0"].append([Record(b"more", timestamp=T)])
+        store.create("a-1").append([Record(b"new", timestamp=T)])
+        store["b-0"].append([Record(b"more", timestamp=T)])
+    # The other topics stay where they are.
+    assert export(spark, log_dir, target, topics=["b"], incremental=True).records == 1
+    assert export(spark, log_dir, target, incremental=True).records == 2
+    assert exported(spark, target) == in_log(log_dir)
+    assert files(target)[:2] == ["_SUCCESS", "_offsets.json"]
+    with Store(log_dir) as store:
+        store["a-0"].append([Record(b"last", timestamp=T)])
+    again = export(spark, log_dir, target, topics=["a"], incremental=True, mode="overwrite")
+    assert again.records == 13
+    assert export(spark, log_dir, target, incremental=True).records == 0
+    assert exported(spark, target) == in_log(log_dir)
+
+
+def test_losses_before_an_incremental_export_are_errors(spark: SparkSession, log_dir: Path) -> None:
+    """Records that left the log since, and a topic that was recreated, are errors unless losses are allowed."""
+    target = log_dir.with_name("out")
+    with Store(log_dir) as store:
+        store.create("a-0").append([b"1", b"2"])
+        store.create("b-0").append([b"1"])
+    export(spark, log_dir, target, incremental=True)
+    with Store(log_dir) as store:
+        store["a-0"].append([b"3", b"4"])
+        store.delete_records("a-0", 3)
+    with pytest.raises(DataLoss, match="offsets 2 to 2 of a-0 are no longer in the log"):
+        export(spark, log_dir, target, topics=["a"], incremental=True)
+    loose = {"failOnDataLoss": "false"}
+    done = export(spark, log_dir, target, topics=["a"], options=loose, incremental=True)
+    assert done.records == 1
+    with Store(log_dir) as store:
+        store.delete("b-0")
+        store.create("b-0").append([b"other", b"records"])
+    with pytest.raises(DataLoss, match="topic b was deleted and recreated"):
+        export(spark, log_dir, target, incremental=True)
+
+
+def test_a_plain_export_is_not_continued(spark: SparkSession, log_dir: Path) -> None:
+    """A directory without the offsets of an incremental export is an error, as are damaged offsets."""
+    target = log_dir.with_name("out")
+    with Store(log_dir) as store:
+        store.create("a-0").append([b"1"])
+    export(spark, log_dir, target)
+    with pytest.raises(FileExistsError, match="holds no incremental export"):
+        export(spark, log_dir, target, incremental=True)
+    export(spark, log_dir, target, incremental=True, mode="overwrite")
+    (target / "_offsets.json").write_text("{")
+    with pytest.raises(InvalidSetting, match="mode overwrite"):
+        export(spark, log_dir, target, incremental=True)
+
+
+@pytest.mark.parametrize("mode", ["append", "overwrite"])
+def test_a_killed_export_is_completed_or_never_was(
+    spark: SparkSession, log_dir: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    """A driver that dies at any step of its moves leaves an export that the next one completes, or none."""
+    with Store(log_dir) as store:
+        for number in range(3):
+            store.create(f"a-{number}").append([Record(b"1", timestamp=T)])
+    steps = 0
+    for dies_at in range(100):
+        target = log_dir.with_name(f"out{dies_at}")
+        export(spark, log_dir, target, incremental=True)
+        with Store(log_dir) as store:
+            for number in range(3):
+                store[f"a-{number}"].append([Record(b"2", timestamp=T)])
+        died = _export_dying(spark, log_dir, target, monkeypatch, mode, dies_at)
+        export(spark, log_dir, target, incremental=True)
+        assert exported(spark, target) == in_log(log_dir), dies_at
+        assert not (target / "_temporary").exists()
+        if not died:
+            break
+        steps += 1
+    assert steps > 8
+
+
+class Died(BaseException):
+    """The driver has died: from now on it changes nothing more."""
+
+
+class DyingDisk(Disk):
+    """A disk whose driver dies before one of its changes, the one with the number `left`."""
+
+    left = 0
+
+    def _step(self) -> None:
+        if not DyingDisk.left:
+            raise Died
+        DyingDisk.left -= 1
+
+    def rename_unsynced(self, old: Path, new: Path) -> None:
+        self._step()
+        super().rename_unsynced(old, new)
+
+    def put_file(self, path: Path, data: bytes, *, sync: bool) -> None:
+        self._step()
+        super().put_file(path, data, sync=sync)
+
+    def sync_directory(self, path: Path) -> None:
+        self._step()
+        super().sync_directory(path)
+
+    def unlink(self, path: Path) -> None:
+        self._step()
+        super().unlink(path)
+
+
+def _export_dying(
+    spark: SparkSession,
+    log_dir: Path,
+    target: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    mode: str,
+    dies_at: int,
+) -> bool:
+    """Export, and return whether the driver has died at the change with the number `dies_at`."""
+    DyingDisk.left = dies_at
+    with monkeypatch.context() as patched:
+        patched.setattr(export_commit, "Disk", DyingDisk)
+        try:
+            export(spark, log_dir, target, incremental=True, mode=mode)
+        except Died:
+            return True
+    return False
+
+
+@pytest.mark.parametrize("values", ["text", "base64"])
+def test_json_with_values_of_one_type(spark: SparkSession, log_dir: Path, values: str) -> None:
+    """All keys, values and headers have one type of JSON, and an import would read them back."""
+    wanted = [
+        Record(b"plain", b"key", [("h", b"1"), ("none", None)], timestamp=T),
+        Record(None, None, timestamp=T),
+        Record("наука\n".encode(), b"", timestamp=T),
+    ]
+    with Store(log_dir) as store:
+        store.create("a-0").append(wanted)
+    target = log_dir.with_name("out")
+    export(spark, log_dir, target, format="json", values=values)
+    (name,) = (each for each in files(target) if each != "_SUCCESS")
+    lines = (target / name).read_bytes().splitlines()
+    kind = str if values == "text" else dict
+    for line, record in zip(lines, wanted, strict=True):
+        found = json.loads(line)
+        assert {type(found["key"]), type(found["value"])} <= {kind, type(None)}
+        assert all(isinstance(each, kind | None) for pair in found["headers"] for each in pair)
+        back = envelope.decode(line)
+        assert (back.key, back.value, tuple(back.headers)) == (
+            record.key,
+            record.value,
+            tuple(record.headers),
+        )
+
+
+def test_text_that_is_not_utf8_is_an_error(spark: SparkSession, log_dir: Path) -> None:
+    """With values=text, the partition and the offset of bytes that are no text are named; nothing is written."""
+    with Store(log_dir) as store:
+        store.create("a-0").append([Record(b"fine"), Record(b"\xff")])
+    target = log_dir.with_name("out")
+    with pytest.raises(JobFailed, match=r"a-0, offset 1: .*xff.* is not UTF-8"):
+        export(spark, log_dir, target, format="json", values="text")
+    assert not target.exists()
+    with pytest.raises(InvalidSetting, match="give the format json"):
+        export(spark, log_dir, target, values="text")

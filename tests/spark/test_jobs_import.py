@@ -308,7 +308,7 @@ def test_partitions_are_those_of_the_files_or_follow_from_the_keys(
     export(spark, log, tmp_path / "out", topics=[topic])
     with Store(empty) as store:
         store.create("one-0")
-    with pytest.raises(JobFailed, match="logfs create LOG_DIR one-1"):
+    with pytest.raises(JobFailed, match="logfs create LOGDIR/one-1"):
         import_(spark, tmp_path / "out", empty, topic="one")
     assert_untouched(empty)
     import_(spark, tmp_path / "out", empty, topic="many", partitions=7, repartition=True)

@@ -89,7 +89,9 @@ class DyingSource(LogfsDataSource):
     def streamWriter(self, schema: Any, overwrite: bool) -> Any:
         from logfs.spark.sink.options import write_options
 
-        return DyingWriter(schema, write_options(self.options), self.options["flag"])
+        options = self.options.copy()
+        flag = options.pop("flag")
+        return DyingWriter(schema, write_options(options), flag)
 
 
 @pytest.fixture(scope="module")
@@ -180,8 +182,8 @@ def test_strings_many_batches_and_codecs(session: SparkSession, log_dir: Path) -
         ([(1,)], "value int", {"topic": "a"}, "value attribute unsupported type int"),
         ([("v", "p")], "value string, partition string", {"topic": "a"}, "must be a\\(n\\) int"),
         ([("v", None)], "value string, topic string", {}, "contains a null topic"),
-        ([("v", 7)], "value string, partition int", {"topic": "a"}, "logfs create LOG_DIR a-7"),
-        ([("v",)], "value string", {"topic": "nowhere"}, "logfs create LOG_DIR nowhere-0"),
+        ([("v", 7)], "value string, partition int", {"topic": "a"}, "logfs create LOGDIR/a-7"),
+        ([("v",)], "value string", {"topic": "nowhere"}, "logfs create -n 1 LOGDIR/nowhere"),
         ([("v",)], "value string", {"topic": "a", "txnAppId": "x"}, "go together"),
     ],
 )

@@ -478,6 +478,8 @@ def test_min_offsets_per_trigger_waits(tmp_path: Path) -> None:
 def test_ending_options_have_no_meaning_in_a_stream(tmp_path: Path) -> None:
     """As in Kafka's source, ending options are an error in a stream, which its first call raises."""
     Store(tmp_path / "logs").close()
+    from pyspark.sql.streaming.datasource import ReadAllAvailable
+
     refused = reader(tmp_path / "logs", endingOffsets="latest")
     for call in (refused.initialOffset, lambda: refused.latestOffset({}, ReadAllAvailable())):
         with pytest.raises(ValueError, match="ending offset not valid in streaming queries"):

@@ -21,7 +21,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="log directories, and the directory for the files",
     )
     parser.add_argument(
-        "--format", default="parquet", help="parquet (default), or json: envelopes, one per line"
+        "--format",
+        default="parquet",
+        help="parquet (default); json: envelopes, one per line; iceberg: a table for each topic",
     )
     parser.add_argument(
         "--compression",

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import errno
 import json
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from pyspark.sql.datasource import CaseInsensitiveDict
 from pyspark.sql.streaming.datasource import ReadAllAvailable
@@ -22,14 +23,9 @@ from logfs.format.base.names import TopicPartition
 from logfs.spark import splits
 from logfs.spark.arrow import kafka_schema, sized
 from logfs.spark.batch import BatchReader
-from logfs.spark.jobs.export_commit import (
-    OFFSETS,
-    Move,
-    publish,
-    read_offsets,
-    temporary_directory,
-)
-from logfs.spark.jobs.export_files import Files, by_date, format_of, partition_of
+from logfs.spark.jobs.export_commit import OFFSETS, Folders, temporary_directory
+from logfs.spark.jobs.export_files import FIRST_DAY, Files, by_date, format_of
+from logfs.spark.jobs.export_iceberg import CATALOG, IcebergTables
 from logfs.spark.jobs.job_runner import WorkItem, run
 from logfs.spark.jobs.selection import log_dirs
 from logfs.spark.known_names import SELECTIONS
@@ -40,7 +36,7 @@ from logfs.spark.workers import NotOnHost
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from pyspark.sql import SparkSession
 
@@ -50,6 +46,8 @@ if TYPE_CHECKING:
     from logfs.spark.options import ReadOptions
     from logfs.spark.splits import SplitPart
     from logfs.spark.topics import OffsetsJson
+
+_Result = TypeVar("_Result")
 
 MODES = ("errorifexists", "append", "overwrite")
 
@@ -79,11 +77,17 @@ def export(
 ) -> Exported:
     """Write the records of log directories to files below `target`, by topic and UTC date.
 
-    `format` is "parquet" (the columns of `format("logfs")` with headers; the topic is in the path) or "json"
-    (envelopes, one per line). `options` are those of a read: start and end, `isolationLevel`, and `assign` or
-    `subscribePattern` instead of `topics`. `compression` is zstd (the default for Parquet), none (the default for
-    JSON), gzip, or for Parquet also snappy and lz4. `values` says how JSON holds bytes: "mixed" (strings, and objects
-    with base64 for what is not UTF-8), "text" (only strings; other bytes are an error) or "base64" (only objects).
+    `format` is one of these:
+
+    - "parquet": the columns of `format("logfs")` with headers; the topic is in the path.
+    - "json": envelopes, one per line.
+    - "iceberg": a table `logfs.TOPIC` for each topic, with the columns of Parquet, in a catalog of Apache Iceberg.
+      Such an export is always incremental, and atomic for each table.
+
+    `options` are those of a read: start and end, `isolationLevel`, and `assign` or `subscribePattern` instead of
+    `topics`. `compression` is none (the default for JSON), zstd (that of the other formats), gzip, and except for
+    JSON also snappy and lz4. `values` says how JSON holds bytes: "mixed" (strings, and objects with base64 for what
+    is not UTF-8), "text" (only strings; other bytes are an error) or "base64" (only objects).
 
     With `mode` "append", files of an earlier export stay. With "overwrite", the new files replace those of the
     exported partitions at the end of the job. With "errorifexists", `target` must be empty or absent, or hold an
@@ -96,33 +100,54 @@ def export(
     another incremental export, `DataLoss`, and `JobFailed`.
     """
     form = format_of(format, compression, values)
+    incremental = incremental or format == "iceberg"
+    anew = mode == "overwrite"
     folder = _folder(target, mode, incremental=incremental)
     asked = _read_options(paths, topics, options)
     if incremental:
         asked.setdefault("startingOffsets", "earliest")
-    try:
-        chosen = read_options(asked, streaming=incremental)
-    except ValueError as error:
-        raise InvalidSetting(str(error)) from None
-    with temporary_directory(folder, incremental=incremental) as temporary:
-        known = read_offsets(folder) or {} if incremental and mode != "overwrite" else {}
-        try:
-            plan = _plan_after(known, chosen) if incremental else _plan(chosen)
-        except ValueError as error:
-            raise InvalidSetting(str(error)) from None
+    chosen = _checked(lambda: read_options(asked, streaming=incremental))
+    with (
+        temporary_directory(folder, incremental=incremental) as temporary,
+        _target(folder, temporary, format) as place,
+    ):
+        if incremental:
+            known = place.offsets(may_be_damaged=anew)
+            plan = _checked(lambda: _plan_after(known, chosen, anew=anew))
+        else:
+            plan = _checked(lambda: _plan(chosen))
         works = [WorkItem(part, part.segment_split.bytes) for part in plan.parts]
         task = _ExportTask(str(temporary), form, chosen)
         written = [
             each for files in run(spark, "logfs export", works, task, progress) for each in files
         ]
-        moves = [Move(Path(each.path), folder / each.place) for each in written]
-        replaced = _files_of(folder, chosen) if mode == "overwrite" else []
-        publish(folder, temporary, moves, replaced, plan.offsets)
+        place.publish(written, plan.offsets, chosen.selection if anew else None)
     return Exported(
         len(written),
         sum(each.records for each in written),
         sum(each.size_bytes for each in written),
     )
+
+
+def _checked(call: Callable[[], _Result]) -> _Result:
+    """Return the result of a call in which a `ValueError` is the user's: it is raised as `InvalidSetting`."""
+    try:
+        return call()
+    except ValueError as error:
+        raise InvalidSetting(str(error)) from None
+
+
+@contextmanager
+def _target(folder: Path, temporary: Path, format: str) -> Iterator[Folders | IcebergTables]:
+    """Yield the target of an export, and close it at the end."""
+    if format != "iceberg":
+        yield Folders(folder, temporary)
+        return
+    tables = IcebergTables(folder)
+    try:
+        yield tables
+    finally:
+        tables.close()
 
 
 def _folder(target: str | os.PathLike[str], mode: str, *, incremental: bool) -> Path:
@@ -134,7 +159,7 @@ def _folder(target: str | os.PathLike[str], mode: str, *, incremental: bool) -> 
         raise InvalidSetting(f"{text}: give a directory that all machines have under the same path")
     folder = Path(text).absolute()
     if mode == "errorifexists" and folder.exists() and any(folder.iterdir()):
-        if incremental and (folder / OFFSETS).exists():
+        if incremental and any((folder / name).exists() for name in (OFFSETS, CATALOG)):
             return folder
         hint = ", and holds no incremental export" if incremental else ""
         raise FileExistsError(
@@ -169,16 +194,17 @@ def _plan(options: ReadOptions) -> _Plan:
     return _Plan([part for split in planned for part in split.parts], None)
 
 
-def _plan_after(known: OffsetsJson, options: ReadOptions) -> _Plan:
+def _plan_after(known: OffsetsJson, options: ReadOptions, *, anew: bool) -> _Plan:
     """Plan the export of what came after the offsets `known`, as a micro-batch of a stream would read it.
 
-    Offsets of partitions that are not selected stay as they are.
+    Offsets of partitions that are not selected stay as they are. With `anew`, the others begin as if there had been
+    no export.
     """
     selected = options.selection
     others = {name: end for name, end in from_json(known).items() if name not in selected}
     ids = topic_ids_from_json(known)
     of_others = {topic: ids[topic] for topic in {name.topic for name in others} & ids.keys()}
-    start = {name: end for name, end in from_json(known).items() if name in selected}
+    start = {name: end for name, end in from_json(known).items() if name in selected and not anew}
     reader = StreamReader(kafka_schema(headers=True), options)
     try:
         begin = to_json(start, {name.topic: ids[name.topic] for name in start if name.topic in ids})
@@ -204,16 +230,8 @@ class _ExportTask:
             raise NotOnHost.because(f"{self.directory}: the target of the export does not exist")
         name = TopicPartition(part.topic, part.partition)
         files = Files(Path(self.directory), self.form, name)
+        is_iceberg = self.form.format == "iceberg"
         for columns in sized(splits.columns(part, self.options)):
-            for date, of_date in by_date(columns):
+            for date, of_date in by_date(columns, FIRST_DAY if is_iceberg else 0):
                 files.write(date, of_date)
         return files.close()
-
-
-def _files_of(folder: Path, options: ReadOptions) -> list[Path]:
-    """Return the files of earlier exports that hold records of the selected partitions."""
-    return [
-        path
-        for path in sorted(folder.glob("topic=*/date=*/part-*"))
-        if (name := partition_of(path)) is not None and name in options.selection
-    ]

@@ -19,15 +19,19 @@ import shutil
 import uuid
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from logfs.errors import InvalidSetting
 from logfs.log.disk.disk import Disk
+from logfs.spark.jobs.export_files import partition_of
+from logfs.spark.topics import from_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
+    from logfs.spark.jobs.export_files import WrittenFile
+    from logfs.spark.options import Selection
     from logfs.spark.topics import OffsetsJson
 
 SUCCESS = "_SUCCESS"
@@ -132,43 +136,6 @@ def _complete_killed(target: Path) -> None:
             shutil.rmtree(parent / name, ignore_errors=True)
 
 
-def publish(
-    target: Path,
-    temporary: Path,
-    moves: Sequence[Move],
-    replaced: Sequence[Path],
-    offsets: OffsetsJson | None,
-) -> None:
-    """Make the moves, remove the `replaced` files, and write `offsets` unless it is None; all of that or nothing.
-
-    All paths are below `target`. If a move fails, those before it are undone; a `_SUCCESS` of an earlier export stays
-    removed then. Raises `FileExistsError` for a place that is taken, and `OSError`.
-    """
-    gone = set(replaced)
-    for move in moves:
-        if move.new.exists() and move.new not in gone:
-            raise FileExistsError(
-                errno.EEXIST,
-                "these records were exported before: use startingOffsets to set where to begin, or an incremental "
-                "export",
-                str(move.new),
-            )
-    away = [Move(path, temporary / _REPLACED / path.relative_to(target)) for path in replaced]
-    every = [*away, *moves]
-    journal = temporary / _JOURNAL
-    named = [
-        [str(each.old.relative_to(target)), str(each.new.relative_to(target))] for each in every
-    ]
-    Disk().replace_file(journal, json.dumps({"moves": named, "offsets": offsets}).encode())
-    try:
-        _apply(target, every, offsets)
-    except BaseException:
-        _undo(every)
-        _end(journal)
-        raise
-    _end(journal)
-
-
 def _apply(target: Path, moves: Sequence[Move], offsets: OffsetsJson | None) -> None:
     """Make the moves that are not made yet, and write the offsets and `_SUCCESS`."""
     disk = Disk()
@@ -206,18 +173,78 @@ def _end(journal: Path) -> None:
     Disk().sync_directory(journal.parent)
 
 
-def read_offsets(target: Path) -> OffsetsJson | None:
-    """Return where the last incremental export into the target ended, None if there was none.
+class Folders:
+    """The target of an export of files: folders by topic and date below the directory `target`."""
 
-    Raises `InvalidSetting` for a damaged file.
-    """
-    path = target / OFFSETS
-    try:
-        found: OffsetsJson = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return None
-    except ValueError as error:
-        raise InvalidSetting(
-            f"{path}: where the last export ended cannot be read: {error}; begin anew with mode overwrite"
-        ) from None
-    return found
+    def __init__(self, target: Path, temporary: Path) -> None:
+        """Prepare to publish what tasks write into `temporary`, a directory below `target`."""
+        self._target = target
+        self._temporary = temporary
+
+    def offsets(self, *, may_be_damaged: bool = False) -> OffsetsJson:
+        """Return where the last incremental export into the target ended; empty if there was none.
+
+        A damaged file raises `InvalidSetting`; with `may_be_damaged` it counts as none.
+        """
+        path = self._target / OFFSETS
+        try:
+            found: OffsetsJson = json.loads(path.read_bytes())
+            from_json(found)
+        except FileNotFoundError:
+            return {}
+        except (ValueError, TypeError, AttributeError) as error:
+            if may_be_damaged:
+                return {}
+            raise InvalidSetting(
+                f"{path}: where the last export ended cannot be read: {error}; begin anew with mode overwrite"
+            ) from None
+        return found
+
+    def publish(
+        self,
+        written: Sequence[WrittenFile],
+        offsets: OffsetsJson | None,
+        replaced: Selection | None,
+    ) -> None:
+        """Move files to their places, remove those of partitions in `replaced`, and keep `offsets`: all or nothing.
+
+        If `replaced` or `offsets` is None, the other files or the last offsets stay. If a move fails, those before it
+        are undone; a `_SUCCESS` of an earlier export stays removed then. Raises `FileExistsError` for a place that is
+        taken, and `OSError`.
+        """
+        target = self._target
+        old = set() if replaced is None else _files_of(target, replaced)
+        moves = [Move(Path(each.path), target / each.place) for each in written]
+        taken = next(
+            (each.new for each in moves if each.new.exists() and each.new not in old), None
+        )
+        if taken is not None:
+            raise FileExistsError(
+                errno.EEXIST,
+                "these records were exported before: use startingOffsets to set where to begin, or an incremental "
+                "export",
+                str(taken),
+            )
+        away = [Move(path, self._temporary / _REPLACED / path.relative_to(target)) for path in old]
+        every = [*away, *moves]
+        journal = self._temporary / _JOURNAL
+        named = [
+            [str(each.old.relative_to(target)), str(each.new.relative_to(target))] for each in every
+        ]
+        Disk().replace_file(journal, json.dumps({"moves": named, "offsets": offsets}).encode())
+        try:
+            _apply(target, every, offsets)
+        except BaseException:
+            _undo(every)
+            _end(journal)
+            raise
+        _end(journal)
+
+
+def _files_of(target: Path, selected: Selection) -> set[Path]:
+    """Return the files of earlier exports that hold records of the selected partitions."""
+    return {
+        path
+        for path in target.glob("topic=*/date=*/part-*")
+        if (name := partition_of(path)) is not None and name in selected
+    }

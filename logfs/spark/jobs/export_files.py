@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from logfs.errors import InvalidRecord, InvalidSetting
@@ -28,11 +29,14 @@ if TYPE_CHECKING:
 
 # The name that Hive and Spark give to a null value of a partition column.
 NO_DATE = "__HIVE_DEFAULT_PARTITION__"
+# The namespace of the tables of Iceberg, and the folder in which they are.
+NAMESPACE = "logfs"
 # What the name of a topic's folder begins with.
 _TOPIC = "topic="
 _DAY_MS = 86_400_000
-# 9999-12-31, the last date that readers of the files support.
-_LAST_DAY = 2_932_896
+# 0001-01-01 and 9999-12-31, the first and the last date that readers of the files support, in days since the epoch.
+FIRST_DAY, _LAST_DAY = -719_162, 2_932_896
+_NO_DAY = np.iinfo(np.int64).min
 # The bytes that are buffered for one file, to become one row group, and for all files of a task.
 _ROW_GROUP_BYTES = 64 << 20
 _HELD_BYTES = 256 << 20
@@ -42,17 +46,21 @@ _OPEN_FILES = 64
 
 @dataclass(frozen=True)
 class WrittenFile:
-    """A file of an export: the path at which a task wrote it, and its final place, relative to the target."""
+    """A file of an export: the path at which a task wrote it, and its final place, relative to the target.
+
+    It has records of one partition of `topic`.
+    """
 
     path: str
     place: str
+    topic: str
     records: int
     size_bytes: int
 
 
 @dataclass(frozen=True)
 class ExportFormat:
-    """The format of the files, "parquet" or "json", and the name of their codec, or "none".
+    """The format of the files, "parquet", "json" or "iceberg", and the name of their codec, or "none".
 
     `values` says how JSON holds keys, values and headers: one of `VALUES`.
     """
@@ -64,7 +72,7 @@ class ExportFormat:
     @property
     def suffix(self) -> str:
         """The suffix of the file names with its dot, such as ".parquet" or ".jsonl.gz"."""
-        if self.format == "parquet":
+        if self.format != "json":
             return ".parquet"
         return ".jsonl" + _JSON_SUFFIXES[self.compression]
 
@@ -74,13 +82,14 @@ _JSON_SUFFIXES = {"none": "", "gzip": ".gz", "zstd": ".zst"}
 _COMPRESSIONS = {
     "parquet": ("zstd", "none", "snappy", "gzip", "lz4"),
     "json": ("none", "gzip", "zstd"),
+    "iceberg": ("zstd", "none", "snappy", "gzip", "lz4"),
 }
 
 
 def format_of(format: str, compression: str | None, values: str) -> ExportFormat:
     """Check the parts of an `ExportFormat`, and return it. Raises `InvalidSetting`.
 
-    If `compression` is None, the default of the format is taken: zstd for "parquet", none for "json".
+    If `compression` is None, the default of the format is taken: none for "json", else zstd.
     """
     known = _COMPRESSIONS.get(format)
     if known is None:
@@ -91,7 +100,9 @@ def format_of(format: str, compression: str | None, values: str) -> ExportFormat
     if values not in VALUES:
         raise InvalidSetting(f"values {values!r}: give one of {', '.join(VALUES)}")
     if format != "json" and values != VALUES[0]:
-        raise InvalidSetting(f"values {values!r}: Parquet has bytes; give the format json")
+        raise InvalidSetting(
+            f"values {values!r}: files of Parquet hold bytes; give the format json"
+        )
     return ExportFormat(format, chosen, values)
 
 
@@ -115,14 +126,21 @@ def parquet_schema() -> pa.Schema:
     return schema.set(at, pa.field("timestamp", pa.timestamp("ms", tz="UTC")))
 
 
-def by_date(columns: Columns) -> Iterator[tuple[str, Columns]]:
+def iceberg_schema() -> pa.Schema:
+    """Return the schema of the files of an Iceberg table: `parquet_schema` with timestamps in microseconds."""
+    schema = parquet_schema()
+    at = schema.get_field_index("timestamp")
+    return schema.set(at, pa.field("timestamp", pa.timestamp("us", tz="UTC")))
+
+
+def by_date(columns: Columns, first_day: int = 0) -> Iterator[tuple[str, Columns]]:
     """Yield (date, records) for each UTC date in `columns`, which must not be empty. Dates have the form YYYY-MM-DD.
 
-    Records without a timestamp or after the year 9999 come first, under `NO_DATE`. The records of a date keep their
-    order.
+    Records before `first_day`, which is in days since the epoch, or after the year 9999 come first, under `NO_DATE`.
+    Those without a timestamp are from before the epoch. The records of a date keep their order.
     """
     days = columns.timestamps // _DAY_MS
-    days[(days < 0) | (days > _LAST_DAY)] = -1
+    days[(days < first_day) | (days > _LAST_DAY)] = _NO_DAY
     if (days == days[0]).all():
         yield _date(days[0]), columns
         return
@@ -133,7 +151,7 @@ def by_date(columns: Columns) -> Iterator[tuple[str, Columns]]:
 
 
 def _date(day: np.int64) -> str:
-    return NO_DATE if day < 0 else str(np.datetime64(int(day), "D"))
+    return NO_DATE if day == _NO_DAY else str(np.datetime64(int(day), "D"))
 
 
 class Files:
@@ -170,10 +188,15 @@ class Files:
         return self._written
 
     def _make(self, date: str, first_offset: int) -> _OpenFile:
-        path = self._directory / uuid.uuid4().hex
+        unique = uuid.uuid4().hex
+        path = self._directory / unique
+        name = f"part-{self._name.partition:05}-{first_offset:020}"
+        if self._form.format == "iceberg":
+            # The catalog says which files count: there may be others with these records.
+            place = f"{NAMESPACE}/{self._name.topic}/data/date={date}/{name}-{unique}{self._form.suffix}"
+            return _IcebergFile(path, place, self._form, self._name)
         # The name depends only on the contents: a task that runs again gives the same name to the same records.
-        name = f"part-{self._name.partition:05}-{first_offset:020}{self._form.suffix}"
-        place = f"{_TOPIC}{self._name.topic}/date={date}/{name}"
+        place = f"{_TOPIC}{self._name.topic}/date={date}/{name}{self._form.suffix}"
         kind = _ParquetFile if self._form.format == "parquet" else _JsonFile
         return kind(path, place, self._form, self._name)
 
@@ -220,14 +243,16 @@ class _OpenFile(ABC):
         disk.sync(file)
         size = disk.size(file)
         file.close()
-        return WrittenFile(str(self._path), self._place, self._records, size)
+        return WrittenFile(str(self._path), self._place, self._name.topic, self._records, size)
 
 
 class _ParquetFile(_OpenFile):
     """A Parquet file, written one row group at a time directly from the columns of the log."""
 
+    schema = staticmethod(parquet_schema)
+
     def _begin(self) -> None:
-        schema = parquet_schema()
+        schema = self.schema()
         self._maker = BatchMaker(schema)
         self._batches: list[pa.RecordBatch] = []
         # Offsets and timestamps grow by small steps, which delta encoding suits. Values have no dictionary, because
@@ -242,11 +267,14 @@ class _ParquetFile(_OpenFile):
         )
 
     def _add(self, columns: Columns) -> None:
-        batch = self._maker.batch(*self._name, columns)
+        batch = self._batch(columns)
         self._batches.append(batch)
         self.held_bytes += batch.nbytes
         if self.held_bytes >= _ROW_GROUP_BYTES:
             self.flush()
+
+    def _batch(self, columns: Columns) -> pa.RecordBatch:
+        return self._maker.batch(*self._name, columns)
 
     def flush(self) -> None:
         if self._batches:
@@ -257,6 +285,21 @@ class _ParquetFile(_OpenFile):
     def _end(self) -> None:
         self.flush()
         self._writer.close()
+
+
+class _IcebergFile(_ParquetFile):
+    """A data file of an Iceberg table. Its timestamps are null where readers in Python cannot represent them."""
+
+    schema = staticmethod(iceberg_schema)
+
+    def _batch(self, columns: Columns) -> pa.RecordBatch:
+        batch = super()._batch(columns)
+        at = batch.schema.get_field_index("timestamp")
+        days = columns.timestamps // _DAY_MS
+        is_date = pa.array((days >= FIRST_DAY) & (days <= _LAST_DAY))
+        return batch.set_column(
+            at, batch.schema.field(at), pc.if_else(is_date, batch.column(at), None)
+        )
 
 
 class _JsonFile(_OpenFile):

@@ -107,12 +107,12 @@ def import_(
     if id is not None and not id.strip():
         raise InvalidSetting("id: give a name, not an empty text")
     form = _FORMS[format](options)
+    files = find_files([sources] if isinstance(sources, (str, os.PathLike)) else sources)
     directories = log_dirs(paths)
     _make_log_dirs(directories, may_create=partitions is not None)
     writer = None if id is None else f"import-{id}"
     if writer is not None and _is_committed(directories, writer):
         return Imported(0, 0, {}, already=True)
-    files = find_files([sources] if isinstance(sources, (str, os.PathLike)) else sources)
     looks = [
         WorkItem(file_range, form.look_bytes(file_range))
         for file in files
@@ -146,7 +146,7 @@ def import_(
 
 def _make_log_dirs(directories: Sequence[str], *, may_create: bool) -> None:
     """Check the log directories, and create missing ones if `may_create`. Raises `InvalidStore` and `OSError`."""
-    check_log_dirs(directories, may_be_empty=may_create, may_be_made=may_create)
+    check_log_dirs(directories, may_be_empty=True, may_be_made=may_create)
     for directory in map(Path, directories):
         if not directory.exists():
             Disk().mkdir(directory)

@@ -1,0 +1,150 @@
+"""Apache Iceberg as the target of an export: a table for each topic, in a catalog of its own (SQLite) in the target.
+
+    target/catalog.db                the catalog, for pyiceberg's `SqlCatalog`
+    target/logfs/orders/data/        the Parquet files of the table `logfs.orders`
+    target/logfs/orders/metadata/    its snapshots
+
+A commit of a table is atomic. Its snapshot has the offsets at which the export ended, and there the next one begins.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from logfs.errors import LogfsError
+from logfs.log.disk.disk import Disk
+from logfs.spark.jobs.export_files import NAMESPACE, iceberg_schema
+from logfs.spark.jobs.job_runner import JobFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from logfs.spark.jobs.export_files import WrittenFile
+    from logfs.spark.options import Selection
+    from logfs.spark.topics import OffsetsJson
+
+_OFFSETS = "logfs.offsets"
+CATALOG = "catalog.db"
+_PARTITION_FIELD = "date"
+# The statistics that the files have, by which readers leave out files.
+_PROPERTIES = {
+    "write.metadata.metrics.default": "none",
+    **{f"write.metadata.metrics.column.{name}": "full" for name in ("partition", "offset", "timestamp")},
+}
+
+
+class IcebergTables:
+    """The tables in a directory, one for each topic."""
+
+    def __init__(self, directory: Path) -> None:
+        """Open the catalog in the directory, which must exist; create it if it is missing.
+
+        Raises `LogfsError` if pyiceberg is not installed, or if the catalog cannot be read.
+        """
+        try:
+            from pyiceberg.catalog.sql import SqlCatalog
+        except ImportError:
+            raise LogfsError("pyiceberg is not installed: pip install 'logfs[iceberg]'") from None
+        self._directory = directory
+        try:
+            self._catalog = SqlCatalog(
+                NAMESPACE,
+                uri=f"sqlite:///{directory / CATALOG}",
+                warehouse=directory.as_uri(),
+            )
+            self._catalog.create_namespace_if_not_exists(NAMESPACE)
+        except Exception as error:
+            raise LogfsError(
+                f"{directory / CATALOG}: the catalog cannot be opened: {error}"
+            ) from error
+
+    def close(self) -> None:
+        """Close the catalog."""
+        self._catalog.close()
+
+    def offsets(self, *, may_be_damaged: bool = False) -> OffsetsJson:
+        """Return where the exports into all tables ended, as `_offsets.json` of other exports has it."""
+        found: OffsetsJson = {}
+        for name in self._catalog.list_tables(NAMESPACE):
+            for snapshot in reversed(self._catalog.load_table(name).snapshots()):
+                text = snapshot.summary and snapshot.summary.additional_properties.get(_OFFSETS)
+                if text:
+                    found.update(json.loads(text))
+                    break
+        return found
+
+    def publish(
+        self,
+        written: Sequence[WrittenFile],
+        offsets: OffsetsJson | None,
+        replaced: Selection | None,
+    ) -> None:
+        """Add files to the tables of their topics, each in one commit; a missing table is created.
+
+        The files are moved into the directories of the tables first. The snapshot of a table keeps the `offsets` of
+        its topic. The records of the topics in `replaced`, None for no topic, are removed by the same commits. Raises
+        `JobFailed` if a commit fails; that table is as it was then, and those of the topics before it are done.
+        """
+        of_topic: dict[str, list[WrittenFile]] = {}
+        if replaced is not None:
+            for _, topic in self._catalog.list_tables(NAMESPACE):
+                if replaced.has_topic(topic):
+                    of_topic[topic] = []
+        for file in written:
+            of_topic.setdefault(file.topic, []).append(file)
+        for topic, files in sorted(of_topic.items()):
+            ends = {
+                name: each
+                for name, each in (offsets or {}).items()
+                if name.partition("#")[0] == topic
+            }
+            self._commit(topic, files, ends, replaces=replaced is not None)
+
+    def _commit(
+        self, topic: str, written: Sequence[WrittenFile], offsets: OffsetsJson, *, replaces: bool
+    ) -> None:
+        from pyiceberg.exceptions import CommitFailedException, ValidationException
+        from pyiceberg.expressions import AlwaysTrue
+
+        table = self._table(topic)
+        places = [str(self._moved(each)) for each in written]
+        properties = {_OFFSETS: json.dumps(offsets)}
+        try:
+            with table.transaction() as transaction:
+                if replaces and table.current_snapshot() is not None:
+                    transaction.delete(AlwaysTrue(), snapshot_properties=properties)
+                if places:
+                    # Names of files are unique, so that none can be in the table already.
+                    transaction.add_files(
+                        places, snapshot_properties=properties, check_duplicate_files=False
+                    )
+        except (CommitFailedException, ValidationException) as error:
+            raise JobFailed(
+                f"{self._directory}: the table {NAMESPACE}.{topic} was changed meanwhile: {error}; export again"
+            ) from error
+
+    def _table(self, topic: str) -> Any:
+        from pyiceberg.transforms import DayTransform
+
+        name = (NAMESPACE, topic)
+        if self._catalog.table_exists(name):
+            return self._catalog.load_table(name)
+        with (
+            self._catalog.create_table_transaction(
+                name, schema=iceberg_schema(), properties=_PROPERTIES
+            ) as creation,
+            creation.update_spec() as spec,
+        ):
+            spec.add_field("timestamp", DayTransform(), _PARTITION_FIELD)
+        return self._catalog.load_table(name)
+
+    def _moved(self, file: WrittenFile) -> Path:
+        """Move a file of a task to its place, durably, and return the place."""
+        old, new = self._directory / file.path, self._directory / file.place
+        new.parent.mkdir(parents=True, exist_ok=True)
+        disk = Disk()
+        disk.rename(old, new)
+        disk.sync_directory(new.parent.parent)
+        return new

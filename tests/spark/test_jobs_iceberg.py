@@ -1,0 +1,169 @@
+"""Exports to Apache Iceberg, read back by pyiceberg: every record once, and a snapshot for each export."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from logfs.errors import InvalidSetting
+from logfs.format.batches.record import Record
+from logfs.store.store import Store
+from tests.spark.logs import DAY_MS, T, make_log
+from tests.support.requirements import need
+from tests.support.stores import assert_clean
+
+pytest.importorskip("pyspark", reason="pyspark is not installed")
+
+from logfs.spark.jobs import JobFailed, export
+from logfs.spark.jobs.export_iceberg import IcebergTables
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+COLUMNS = ("partition", "offset", "key", "value", "timestamp", "timestampType", "headers")
+
+
+@pytest.fixture(autouse=True)
+def _iceberg() -> None:
+    try:
+        import pyiceberg.catalog.sql  # noqa: F401
+    except ImportError:
+        need(False, "pyiceberg is not installed")
+
+
+def table(target: Path, topic: str) -> Any:
+    """Return the table of a topic, as any user of the catalog finds it."""
+    from pyiceberg.catalog.sql import SqlCatalog
+
+    catalog = SqlCatalog(
+        "logfs", uri=f"sqlite:///{target}/catalog.db", warehouse=f"file://{target}"
+    )
+    return catalog.load_table(("logfs", topic))
+
+
+def offsets(found: Any, **scan: Any) -> list[tuple[int, int]]:
+    """Return partition and offset of all records of a table or of one of its snapshots, in order."""
+    rows = found.scan(**scan).to_arrow().to_pylist()
+    return sorted((row["partition"], row["offset"]) for row in rows)
+
+
+def test_the_tables_hold_what_the_log_holds(spark: SparkSession, tmp_path: Path) -> None:
+    """Every column of every record of every codec is in the table of its topic, whatever the dates."""
+    log, target = tmp_path / "log", tmp_path / "ice"
+    make_log(log, days=70)
+    assert_clean(log)
+    done = export(spark, log, target, format="iceberg")
+    source = spark.read.format("logfs").option("includeHeaders", "true")
+    records = source.option("subscribePattern", ".").load(str(log))
+    assert done.records == records.count()
+    for topic in {row.topic for row in records.select("topic").distinct().collect()}:
+        wanted = records.where(records.topic == topic).select(*COLUMNS).toArrow().to_pylist()
+        found = table(target, topic).scan().to_arrow().select(list(COLUMNS)).to_pylist()
+        # pyiceberg reads a null list as an empty one.
+        found = [{**row, "headers": row["headers"] or None} for row in found]
+        assert sorted(found, key=_place) == sorted(wanted, key=_place)
+
+
+def _place(row: dict[str, Any]) -> tuple[int, int]:
+    return row["partition"], row["offset"]
+
+
+def test_each_export_is_a_snapshot_with_its_offsets(spark: SparkSession, log_dir: Path) -> None:
+    """An export begins where the last one ended, and a snapshot tells which offsets it holds."""
+    target = log_dir.with_name("ice")
+    with Store(log_dir) as store:
+        for number in range(2):
+            store.create(f"a-{number}").append([Record(b"1", timestamp=T + DAY_MS * number)])
+    assert export(spark, log_dir, target, format="iceberg").records == 2
+    assert export(spark, log_dir, target, format="iceberg").records == 0
+    with Store(log_dir) as store:
+        store["a-0"].append([Record(b"2", timestamp=T + DAY_MS), Record(b"3", timestamp=T)])
+        store.create("b-0").append([b"new"])
+    assert export(spark, log_dir, target, format="iceberg").records == 3
+    a = table(target, "a")
+    assert offsets(a) == [(0, 0), (0, 1), (0, 2), (1, 0)]
+    first, second = a.snapshots()
+    ends = json.loads(second.summary.additional_properties["logfs.offsets"])
+    assert ends["a"] == {"0": 3, "1": 1}
+    assert "b" not in ends
+    assert offsets(a, snapshot_id=first.snapshot_id) == [(0, 0), (1, 0)]
+    days = {str(row["partition"]["date"]) for row in a.inspect.partitions().to_pylist()}
+    assert days == {"2021-11-28", "2021-11-29"}
+    assert offsets(table(target, "b")) == [(0, 0)]
+    assert not (target / "_temporary").exists()
+
+
+def test_overwrite_begins_anew_and_only_for_its_topics(spark: SparkSession, log_dir: Path) -> None:
+    """With mode overwrite, one commit replaces the records of the exported topics; the others stay."""
+    target = log_dir.with_name("ice")
+    with Store(log_dir) as store:
+        store.create("a-0").append([b"1", b"2", b"3"])
+        store.create("b-0").append([b"1"])
+    export(spark, log_dir, target, format="iceberg")
+    with Store(log_dir) as store:
+        store.delete_records("a-0", 1)
+    export(spark, log_dir, target, format="iceberg", topics=["a"], mode="overwrite")
+    assert offsets(table(target, "a")) == [(0, 1), (0, 2)]
+    assert offsets(table(target, "b")) == [(0, 0)]
+    assert export(spark, log_dir, target, format="iceberg").records == 0
+
+
+def test_an_export_that_ends_between_tables_is_completed(
+    spark: SparkSession, log_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the commit of a table fails, the next export adds what is missing, and nothing twice."""
+    target = log_dir.with_name("ice")
+    with Store(log_dir) as store:
+        for topic in "abc":
+            store.create(f"{topic}-0").append([Record(topic.encode(), timestamp=T)])
+    commit = IcebergTables._commit
+
+    def failing(self: IcebergTables, topic: str, *words: Any, **named: Any) -> None:
+        if topic == "b":
+            raise JobFailed("the power is gone")
+        commit(self, topic, *words, **named)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(IcebergTables, "_commit", failing)
+        with pytest.raises(JobFailed, match="the power is gone"):
+            export(spark, log_dir, target, format="iceberg")
+    assert export(spark, log_dir, target, format="iceberg").records == 2
+    for topic in "abc":
+        assert offsets(table(target, topic)) == [(0, 0)]
+
+
+def test_times_that_no_date_can_hold_are_null(spark: SparkSession, log_dir: Path) -> None:
+    """Times before the year 1 and after 9999 are null; all others are exact, as is a missing one in `format`."""
+    with Store(log_dir) as store:
+        store.settings.set_topic("t", "message.timestamp.after.max.ms", str(2**63 - 1))
+        times = [0, -1, 253_402_300_799_999, 253_402_300_800_000, 2**62]
+        store.create("t-0").append([Record(b"", timestamp=each) for each in times])
+    target = log_dir.with_name("ice")
+    export(spark, log_dir, target, format="iceberg")
+    rows = sorted(table(target, "t").scan().to_arrow().to_pylist(), key=_place)
+    assert [row["timestamp"] and row["timestamp"].isoformat() for row in rows] == [
+        "1970-01-01T00:00:00+00:00",
+        "1969-12-31T23:59:59.999000+00:00",
+        "9999-12-31T23:59:59.999000+00:00",
+        None,
+        None,
+    ]
+
+
+def test_what_makes_no_sense_is_refused(spark: SparkSession, log_dir: Path) -> None:
+    """Ending options and fixed JSON types are refused, as is a directory of something else."""
+    with Store(log_dir) as store:
+        store.create("a-0").append([b"1"])
+    target = log_dir.with_name("ice")
+    with pytest.raises(InvalidSetting, match="ending offset"):
+        export(spark, log_dir, target, format="iceberg", options={"endingOffsets": "latest"})
+    with pytest.raises(InvalidSetting, match="give the format json"):
+        export(spark, log_dir, target, format="iceberg", values="text")
+    target.mkdir(exist_ok=True)
+    (target / "notes").write_text("mine")
+    with pytest.raises(FileExistsError, match="not empty"):
+        export(spark, log_dir, target, format="iceberg")
