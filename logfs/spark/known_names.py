@@ -33,6 +33,7 @@ _OF_READS = (
     "startingTimestamp",
 )
 _OF_WRITES = ("createPartitions", "topic", "txnAppId", "txnVersion")
+OPTIONS = (*SELECTIONS, *_OF_READS, *_OF_WRITES)
 OF_THE_NETWORK = (
     "kafkaConsumer.pollTimeoutMs",
     "fetchOffset.numRetries",
@@ -49,13 +50,13 @@ def check_options(names: Iterable[str]) -> None:
 
     A read may have options of writes, and the reverse, because a view of Spark's SQL has one set of options for both.
     """
-    known = [*SELECTIONS, *_OF_READS, *_OF_WRITES, *OF_THE_NETWORK, *_OF_SPARK]
+    known = [*OPTIONS, *OF_THE_NETWORK, *_OF_SPARK]
     of_name = {name.lower(): name for name in known}
     for name in names:
         if name.lower() not in of_name and not name.lower().startswith("kafka."):
             raise ValueError(
                 f"logfs has no option {name!r}{_guess(name, of_name)}; its options are "
-                f"{', '.join(sorted([*SELECTIONS, *_OF_READS, *_OF_WRITES]))}"
+                f"{', '.join(sorted(OPTIONS))}"
             )
 
 

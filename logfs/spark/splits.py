@@ -224,14 +224,11 @@ def read(
     left the log, `Corrupt` for damage, and `NotOnHost` or `OSError`, both with the name of this host.
     """
     pushed = pushed or PushedFilters()
-    try:
-        with workers.naming_host():
-            for part in split.parts:
-                for found in sized(map(pushed.select, columns(part, options, pushed.since_ms))):
-                    yield maker.batch(part.topic, part.partition, found)
-    except GeneratorExit:
-        workers.end_if_unread()
-        raise
+    workers.hide_broken_pipes()
+    with workers.naming_host():
+        for part in split.parts:
+            for found in sized(map(pushed.select, columns(part, options, pushed.since_ms))):
+                yield maker.batch(part.topic, part.partition, found)
     workers.freeze_loaded_objects("read")
 
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 import functools
 import gc
 import os
-import select
 import shutil
 import socket
-import stat
 import subprocess
 import sys
-from contextlib import contextmanager, suppress
+import traceback
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark import TaskContext
 
@@ -79,22 +78,22 @@ _PYTHON = (
 )
 
 
-def end_if_unread() -> None:
-    """In a task: end this process if Spark has closed its connection, as it does when a query needs no more rows.
+@functools.cache
+def hide_broken_pipes() -> None:
+    """In a task: have this process print no traceback of a write to a connection that Spark has closed.
 
-    Spark's worker would end as well, but only after it has printed the traceback of a write that failed: that of
-    `show()` and of every LIMIT.
+    Spark closes it when a query needs no more rows, as `show()` and LIMIT do. The worker then ends, and its daemon
+    prints the error that has ended it, with `traceback.print_exc`; no setting of Spark changes that.
     """
     if TaskContext.get() is None:
         return
-    poller = select.poll()
-    for fd in map(int, os.listdir("/proc/self/fd")):
-        with suppress(OSError):
-            if stat.S_ISSOCK(os.fstat(fd).st_mode):
-                # A closed connection is reported whatever events are asked for.
-                poller.register(fd, 0)
-    if any(events & (select.POLLHUP | select.POLLERR) for _, events in poller.poll(0)):
-        os._exit(1)
+    print_exc = traceback.print_exc
+
+    def print_others(*words: Any, **named: Any) -> None:
+        if not isinstance(sys.exc_info()[1], BrokenPipeError):
+            print_exc(*words, **named)
+
+    traceback.print_exc = print_others
 
 
 @functools.cache

@@ -31,7 +31,10 @@ _PARTITION_FIELD = "date"
 # The statistics that the files have, by which readers leave out files.
 _PROPERTIES = {
     "write.metadata.metrics.default": "none",
-    **{f"write.metadata.metrics.column.{name}": "full" for name in ("partition", "offset", "timestamp")},
+    **{
+        f"write.metadata.metrics.column.{name}": "full"
+        for name in ("partition", "offset", "timestamp")
+    },
 }
 
 

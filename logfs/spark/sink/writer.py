@@ -77,6 +77,7 @@ class _Sink:
             commit_client.create(self.log_dirs, [f"{topic}-{number}" for number in range(count)])
 
     def _stage(self, batches: Iterator[pa.RecordBatch], writer: str, sequence: int) -> Staged:
+        workers.hide_broken_pipes()
         context = TaskContext.get()
         turn = sequence + (context.partitionId() if context is not None else 0)
         with workers.naming_host():

@@ -1,0 +1,134 @@
+"""The rows of Spark for many small partitions: queries of a million small records, and the planning of a read."""
+
+from __future__ import annotations
+
+import functools
+import statistics
+from typing import TYPE_CHECKING
+
+from harness import Bench, Result, expect, faster, in_rounds, say, settle, timed
+from pipeline import Pipeline, append, pipeline_row, write_source
+from upkeep import skipped
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import DataFrame
+
+VALUE_BYTES = 80
+# The queries, and the columns that each of them needs.
+QUERIES = {
+    "count": ("count(*)", "offset"),
+    "sum": ("sum(length(value))", "value"),
+    "group": ("count(distinct n)", "partition"),
+    "max": ("max(timestamp)", "timestamp"),
+}
+
+
+def _answer(frame: DataFrame, name: str) -> object:
+    text, column = QUERIES[name]
+    if name == "group":
+        frame = frame.groupBy(column).count().withColumnRenamed("count", "n")
+    return frame.selectExpr(text).collect()[0][0]
+
+
+@pipeline_row
+def spark_small(bench: Bench, pipeline: Pipeline) -> list[Result]:
+    """Spark queries of small records in many partitions, against Parquet and Spark's Kafka source."""
+    count, partitions = bench.pick(1_000_000, 100_000), bench.pick(1000, 100)
+    spark, topic = pipeline.spark, "small"
+    directory = pipeline.directory / topic
+    directory.mkdir()
+    source = directory / "source.parquet"
+    say(f"  writing {count} records to {partitions} partitions")
+    write_source(source, count, VALUE_BYTES)
+    log_dir = pipeline.new_topic(topic, partitions)
+    if pipeline.broker is None:
+        append(spark.read.parquet(str(source)), "logfs", path=str(log_dir), topic=topic)
+    else:
+        append(spark.read.parquet(str(source)), "kafka", **pipeline.servers, topic=topic)
+    records = pipeline.logfs(log_dir, topic)
+    records.write.parquet(str(directory / "parquet"))
+    settle()
+    results = []
+    for name, (_, column) in QUERIES.items():
+        few = spark.read.format("logfs").option("subscribe", topic).option("columns", column)
+
+        # Each query loads anew: it plans, as a user's first query does.
+        sides: dict[str, Callable[[], DataFrame]] = {
+            "all columns": functools.partial(pipeline.logfs, log_dir, topic),
+            f"columns={column}": functools.partial(few.load, str(log_dir)),
+            "Parquet": functools.partial(spark.read.parquet, str(directory / "parquet")),
+        }
+        if pipeline.broker is not None:
+            sides["Kafka's source"] = functools.partial(pipeline.kafka, topic)
+        answers = {side: _answer(load(), name) for side, load in sides.items()}
+        for side, answer in answers.items():
+            expect(f"{name} by {side}", answer, answers["Parquet"])
+
+        def once(load: Callable[[], DataFrame], name: str = name) -> float:
+            return timed(lambda: _answer(load(), name))
+
+        measured = in_rounds(
+            bench.pick(5, 3), *(functools.partial(once, load) for load in sides.values())
+        )
+        seconds = dict(zip(sides, measured, strict=True))
+        results += [
+            _result(name, ours, peer, seconds, partitions, pipeline.missing)
+            for ours in ("all columns", f"columns={column}")
+            for peer in ("Parquet", "Kafka's source")
+        ]
+    pipeline.remove(topic)
+    return results
+
+
+def _result(
+    name: str,
+    ours: str,
+    peer: str,
+    seconds: dict[str, list[float]],
+    partitions: int,
+    missing: str,
+) -> Result:
+    what = f"Spark {name}, small records in {partitions} partitions, {ours}"
+    short = f"spark-small {name} {'few' if '=' in ours else 'all'} {peer}"
+    said = f"{statistics.median(seconds[ours]):.2f} s"
+    if peer not in seconds:
+        return skipped(short, what, missing, said)
+    ratio, spread = faster(seconds[ours], seconds[peer])
+    target = 0.5 if peer == "Parquet" else 3.0
+    theirs = f"{statistics.median(seconds[peer]):.2f} s {peer}"
+    return Result(short, what, ratio, said, theirs, None, target, spread=spread)
+
+
+@pipeline_row
+def spark_plan(bench: Bench, pipeline: Pipeline) -> list[Result]:
+    """Planning a read of 10,000 partitions, against listing as many Parquet files."""
+    from logfs.store.store import Store
+
+    count = bench.pick(10_000, 1000)
+    spark, log_dir = pipeline.spark, pipeline.directory / "many"
+    files = pipeline.directory / "files"
+    say(f"  making {count} partitions")
+    with Store(log_dir) as store:
+        for number in range(count):
+            store.create(f"many-{number}").append([b"x"])
+    source = pipeline.directory / "one"
+    spark.range(1).coalesce(1).write.parquet(str(source))
+    (one,) = source.glob("*.parquet")
+    files.mkdir()
+    for number in range(count):
+        (files / f"{number}.parquet").write_bytes(one.read_bytes())
+    settle()
+
+    def ours() -> float:
+        return timed(lambda: pipeline.logfs(log_dir, "many").rdd.getNumPartitions())
+
+    def theirs() -> float:
+        return timed(lambda: spark.read.parquet(str(files)).rdd.getNumPartitions())
+
+    mine, peer = in_rounds(bench.pick(5, 3), ours, theirs)
+    ratio, spread = faster(mine, peer)
+    said = [f"{statistics.median(each):.2f} s" for each in (mine, peer)]
+    what = f"Spark planning of {count} partitions"
+    return [Result("spark-plan", what, ratio, said[0], f"{said[1]} Parquet files", spread=spread)]
