@@ -78,11 +78,18 @@ IMPORTERS = {
     "fastavro": ["schema/avro.py"],
     "google": ["schema/protobuf.py"],
     "grpc_tools": ["schema/protobuf.py"],
+    "pyiceberg": ["spark/jobs/export_iceberg.py"],
     "requests": ["schema/registry.py"],
     "urllib3": ["schema/registry.py"],
     "obstore": ["log/remote/object_store.py"],
     "Cryptodome": ["log/remote/encryption.py"],
-    "fcntl": ["store/directory/lock.py", "mount/", "cli/", "log/disk/disk.py"],
+    "fcntl": [
+        "store/directory/lock.py",
+        "mount/",
+        "cli/",
+        "log/disk/disk.py",
+        "spark/jobs/export_commit.py",
+    ],
 }
 FILE_LINES = 800
 FUNCTION_LINES = 70

@@ -128,7 +128,7 @@ def paths_of(options: Mapping[str, str]) -> tuple[str, ...]:
             "the options of a catalog table to INSERT INTO, nor those of a table that was created with columns: give "
             "them by WITH (path='…', …) after the table's name, or use a temporary view"
         )
-    return tuple(_local(str(path)) for path in found)
+    return tuple(local_log_dir(str(path)) for path in found)
 
 
 def local_path(path: str) -> str:
@@ -140,7 +140,7 @@ def local_path(path: str) -> str:
     return path if found is None else found[1]
 
 
-def _local(path: str) -> str:
+def local_log_dir(path: str) -> str:
     """Return the plain path of a `file:` URL, unless what is there may be a bucket, which is opened by its URL."""
     plain = local_path(path)
     is_bucket = plain != path and recognise(plain).kind is PathKind.OTHER

@@ -394,7 +394,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 class RefusedStream(DataSourceStreamReader):
     """The reader of a query with a wrong option or schema: each call raises `error`.
 
-    Spark 4.3 shows an error of these calls, but hides one of `DataSource.streamReader` behind an error of its own.
+    Spark 4.3 shows an error of these calls, but hides one that is raised where the reader is made.
     """
 
     def __init__(self, error: ValueError) -> None:

@@ -14,9 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logfs.cli import main
-from logfs.errors import InvalidSetting, LogfsError
+from logfs.errors import InvalidSetting, InvalidStore, LogfsError
 from logfs.format.batches.record import Record
 from logfs.format.files.commit_file import STAGED
+from logfs.store.commits.commit import Commits
 from logfs.store.store import Store
 from tests.spark.logs import DAY_MS, T, contents, make_log
 from tests.support.batches import batch
@@ -509,3 +510,59 @@ def test_incomplete_command_lines_are_refused(
     """An incomplete command line is refused in one line, before Spark starts."""
     assert main(["spark", *words]) == 1
     assert capsys.readouterr().err == f"logfs: {message}\n"
+
+
+# Imports with an id, and log directories that are missing.
+
+
+def test_an_import_with_an_id_is_done_once(
+    spark: SparkSession, tmp_path: Path, empty: Path
+) -> None:
+    """A second import with the same id changes nothing; another id, and no id, import again."""
+    lines = tmp_path / "lines.txt"
+    lines.write_text("one\ntwo\n")
+
+    def run(**words: Any) -> int:
+        done = import_(spark, lines, empty, format="text", topic="t", partitions=1, **words)
+        assert done.already == (not done.records)
+        return done.records
+
+    assert [run(id="a"), run(id="a"), run(id="b"), run()] == [2, 0, 2, 2]
+    lines.write_text("other\n")
+    assert run(id="a") == 0
+    with Store(empty, read_only=True) as store:
+        assert [record.value for record in store["t-0"].read()] == [b"one", b"two"] * 3
+
+
+def test_an_import_that_dies_once_decided_is_done_by_the_next(
+    spark: SparkSession, tmp_path: Path, empty: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the driver dies between the decision and the work, the same id finishes it, and does not repeat it."""
+    lines = tmp_path / "lines.txt"
+    lines.write_text("one\ntwo\n")
+    words: dict[str, Any] = {"format": "text", "topic": "t", "partitions": 1, "id": "a"}
+    with monkeypatch.context() as patched:
+        patched.setattr(Commits, "_land", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(BaseException):  # noqa: B017, PT011
+            import_(spark, lines, empty, **words)
+    assert import_(spark, lines, empty, **words).already
+    with Store(empty, read_only=True) as store:
+        assert [record.value for record in store["t-0"].read()] == [b"one", b"two"]
+
+
+def test_a_missing_log_directory_is_created_or_named_at_once(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Without `partitions`, a missing log directory is an error before any work; with them it is created."""
+    lines = tmp_path / "lines.txt"
+    lines.write_text("one\n")
+    started: list[tuple[int, int]] = []
+    target = tmp_path / "log"
+    words: dict[str, Any] = {"format": "text", "topic": "t"}
+    with pytest.raises(InvalidStore, match="log does not exist"):
+        import_(spark, lines, target, progress=lambda *each: started.append(each), **words)
+    assert not started
+    assert not target.exists()
+    assert import_(spark, lines, f"file:{target}", partitions=1, **words).records == 1
+    with pytest.raises(InvalidSetting, match="id: give a name"):
+        import_(spark, lines, target, id=" ", **words)

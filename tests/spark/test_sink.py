@@ -353,3 +353,108 @@ def test_for_each_batch_writes_once_by_its_transaction(
     assert [(key, value, time) for key, value, _, time in read(log_dir, "out-0")] == [
         (key, value, time) for key, value, _, time in INPUT
     ]
+
+
+# Topics that are missing, unknown columns, and the output mode that Spark does not offer.
+
+
+def test_a_missing_topic_is_created_if_asked(session: SparkSession, log_dir: Path) -> None:
+    """createPartitions makes the topic of a write once, also in an empty directory; it never changes one."""
+    rows = frame(session, [(b"k%d" % n, b"v") for n in range(50)], "key binary, value binary")
+    log_dir.mkdir()
+    for count in (3, 5):
+        writer = rows.write.format("logfs").mode("append").option("topic", "new")
+        writer.option("createPartitions", count).save(str(log_dir))
+    with Store(log_dir, read_only=True) as store:
+        assert sorted(store) == ["new-0", "new-1", "new-2"]
+        assert sum(store[name].log_end_offset for name in store) == 100
+    for options, message in (
+        ({"createPartitions": "2"}, "needs the option topic"),
+        ({"createPartitions": "0", "topic": "x"}, "createPartitions must be positive"),
+    ):
+        with pytest.raises(PySparkException, match=message):
+            rows.write.format("logfs").mode("append").options(**options).save(str(log_dir))
+
+
+def test_a_stream_creates_its_topic_through_a_mount(
+    session: SparkSession, source: Path, make_mount: Callable[..., Mount], tmp_path: Path
+) -> None:
+    """A stream into a mount without its topic creates it there."""
+    need_fuse()
+    mount = make_mount()
+    rows = session.readStream.format("logfs").options(subscribe="in", startingOffsets="earliest")
+    query = (
+        rows.load(str(source))
+        .select("key", "value")
+        .writeStream.format("logfs")
+        .options(topic="copies", createPartitions="2")
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start(str(mount.path))
+    )
+    query.awaitTermination()
+    lines = b"".join((mount.path / f"copies-{n}/records").read_bytes() for n in range(2))
+    assert len(lines.splitlines()) == len(INPUT)
+
+
+def test_unknown_columns_are_errors_and_those_of_the_source_are_not(
+    session: SparkSession, log_dir: Path
+) -> None:
+    """A misspelt column is an error that names the right one; what was read can be written as it is."""
+    make(log_dir, "a-0")
+    for schema, right in (("valeu binary", "value"), ("value binary, Partition int", "partition")):
+        values = [(b"v",) if "," not in schema else (b"v", 0)]
+        writer = frame(session, values, schema).write.format("logfs").mode("append")
+        with pytest.raises(PySparkException, match=f"did you mean '{right}'"):
+            writer.option("topic", "a").save(str(log_dir))
+    assert not read(log_dir, "a-0")
+    frame(session, [(b"v",)], "value binary").write.format("logfs").mode("append").option(
+        "topic", "a"
+    ).save(str(log_dir))
+    records = session.read.format("logfs").option("subscribe", "a").load(str(log_dir))
+    records.write.format("logfs").mode("append").save(str(log_dir))
+    assert [seen[1] for seen in read(log_dir, "a-0")] == [b"v", b"v"]
+
+
+def test_the_output_mode_update_writes_each_change_once(
+    session: SparkSession, source: Path, log_dir: Path, tmp_path: Path
+) -> None:
+    """`write_batches` appends the changed rows of each micro-batch; a batch that is repeated changes nothing."""
+    import logfs.spark
+
+    make(log_dir, "counts-0")
+    session.conf.set("spark.sql.shuffle.partitions", "1")
+    write = logfs.spark.write_batches(str(log_dir), topic="counts")
+    calls = []
+
+    def twice(batch: DataFrame, batch_id: int) -> None:
+        calls.append(batch_id)
+        for _ in range(2):
+            write(batch, batch_id)
+        if calls == [0]:
+            raise RuntimeError("the driver dies after the first batch is written")
+
+    def run() -> bool:
+        rows = session.readStream.format("logfs").options(
+            subscribe="in", startingOffsets="earliest", maxOffsetsPerTrigger="30"
+        )
+        counts = rows.load(str(source)).groupBy().count().selectExpr("CAST(count AS STRING) value")
+        query = (
+            counts.writeStream.outputMode("update")
+            .foreachBatch(twice)
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        try:
+            query.awaitTermination(120)
+        except PySparkException:
+            return False
+        return True
+
+    assert [run(), run()] == [False, True]
+    assert calls[:2] == [0, 0]
+    counts = [int(seen[1] or b"") for seen in read(log_dir, "counts-0")]
+    assert counts == [*range(30, len(INPUT), 30), len(INPUT)]
+    with pytest.raises(RuntimeError, match="foreachBatch"):
+        write(frame(session, [("v",)], "value string"), 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,14 +11,23 @@ import pytest
 from logfs.format.base.names import TopicPartition
 from logfs.format.batches.record import Record
 from logfs.store.store import Store
+from tests.support.requirements import need_fuse
+from tests.support.stores import assert_clean
+
+pytest.importorskip("pyspark", reason="pyspark is not installed")
+
+from pyspark.sql.streaming import StreamingQueryListener
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming import StreamingQuery
 
+    from logfs.spark.progress import OffsetsBehindLatest
     from logfs.spark.stream import StreamReader
+    from tests.support.mounts import Mount
 
 
 def read(spark: SparkSession, log_dir: Path, **options: object) -> DataFrame:
@@ -498,3 +508,96 @@ def test_shares_are_in_proportion() -> None:
     assert share(dict(zip(names, (10**6, 1, 0), strict=True)), 100) == dict(
         zip(names, (99, 1, 0), strict=True)
     )
+
+
+# The position of a query, for others to see.
+
+
+def committed(log_dir: Path, group: str) -> dict[str, int]:
+    """Return the offsets that a group has committed, by partition."""
+    with Store(log_dir, read_only=True) as store:
+        return {
+            each.partition.directory: each.commit.offset
+            for each in store.groups
+            if each.group == group
+        }
+
+
+def test_the_position_of_a_query_is_that_of_a_group(spark: SparkSession, tmp_path: Path) -> None:
+    """With groupId, `groups` show how far a query has come: at its end all of it, and never more than it has done."""
+    with Store(tmp_path / "logs") as store:
+        fill(store, 50)
+    frame = read(spark, tmp_path / "logs", groupId="lake", maxOffsetsPerTrigger=30)
+    drain(frame, tmp_path)
+    assert committed(tmp_path / "logs", "lake") == {"orders-0": 50, "orders-1": 50}
+    with Store(tmp_path / "logs") as store:
+        fill(store, 10)
+    assert committed(tmp_path / "logs", "lake") == {"orders-0": 50, "orders-1": 50}
+    drain(frame, tmp_path)
+    assert committed(tmp_path / "logs", "lake") == {"orders-0": 60, "orders-1": 60}
+    assert sunk(spark, tmp_path) == everything({0: 60, 1: 60})
+    assert_clean(tmp_path / "logs")
+
+
+def test_the_position_is_committed_through_a_mount(
+    spark: SparkSession, make_mount: Callable[..., Mount], tmp_path: Path
+) -> None:
+    """The mount that holds the directories commits the position; without it, nobody could."""
+    need_fuse()
+    mount = make_mount()
+    for number in range(2):
+        (mount.partition(f"orders-{number}") / "append").write_bytes(b"line\n" * 5)
+    drain(read(spark, mount.path, groupId="lake"), tmp_path)
+    assert (mount.path / "orders-0/groups/lake").read_text() == "5\n"
+
+
+def test_a_position_that_cannot_be_committed_is_no_error(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Beside another process that has the log directory, the query goes on, and only its position stays behind."""
+    with Store(tmp_path / "logs") as store:
+        fill(store, 5)
+        drain(read(spark, tmp_path / "logs", groupId="lake", maxOffsetsPerTrigger=2), tmp_path)
+        assert sunk(spark, tmp_path) == everything({0: 5, 1: 5})
+    assert committed(tmp_path / "logs", "lake") == {}
+
+
+def test_how_far_a_query_is_behind(spark: SparkSession, tmp_path: Path) -> None:
+    """The lag is that of Kafka's source: the least, the greatest and the average number of offsets to the end."""
+    import logfs.spark
+
+    with Store(tmp_path / "logs") as store:
+        fill(store, 50)
+        store["orders-0"].append([b"x"] * 40)
+    seen: list[OffsetsBehindLatest] = []
+
+    class Listener(StreamingQueryListener):
+        def onQueryStarted(self, event: Any) -> None: ...
+
+        def onQueryProgress(self, event: Any) -> None:
+            seen.extend(each for each in logfs.spark.offsets_behind_latest(event.progress) if each)
+
+        def onQueryIdle(self, event: Any) -> None: ...
+
+        def onQueryTerminated(self, event: Any) -> None: ...
+
+    listener = Listener()
+    spark.streams.addListener(listener)
+    try:
+        drain(read(spark, tmp_path / "logs", maxOffsetsPerTrigger=70), tmp_path)
+    finally:
+        # Events come in their own thread.
+        deadline = time.monotonic() + 30
+        while (not seen or seen[-1].max) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        spark.streams.removeListener(listener)
+    # The shares of 70 offsets in proportion to 90 and 50.
+    assert (seen[0].min, seen[0].max, seen[0].avg) == (25, 45, 35.0)
+    assert seen[-1] == (0, 0, 0.0)
+    rate = spark.readStream.format("rate").load().writeStream.format("noop").start()
+    try:
+        while rate.lastProgress is None:
+            time.sleep(0.1)
+        assert logfs.spark.offsets_behind_latest(rate.lastProgress) == [None]
+    finally:
+        rate.stop()

@@ -127,16 +127,8 @@ def import_(
     _check_topics(directories, options, found, partitions)
     # The files of each run have an id of their own, so that a run that fails removes none of another one.
     staging = str(uuid.uuid4())
-    groups = packed(in_order(found), _size, TASK_BYTES)
-    works = [WorkItem((turn, some), sum(map(_size, some))) for turn, some in enumerate(groups)]
     task = _Stage(form, directories, planned_partitions(directories, topic), staging)
-    tell = _told(progress, looked, looked + size)
-    try:
-        outcomes = run(spark, "logfs import", works, task, tell)
-    except BaseException:
-        _remove_staged(directories, staging)
-        raise
-    staged = [(each.host, file) for each in outcomes for file in each.files]
+    staged = _stage(spark, task, in_order(found), _told(progress, looked, looked + size))
     done = _commit(directories, writer or staging, staged)
     if done.already:
         # Another import with this id was done meanwhile.
@@ -233,6 +225,26 @@ class _Stage:
     def _rows(self, groups: Sequence[Sequence[FileRange]]) -> Iterator[pa.RecordBatch]:
         for group in groups:
             yield from merged(group, self.form.read)
+
+
+def _stage(
+    spark: SparkSession,
+    task: _Stage,
+    ordered: Sequence[Sequence[FileRange]],
+    progress: Progress | None,
+) -> list[tuple[str, StagedFile]]:
+    """Stage the rows of file ranges in tasks, and return each staged file with the host that staged it.
+
+    If a task fails, the files of all are removed.
+    """
+    groups = packed(ordered, _size, TASK_BYTES)
+    works = [WorkItem((turn, some), sum(map(_size, some))) for turn, some in enumerate(groups)]
+    try:
+        outcomes = run(spark, "logfs import", works, task, progress)
+    except BaseException:
+        _remove_staged(task.log_dirs, task.writer)
+        raise
+    return [(each.host, file) for each in outcomes for file in each.files]
 
 
 def _commit(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from logfs.errors import InvalidName, UnknownPartition
 from logfs.format.base import names
+from logfs.spark.options import local_log_dir
 from logfs.store.directory.recognition import log_dirs_of
 from logfs.store.store import Store
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 def log_dirs(paths: Paths) -> list[str]:
     """Return the log directories for paths; a mountpoint of logfs stands for the directories mounted there."""
     named = [paths] if isinstance(paths, (str, os.PathLike)) else paths
-    return log_dirs_of(named)
+    return log_dirs_of([local_log_dir(os.fspath(path)) for path in named])
 
 
 def of_topics(topics: Iterable[str] | None) -> Callable[[str], bool]:

@@ -3,4 +3,5 @@
 - `options`: the options and columns of a write, checked.
 - `staging`: the tasks: rows in Arrow columns to sealed batches in staged files.
 - `writer`: the driver: the writers of batches and streams, which commit.
+- `each_batch`: micro-batches that `foreachBatch` appends, for the output mode `update`.
 """
