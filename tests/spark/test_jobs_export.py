@@ -344,6 +344,23 @@ def test_a_killed_export_is_completed_or_never_was(
     assert steps > 8
 
 
+def test_what_a_killed_first_export_has_left_is_no_obstacle(
+    spark: SparkSession, log_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A directory with nothing but `_temporary` counts as empty; if the export was decided, it is completed."""
+    with Store(log_dir) as store:
+        for number in range(3):
+            store.create(f"a-{number}").append([Record(b"1", timestamp=T)])
+    for dies_at in range(4):
+        target = log_dir.with_name(f"out{dies_at}")
+        (target / "_temporary/dead").mkdir(parents=True)
+        (target / "_temporary/dead/part").write_text("half")
+        assert _export_dying(spark, log_dir, target, monkeypatch, "errorifexists", dies_at)
+        export(spark, log_dir, target, incremental=True)
+        assert exported(spark, target) == in_log(log_dir)
+        assert not (target / "_temporary").exists()
+
+
 class Died(BaseException):
     """The driver has died: from now on it changes nothing more."""
 

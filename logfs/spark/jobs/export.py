@@ -23,7 +23,7 @@ from logfs.format.base.names import TopicPartition
 from logfs.spark import splits
 from logfs.spark.arrow import kafka_schema, sized
 from logfs.spark.batch import BatchReader
-from logfs.spark.jobs.export_commit import OFFSETS, Folders, temporary_directory
+from logfs.spark.jobs.export_commit import OFFSETS, TEMPORARY, Folders, temporary_directory
 from logfs.spark.jobs.export_files import FIRST_DAY, Files, by_date, format_of
 from logfs.spark.jobs.export_iceberg import CATALOG, IcebergTables
 from logfs.spark.jobs.job_runner import WorkItem, run
@@ -102,15 +102,18 @@ def export(
     form = format_of(format, compression, values)
     incremental = incremental or format == "iceberg"
     anew = mode == "overwrite"
-    folder = _folder(target, mode, incremental=incremental)
+    folder = _folder(target, mode)
     asked = _read_options(paths, topics, options)
     if incremental:
         asked.setdefault("startingOffsets", "earliest")
     chosen = _checked(lambda: read_options(asked, streaming=incremental))
+    _check_contents(folder, mode, incremental=incremental)
     with (
         temporary_directory(folder, incremental=incremental) as temporary,
         _target(folder, temporary, format) as place,
     ):
+        # An export that was killed may have been completed now.
+        _check_contents(folder, mode, incremental=incremental)
         if incremental:
             known = place.offsets(may_be_damaged=anew)
             plan = _checked(lambda: _plan_after(known, chosen, anew=anew))
@@ -150,24 +153,29 @@ def _target(folder: Path, temporary: Path, format: str) -> Iterator[Folders | Ic
         tables.close()
 
 
-def _folder(target: str | os.PathLike[str], mode: str, *, incremental: bool) -> Path:
-    """Return the target as a path. Raises `InvalidSetting`, and `FileExistsError` if `mode` forbids its contents."""
+def _folder(target: str | os.PathLike[str], mode: str) -> Path:
+    """Return the target as a path. Raises `InvalidSetting` for a URL, or for a wrong mode."""
     if mode not in MODES:
         raise InvalidSetting(f"mode {mode!r}: give one of {', '.join(MODES)}")
     text = local_path(str(target))
     if "://" in text:
         raise InvalidSetting(f"{text}: give a directory that all machines have under the same path")
-    folder = Path(text).absolute()
-    if mode == "errorifexists" and folder.exists() and any(folder.iterdir()):
-        if incremental and any((folder / name).exists() for name in (OFFSETS, CATALOG)):
-            return folder
-        hint = ", and holds no incremental export" if incremental else ""
-        raise FileExistsError(
-            errno.EEXIST,
-            f"the directory is not empty{hint}: give mode append or overwrite, or another directory",
-            str(folder),
-        )
-    return folder
+    return Path(text).absolute()
+
+
+def _check_contents(folder: Path, mode: str, *, incremental: bool) -> None:
+    """Raise `FileExistsError` if `mode` forbids what is in the target; leftovers of killed exports do not count."""
+    held = {path.name for path in folder.iterdir()} if folder.exists() else set()
+    if mode != "errorifexists" or not held - {TEMPORARY}:
+        return
+    if incremental and held & {OFFSETS, CATALOG}:
+        return
+    hint = ", and holds no incremental export" if incremental else ""
+    raise FileExistsError(
+        errno.EEXIST,
+        f"the directory is not empty{hint}: give mode append or overwrite, or another directory",
+        str(folder),
+    )
 
 
 def _read_options(

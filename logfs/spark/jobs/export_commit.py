@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 SUCCESS = "_SUCCESS"
 OFFSETS = "_offsets.json"
-_TEMPORARY = "_temporary"
+TEMPORARY = "_temporary"
 _JOURNAL = "journal.json"
 _REPLACED = "replaced"
 _LOCK = ".lock"
@@ -60,7 +60,7 @@ def temporary_directory(target: Path, *, incremental: bool) -> Iterator[Path]:
     of the others. Raises `BlockingIOError` if `incremental` is true and another incremental export is running, and
     `OSError`.
     """
-    parent = target / _TEMPORARY
+    parent = target / TEMPORARY
     is_new = not target.exists()
     parent.mkdir(parents=True, exist_ok=True)
     name = uuid.uuid4().hex
@@ -87,7 +87,7 @@ def _alone(target: Path, *, incremental: bool) -> Iterator[None]:
     if not incremental:
         yield
         return
-    with _locked(target / _TEMPORARY / f"{_INCREMENTAL}{_LOCK}") as is_ours:
+    with _locked(target / TEMPORARY / f"{_INCREMENTAL}{_LOCK}") as is_ours:
         if not is_ours:
             raise BlockingIOError(
                 errno.EAGAIN, "another incremental export is writing to this directory", str(target)
@@ -122,7 +122,7 @@ def _locked(path: Path) -> Iterator[bool]:
 
 def _complete_killed(target: Path) -> None:
     """Complete what was decided by exports that no longer run, and remove all else that they have left."""
-    parent = target / _TEMPORARY
+    parent = target / TEMPORARY
     for name in sorted({path.name.removesuffix(_LOCK) for path in parent.iterdir()}):
         with _locked(parent / f"{name}{_LOCK}") as is_ours:
             if not is_ours:
