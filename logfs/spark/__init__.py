@@ -64,10 +64,14 @@ def register(spark: SparkSession) -> None:
 
 
 def _add_format(spark: SparkSession) -> None:
+    from pyspark.sql.utils import is_remote
+
     from logfs.spark.source import LogfsDataSource
     from logfs.spark.workers import check_python
 
-    check_python(spark.sparkContext.pythonExec)
+    # With Spark Connect, the workers are the server's.
+    if not is_remote():
+        check_python(spark.sparkContext.pythonExec)
     spark.dataSource.register(LogfsDataSource)
     _registered.add(spark)
 
