@@ -19,6 +19,7 @@ from pyspark.sql.functions import udf
 
 import logfs
 import logfs.spark
+from logfs.spark import jobs
 from logfs.spark.sink import staging
 from logfs.spark.sink.options import write_options
 from logfs.spark.sink.writer import StreamWriter
@@ -114,7 +115,9 @@ class FaultySource(LogfsDataSource):
         return "faulty"
 
     def streamWriter(self, schema: Any, overwrite: bool) -> Any:
-        return FaultyWriter(schema, write_options(self.options), self.options["state"])
+        options = self.options.copy()
+        state = options.pop("state")
+        return FaultyWriter(schema, write_options(options), state)
 
 
 def start_cluster(scratch: Path, settings: dict[str, str]) -> str:
@@ -176,8 +179,21 @@ def write_beside(spark: SparkSession, path: str, mount: str | None) -> None:
                 file.write(b"plain\n")
 
 
+def continue_pipelines(spark: SparkSession, told: dict[str, Any]) -> None:
+    """Create a topic by a write, export what is new in two steps, and import it once in two attempts."""
+    log, lake = told["pipeline"]["log"], told["pipeline"]["lake"]
+    for first in (0, 100):
+        rows = spark.range(first, first + 100, 1, 4).selectExpr("cast(id AS string) AS value")
+        writer = rows.write.format("logfs").mode("append").option("topic", "made")
+        writer.option("createPartitions", 3).save(log)
+        for form in ("parquet", "iceberg"):
+            jobs.export(spark, log, f"{lake}/{form}", format=form, incremental=True)
+    for _ in range(2):
+        jobs.import_(spark, f"{lake}/parquet", log, topic="back", partitions=3, id="once")
+
+
 def main() -> None:
-    """Run the query to its end for each target."""
+    """Run the query to its end for each target, and then what goes on from run to run."""
     told = json.loads(sys.argv[1])
     settings = {**told["settings"], **SETTINGS}
     master = start_cluster(Path(told["scratch"]), settings)
@@ -190,6 +206,7 @@ def main() -> None:
         write_beside(spark, path, target["mount"])
         note(state, "go")
         query.awaitTermination()
+    continue_pipelines(spark, told)
     spark.stop()
     print("over", flush=True)
 

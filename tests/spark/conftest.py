@@ -44,6 +44,11 @@ def need_spark() -> None:
         need(importlib.util.find_spec(package), f"{package} is not installed")
 
 
+def need_iceberg() -> None:
+    """Require the package that writes tables of Apache Iceberg."""
+    need(importlib.util.find_spec("pyiceberg"), "pyiceberg is not installed")
+
+
 @pytest.fixture(scope="session")
 def aws_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of the files `credentials` and `config` that the Python workers of Spark use, none at first.

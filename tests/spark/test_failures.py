@@ -13,7 +13,7 @@ import pytest
 from logfs.format.batches.record import Record
 from logfs.format.files.commit_file import STAGED
 from logfs.store.store import Store
-from tests.spark.conftest import need_spark, spark_settings
+from tests.spark.conftest import need_iceberg, need_spark, spark_settings
 from tests.spark.program import Program
 from tests.support.mounts import Mount
 from tests.support.requirements import need_fuse
@@ -49,6 +49,7 @@ class Outcome(NamedTuple):
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Outcome]]:
     """The outcomes for "directory" and "mount". The audit finds no error in either."""
     need_spark()
+    need_iceberg()
     need_fuse()
     root = tmp_path_factory.mktemp("cluster")
     with Store(root / "source") as store:
@@ -69,7 +70,10 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Out
         "scratch": str(root / "work"),
         "source": str(root / "source"),
         "targets": targets,
+        "pipeline": {"log": str(root / "pipeline"), "lake": str(root / "lake")},
     }
+    (root / "pipeline").mkdir()
+    (root / "lake").mkdir()
     try:
         mount.start()
         program = Program("tests.spark.cluster", told, root / "cluster.log")
@@ -83,6 +87,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Out
     for kind in ("directory", "mount"):
         notes = frozenset(path.name for path in (root / f"{kind}-state").iterdir())
         found[kind] = Outcome(root / f"{kind}-logs", notes)
+    found["pipeline"] = Outcome(root / "pipeline", frozenset())
     yield found
     for outcome in found.values():
         assert_clean(outcome.log_dir)
@@ -141,3 +146,22 @@ def test_kafka_agrees(outcomes: dict[str, Outcome], kind: str, tools: Tools) -> 
         for line, record in zip(lines, records, strict=True):
             assert line.startswith(f"| offset: {record.offset} CreateTime: {record.timestamp} ")
             assert line.endswith(f" payload: {(record.value or b'').decode()}")
+
+
+def test_pipelines_go_on_on_a_cluster(outcomes: dict[str, Outcome]) -> None:
+    """A topic that a write created, two exports of what was new, an import that was sent twice: each record once."""
+    from pyarrow import parquet
+    from pyiceberg.catalog.sql import SqlCatalog
+
+    log = outcomes["pipeline"].log_dir
+    wanted = sorted(b"%d" % number for number in range(200))
+    with Store(log, read_only=True) as store:
+        for topic in ("made", "back"):
+            found = [r.value or b"" for n in range(3) for r in store[f"{topic}-{n}"].read()]
+            assert sorted(found) == wanted
+    exported = parquet.read_table(log.with_name("lake") / "parquet").column("value").to_pylist()
+    assert sorted(exported) == wanted
+    catalog = SqlCatalog("logfs", uri=f"sqlite:///{log.with_name('lake')}/iceberg/catalog.db")
+    table = catalog.load_table("logfs.made")
+    assert sorted(table.scan().to_arrow().column("value").to_pylist()) == wanted
+    assert len(table.snapshots()) == 2

@@ -12,8 +12,7 @@ import pytest
 
 from logfs.spark.known_names import OPTIONS
 from logfs.store.store import Store
-from tests.spark.conftest import need_spark
-from tests.support.requirements import need
+from tests.spark.conftest import need_iceberg, need_spark
 from tests.support.stores import assert_clean
 
 GUIDE = Path(__file__).parents[2] / "docs/spark.md"
@@ -23,10 +22,7 @@ GUIDE = Path(__file__).parents[2] / "docs/spark.md"
 def test_every_example_runs_as_it_stands(tmp_path: Path) -> None:
     """The examples run from top to bottom in an empty home, print what the text says, and leave what it says."""
     need_spark()
-    try:
-        import pyiceberg.catalog.sql  # noqa: F401
-    except ImportError:
-        need(False, "pyiceberg is not installed")
+    need_iceberg()
     examples = re.findall(r"^```python\n(.*?)^```", GUIDE.read_text(), re.DOTALL | re.MULTILINE)
     program = tmp_path / "guide.py"
     program.write_text("\n".join(examples))

@@ -10,8 +10,8 @@ import pytest
 from logfs.errors import InvalidSetting
 from logfs.format.batches.record import Record
 from logfs.store.store import Store
+from tests.spark.conftest import need_iceberg
 from tests.spark.logs import DAY_MS, T, make_log
-from tests.support.requirements import need
 from tests.support.stores import assert_clean
 
 pytest.importorskip("pyspark", reason="pyspark is not installed")
@@ -29,10 +29,7 @@ COLUMNS = ("partition", "offset", "key", "value", "timestamp", "timestampType", 
 
 @pytest.fixture(autouse=True)
 def _iceberg() -> None:
-    try:
-        import pyiceberg.catalog.sql  # noqa: F401
-    except ImportError:
-        need(False, "pyiceberg is not installed")
+    need_iceberg()
 
 
 def table(target: Path, topic: str) -> Any:
