@@ -54,16 +54,18 @@ _STATIC_SETTINGS = {
 def register(spark: SparkSession) -> None:
     """Register `format("logfs")` with a session, and set the recommended settings that a running session accepts.
 
-    Calls after the first one do nothing more. Raises `LogfsError` if the Python of the session's workers cannot
+    It may be called again. Raises `LogfsError` if the Python of the session's workers cannot
     import logfs.
     """
-    if spark not in _registered:
-        _add_format(spark)
-        for name, value in _SETTINGS.items():
-            spark.conf.set(name, value)
+    _add_format(spark)
+    for name, value in _SETTINGS.items():
+        spark.conf.set(name, value)
 
 
 def _add_format(spark: SparkSession) -> None:
+    """Register the format, once for each session."""
+    if spark in _registered:
+        return
     from pyspark.sql.utils import is_remote
 
     from logfs.spark.source import LogfsDataSource
@@ -134,6 +136,5 @@ def session(
     for key, value in {**_SETTINGS, **_STATIC_SETTINGS, **(settings or {})}.items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
-    if spark not in _registered:
-        _add_format(spark)
+    _add_format(spark)
     return spark

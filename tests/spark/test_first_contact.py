@@ -93,20 +93,6 @@ def test_a_session_prints_no_tracebacks_and_no_warnings_of_its_own(tmp_path: Pat
     assert "replaced a previously registered" not in done.stderr
 
 
-def test_registering_twice_is_harmless_and_keeps_settings(spark: SparkSession) -> None:
-    """A setting that was changed since stays when `register` is called again."""
-    import logfs.spark
-
-    name = "spark.sql.execution.arrow.maxBytesPerBatch"
-    before = spark.conf.get(name)
-    spark.conf.set(name, "1000000")
-    try:
-        logfs.spark.register(spark)
-        assert spark.conf.get(name) == "1000000"
-    finally:
-        spark.conf.set(name, str(before))
-
-
 @pytest.mark.parametrize(
     ("path", "options", "message"),
     [
