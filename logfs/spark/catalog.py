@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import CaseInsensitiveDict
 from pyspark.sql.types import StructField, StructType
 
+from logfs.spark.known_names import SELECTIONS
 from logfs.spark.options import paths_of
 
 if TYPE_CHECKING:
@@ -52,9 +53,14 @@ def with_options(schema: StructType, options: Mapping[str, str]) -> StructType:
 def options_of_table(options: Mapping[str, str], schema: StructType) -> Mapping[str, str]:
     """Return the options of a read of a table: those in the metadata of `schema`, overridden by `options`.
 
-    If `options` have a path, the read is not of a table, and they are returned alone.
+    If `options` have a path, the read is not of a table, and they are returned alone. If they select topics or
+    partitions, by whichever option, this takes the place of the table's selection.
     """
     kept = schema.fields[0].metadata.get(_METADATA) if schema.fields else None
     if kept is None or "path" in options or "paths" in options:
         return options
-    return CaseInsensitiveDict({**json.loads(kept), **options})
+    of_table = json.loads(kept)
+    if any(name in options for name in SELECTIONS):
+        for name in SELECTIONS:
+            of_table.pop(name.lower(), None)
+    return CaseInsensitiveDict({**of_table, **options})

@@ -19,7 +19,7 @@ from logfs.spark.known_names import OF_THE_NETWORK, SELECTIONS, check_options
 from logfs.store.directory.recognition import PathKind, recognise
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 logger = logging.getLogger(__name__)
 
@@ -222,6 +222,16 @@ def columns_of(options: Mapping[str, str]) -> list[str] | None:
     """Return the names in the option `columns`, which commas separate; None without the option."""
     text = options.get("columns")
     return None if text is None else [name.strip() for name in text.split(",")]
+
+
+def check_columns(options: Mapping[str, str], names: Sequence[str]) -> None:
+    """Raise `ValueError` if the option `columns` has other columns than `names`, the schema that Spark reads."""
+    columns = columns_of(options)
+    if columns is not None and columns != list(names):
+        raise ValueError(
+            f"the option columns is {','.join(columns)!r}, but the schema has {', '.join(names)}: give either of "
+            "them; a table of the catalog keeps the columns of its creation"
+        )
 
 
 def _group(options: Mapping[str, str]) -> str | None:

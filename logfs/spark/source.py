@@ -10,7 +10,7 @@ from logfs.spark.arrow import kafka_schema
 from logfs.spark.batch import BatchReader, FilteredReader
 from logfs.spark.catalog import options_of_table, options_to_create, with_options
 from logfs.spark.known_names import check_options
-from logfs.spark.options import columns_of, flag, read_options
+from logfs.spark.options import check_columns, columns_of, flag, read_options
 from logfs.spark.sink.options import write_options
 from logfs.spark.sink.writer import BatchWriter, StreamWriter
 from logfs.spark.stream import RefusedStream, StreamReader
@@ -47,7 +47,9 @@ class LogfsDataSource(DataSource):
 
         Raises `ValueError` for a wrong schema or option.
         """
-        options = read_options(options_of_table(self.options, schema), streaming=False)
+        found = options_of_table(self.options, schema)
+        check_columns(found, schema.names)
+        options = read_options(found, streaming=False)
         kind = FilteredReader if options.push_down_predicate else BatchReader
         return kind(schema, options)
 
@@ -55,6 +57,7 @@ class LogfsDataSource(DataSource):
         """Return the reader of a streaming query; for a wrong schema or option, one that raises the `ValueError`."""
         options = options_of_table(self.options, schema)
         try:
+            check_columns(options, schema.names)
             return StreamReader(schema, read_options(options, streaming=True))
         except ValueError as error:
             return RefusedStream(error)

@@ -225,7 +225,7 @@ def read(
     """
     pushed = pushed or PushedFilters()
     workers.hide_broken_pipes()
-    with workers.naming_host():
+    with workers.short_errors(), workers.naming_host():
         for part in split.parts:
             for found in sized(map(pushed.select, columns(part, options, pushed.since_ms))):
                 yield maker.batch(part.topic, part.partition, found)

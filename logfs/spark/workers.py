@@ -36,7 +36,7 @@ class NotOnHost(LogfsError):
 
 @contextmanager
 def short_errors() -> Iterator[None]:
-    """In a worker of the driver: have Spark show an error of the user's by its message alone, without a traceback.
+    """In a worker: have Spark show an error of the user's by its message alone, without a traceback of this process.
 
     It is a context manager or a decorator. Spark formats the error after it has left the context, and ends this
     process, so the variable affects no other error. Where users of a batch have asked Spark for whole tracebacks (by

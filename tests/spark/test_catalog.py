@@ -66,6 +66,10 @@ def test_a_table_is_read_with_the_options_of_its_creation(
     starting = json.dumps({"orders": {"0": 7}})
     found = sql.sql(f"SELECT min(`offset`) n FROM first WITH (startingOffsets='{starting}')")
     assert found.collect()[0].n == 7
+    with pytest.raises(PySparkException, match="keeps the columns of its creation"):
+        sql.sql("SELECT * FROM first WITH (columns='offset')").collect()
+    # Another selection takes the place of the table's.
+    assert sql.sql("SELECT * FROM other WITH (subscribePattern='ord.*')").count() == 3
     query = (
         sql.readStream.option("startingOffsets", "earliest")
         .table("other")

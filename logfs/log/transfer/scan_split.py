@@ -83,7 +83,11 @@ def plan(
         end = min(end_offset, segment.next_offset)
         if first >= end:
             continue
-        cuts = [(first, segment.position_of(first)), *_cuts(segment, first, end, split_bytes)]
+        # A plan of many small segments opens no index.
+        position = 0 if first == segment.base_offset else segment.position_of(first)
+        cuts = [(first, position)]
+        if position + split_bytes < planned.size_bytes:
+            cuts += _cuts(segment, first, end, split_bytes)
         stop = planned.size_bytes if end == segment.next_offset else _position_after(segment, end)
         for (offset, position), (next_offset, next_position) in zip(
             cuts, [*cuts[1:], (end, stop)], strict=True

@@ -76,6 +76,7 @@ class _Sink:
         if topic is not None and count is not None and not planned_partitions(self.log_dirs, topic):
             commit_client.create(self.log_dirs, [f"{topic}-{number}" for number in range(count)])
 
+    @workers.short_errors()
     def _stage(self, batches: Iterator[pa.RecordBatch], writer: str, sequence: int) -> Staged:
         workers.hide_broken_pipes()
         context = TaskContext.get()
