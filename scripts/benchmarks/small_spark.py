@@ -116,9 +116,14 @@ def spark_plan(bench: Bench, pipeline: Pipeline) -> list[Result]:
     spark, log_dir = pipeline.spark, pipeline.directory / "many"
     files = pipeline.directory / "files"
     say(f"  making {count} partitions")
-    with Store(log_dir) as store:
-        for number in range(count):
-            store.create(f"many-{number}").append([b"x"])
+    log_dir.mkdir()
+    names = [f"many-{number}" for number in range(count)]
+    for first in range(0, count, 500):
+        # A partition that is written keeps its files open.
+        part = names[first : first + 500]
+        with Store(log_dir, only=frozenset(part).__contains__) as store:
+            for name in part:
+                store.create(name).append([b"x"])
     source = pipeline.directory / "one"
     spark.range(1).coalesce(1).write.parquet(str(source))
     (one,) = source.glob("*.parquet")
