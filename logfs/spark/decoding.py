@@ -12,6 +12,7 @@ from pyspark.sql.functions import arrow_udf  # type: ignore[attr-defined]
 from logfs.errors import NotDecodable
 from logfs.schema.decoder import Decoder, schema_of
 from logfs.schema.open_schemas import open_schemas
+from logfs.spark.workers import naming_host
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -50,4 +51,5 @@ def _decode_all(values: pa.Array, place: str) -> pa.Array:
 @lru_cache(maxsize=16)
 def _decoder(place: str) -> Decoder:
     """Return the decoder of a Python worker, which keeps its schemas."""
-    return Decoder(open_schemas(place))
+    with naming_host():
+        return Decoder(open_schemas(place))

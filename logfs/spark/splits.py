@@ -224,7 +224,6 @@ def read(
     left the log, `Corrupt` for damage, and `NotOnHost` or `OSError`, both with the name of this host.
     """
     pushed = pushed or PushedFilters()
-    workers.hide_broken_pipes()
     with workers.short_errors(), workers.naming_host():
         for part in split.parts:
             for found in sized(map(pushed.select, columns(part, options, pushed.since_ms))):

@@ -36,7 +36,7 @@ class NotOnHost(LogfsError):
 
 @contextmanager
 def short_errors() -> Iterator[None]:
-    """In a worker: have Spark show an error of the user's by its message alone, without a traceback of this process.
+    """In a worker: have Spark show an error of the user's by its message alone, without a traceback.
 
     It is a context manager or a decorator. Spark formats the error after it has left the context, and ends this
     process, so the variable affects no other error. Where users of a batch have asked Spark for whole tracebacks (by
@@ -45,11 +45,16 @@ def short_errors() -> Iterator[None]:
     try:
         yield
     except (LogfsError, ValueError, OSError):
-        spec = sys.modules["__main__"].__spec__
-        is_of_stream = spec is not None and spec.name.startswith("pyspark.sql.streaming.")
+        is_of_stream = _main_module().startswith("pyspark.sql.streaming.")
         if is_of_stream or "SPARK_SIMPLIFIED_TRACEBACK" in os.environ:
             os.environ["SPARK_HIDE_TRACEBACK"] = "1"
         raise
+
+
+def _main_module() -> str:
+    """Return the name of the module that this process runs; that of Spark's workers begins with "pyspark."."""
+    spec = sys.modules["__main__"].__spec__
+    return "" if spec is None else spec.name
 
 
 def check_python(executable: str) -> None:
@@ -78,15 +83,12 @@ _PYTHON = (
 )
 
 
-@functools.cache
-def hide_broken_pipes() -> None:
-    """In a task: have this process print no traceback of a write to a connection that Spark has closed.
+def _hide_broken_pipes() -> None:
+    """In a worker: have this process print no traceback of a write to a connection that Spark has closed.
 
     Spark closes it when a query needs no more rows, as `show()` and LIMIT do. The worker then ends, and its daemon
     prints the error that has ended it, with `traceback.print_exc`; no setting of Spark changes that.
     """
-    if TaskContext.get() is None:
-        return
     print_exc = traceback.print_exc
 
     def print_others(*words: Any, **named: Any) -> None:
@@ -130,3 +132,8 @@ def located(error: OSError) -> OSError:
         return type(error)(f"{error} (on host {host()})")
     text = f"{error.strerror} (on host {host()})"
     return OSError(error.errno, text, error.filename, None, error.filename2)
+
+
+# A worker imports this module with the functions that it gets, even if it runs none of them.
+if _main_module().startswith("pyspark."):
+    _hide_broken_pipes()

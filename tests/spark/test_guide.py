@@ -33,7 +33,6 @@ def test_every_example_runs_as_it_stands(tmp_path: Path) -> None:
         [sys.executable, program], cwd=tmp_path, env=environment, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    assert "BrokenPipeError" not in done.stderr
     assert "replaced a previously registered" not in done.stderr
     shown = done.stdout
     assert "value 0" in shown

@@ -119,7 +119,6 @@ class _WorkTask(Generic[_Item, _Result]):
         self._done = done
 
     def __call__(self, group: Sequence[WorkItem[_Item]]) -> list[_Result | _Failure]:
-        workers.hide_broken_pipes()
         results: list[_Result | _Failure] = []
         for work in group:
             try:

@@ -78,7 +78,6 @@ class _Sink:
 
     @workers.short_errors()
     def _stage(self, batches: Iterator[pa.RecordBatch], writer: str, sequence: int) -> Staged:
-        workers.hide_broken_pipes()
         context = TaskContext.get()
         turn = sequence + (context.partitionId() if context is not None else 0)
         with workers.naming_host():
