@@ -34,6 +34,7 @@ class GroupPosition:
     """
 
     def __init__(self, group: str, paths: Sequence[str]) -> None:
+        """Prepare to commit for `group`; `paths` are log directories or mountpoints. Nothing is opened yet."""
         self._group = group
         self._paths = paths
         self._committed: Offsets = {}
@@ -55,8 +56,8 @@ class GroupPosition:
         if not (changed and is_due):
             return
         self._due = time.monotonic() + _COMMIT_SECONDS
-        log_dirs = [Path(path) for path in log_dirs_of(self._paths)]
         try:
+            log_dirs = [Path(path) for path in log_dirs_of(self._paths)]
             client.call(log_dirs, CommitOffsets(self._group, changed), seconds=_WAIT_SECONDS)
         except (LogfsError, OSError) as error:
             if str(error) != self._failure:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
+
+logger = logging.getLogger(__name__)
 
 SELECTIONS = ("assign", "subscribe", "subscribePattern")
 _OF_READS = (
@@ -34,13 +37,13 @@ _OF_READS = (
 )
 _OF_WRITES = ("createPartitions", "topic", "txnAppId", "txnVersion")
 OPTIONS = (*SELECTIONS, *_OF_READS, *_OF_WRITES)
-OF_THE_NETWORK = (
+# Options of Kafka's source that have no meaning without a broker; so have those that begin with "kafka.".
+_OF_THE_NETWORK = (
     "kafkaConsumer.pollTimeoutMs",
     "fetchOffset.numRetries",
     "fetchOffset.retryIntervalMs",
     "groupIdPrefix",
 )
-"""Options of Kafka's source that have no meaning without a broker; so have almost all that begin with "kafka."."""
 # Spark gives these to sources and sinks, too.
 _OF_SPARK = ("path", "paths", "checkpointLocation", "queryName")
 
@@ -50,13 +53,27 @@ def check_options(names: Iterable[str]) -> None:
 
     A read may have options of writes, and the reverse, because a view of Spark's SQL has one set of options for both.
     """
-    known = [*OPTIONS, *OF_THE_NETWORK, *_OF_SPARK]
+    known = [*OPTIONS, *_OF_THE_NETWORK, *_OF_SPARK]
     of_name = {name.lower(): name for name in known}
     for name in names:
         if name.lower() not in of_name and not name.lower().startswith("kafka."):
             raise ValueError(
                 f"logfs has no option {name!r}{_guess(name, of_name)}; its options are "
                 f"{', '.join(sorted(OPTIONS))}"
+            )
+
+
+def warn_of_ignored(names: Iterable[str], *, used: Collection[str] = ()) -> None:
+    """Log a warning for each option that has no meaning without a broker.
+
+    `used` are the names that begin with "kafka." and do have one, in lower case.
+    """
+    of_network = {name.lower() for name in _OF_THE_NETWORK}
+    for name in names:
+        is_of_kafka = name.lower().startswith("kafka.") and name.lower() not in used
+        if is_of_kafka or name.lower() in of_network:
+            logger.warning(
+                "option %s has no meaning for logfs, which uses no broker; ignored", name
             )
 
 

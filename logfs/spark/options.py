@@ -7,7 +7,6 @@ with the message of Spark's own source where there is one.
 from __future__ import annotations
 
 import json
-import logging
 import re
 from dataclasses import dataclass, field
 from enum import Enum
@@ -15,13 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from logfs.format.base.names import TopicPartition
 from logfs.log.read.read_committed import Isolation
-from logfs.spark.known_names import OF_THE_NETWORK, SELECTIONS, check_options
+from logfs.spark.known_names import SELECTIONS, check_options, warn_of_ignored
 from logfs.store.directory.recognition import PathKind, recognise
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
-
-logger = logging.getLogger(__name__)
 
 # The numbers that stand for the ends of a partition in the JSON offsets of Kafka's source.
 LATEST_OFFSET = -1
@@ -153,11 +150,7 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
     If `streaming` is true, the defaults and the checks are those of a streaming query, else those of a batch query.
     """
     check_options(options)
-    for name in (*OF_THE_NETWORK, "kafka.bootstrap.servers"):
-        if name in options:
-            logger.warning(
-                "option %s has no meaning for logfs, which uses no broker; ignored", name
-            )
+    warn_of_ignored(options, used=["kafka.isolation.level"])
     for name in _NOT_SUPPORTED:
         if f"kafka.{name}" in options:
             raise ValueError(

@@ -157,6 +157,29 @@ def test_kafka_options_are_accepted_and_their_misspelling_is_not(tmp_path: Path)
             check_options([wrong])
 
 
+def test_options_without_a_meaning_are_named_in_a_warning(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """Reads and writes warn of every option of Kafka's clients, except of the one that has a meaning."""
+    from pyspark.sql.datasource import CaseInsensitiveDict
+
+    from logfs.spark.options import read_options
+    from logfs.spark.sink.options import write_options
+
+    kafka = {
+        "kafka.security.protocol": "SSL",
+        "kafka.bootstrap.servers": "x:1",
+        "groupIdPrefix": "g",
+    }
+    options = {"path": str(tmp_path), "subscribe": "a", "kafka.isolation.level": "read_committed"}
+    read_options(CaseInsensitiveDict({**options, **kafka}), streaming=False)
+    warned = [record.args for record in caplog.records]
+    assert warned == [(name.lower(),) for name in kafka]
+    caplog.clear()
+    write_options(CaseInsensitiveDict({"path": str(tmp_path), "topic": "a", **kafka}))
+    assert [record.args for record in caplog.records] == warned
+
+
 @pytest.mark.parametrize(
     ("text", "plain"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -359,6 +360,45 @@ def test_what_a_killed_first_export_has_left_is_no_obstacle(
         export(spark, log_dir, target, incremental=True)
         assert exported(spark, target) == in_log(log_dir)
         assert not (target / "_temporary").exists()
+
+
+def test_exports_at_once_keep_out_of_each_others_way(spark: SparkSession, log_dir: Path) -> None:
+    """Plain exports of other topics may run at once; of two incremental ones, one is refused, and none is damaged."""
+    target = log_dir.with_name("out")
+    with Store(log_dir) as store:
+        for topic in "ab":
+            store.create(f"{topic}-0").append([Record(b"1", timestamp=T)])
+
+    def run(topic: str) -> None:
+        export(spark, log_dir, target, topics=[topic], mode="append")
+
+    with ThreadPoolExecutor() as pool:
+        for each in [pool.submit(run, topic) for topic in "ab"]:
+            each.result()
+    assert exported(spark, target) == in_log(log_dir)
+    assert not (target / "_temporary").exists()
+    other = log_dir.with_name("other")
+    with (
+        export_commit.temporary_directory(other, incremental=True),
+        pytest.raises(BlockingIOError, match="another incremental export"),
+    ):
+        export(spark, log_dir, other, incremental=True)
+    export(spark, log_dir, other, incremental=True)
+    assert exported(spark, other) == in_log(log_dir)
+
+
+def test_exports_may_begin_while_others_end(tmp_path: Path) -> None:
+    """The temporary directory of a target may come and go under exports that begin and end all the time."""
+
+    def run() -> None:
+        for _ in range(200):
+            with export_commit.temporary_directory(tmp_path / "out", incremental=False) as mine:
+                (mine / "part").write_text("x")
+
+    with ThreadPoolExecutor() as pool:
+        for each in [pool.submit(run) for _ in range(4)]:
+            each.result()
+    assert not [*(tmp_path / "out").glob("*")]
 
 
 class Died(BaseException):

@@ -424,7 +424,6 @@ def test_the_output_mode_update_writes_each_change_once(
     import logfs.spark
 
     make(log_dir, "counts-0")
-    session.conf.set("spark.sql.shuffle.partitions", "1")
     write = logfs.spark.write_batches(str(log_dir), topic="counts")
     calls = []
 

@@ -560,6 +560,11 @@ def test_a_position_that_cannot_be_committed_is_no_error(
         drain(read(spark, tmp_path / "logs", groupId="lake", maxOffsetsPerTrigger=2), tmp_path)
         assert sunk(spark, tmp_path) == everything({0: 5, 1: 5})
     assert committed(tmp_path / "logs", "lake") == {}
+    # So it is where the log directory itself is gone, as after an unmount.
+    from logfs.spark.group_position import GroupPosition
+
+    position = GroupPosition("lake", [str(tmp_path / "gone")])
+    position.note({TopicPartition("orders", 0): 5}, is_last=True)
 
 
 def test_how_far_a_query_is_behind(spark: SparkSession, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from logfs.spark import splits
 from logfs.spark.arrow import kafka_schema, sized
 from logfs.spark.batch import BatchReader
 from logfs.spark.jobs.export_commit import OFFSETS, TEMPORARY, Folders, temporary_directory
-from logfs.spark.jobs.export_files import FIRST_DAY, Files, by_date, format_of
+from logfs.spark.jobs.export_files import Files, by_date, format_of
 from logfs.spark.jobs.export_iceberg import CATALOG, IcebergTables
 from logfs.spark.jobs.job_runner import WorkItem, run
 from logfs.spark.jobs.selection import log_dirs
@@ -238,8 +238,7 @@ class _ExportTask:
             raise NotOnHost.because(f"{self.directory}: the target of the export does not exist")
         name = TopicPartition(part.topic, part.partition)
         files = Files(Path(self.directory), self.form, name)
-        is_iceberg = self.form.format == "iceberg"
         for columns in sized(splits.columns(part, self.options)):
-            for date, of_date in by_date(columns, FIRST_DAY if is_iceberg else 0):
+            for date, of_date in by_date(columns, self.form.first_day):
                 files.write(date, of_date)
         return files.close()

@@ -62,7 +62,6 @@ def temporary_directory(target: Path, *, incremental: bool) -> Iterator[Path]:
     """
     parent = target / TEMPORARY
     is_new = not target.exists()
-    parent.mkdir(parents=True, exist_ok=True)
     name = uuid.uuid4().hex
     try:
         with _locked(parent / f"{name}{_LOCK}"), _alone(target, incremental=incremental):
@@ -97,9 +96,17 @@ def _alone(target: Path, *, incremental: bool) -> Iterator[None]:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[bool]:
-    """Yield whether this process could lock the file, which is created before and removed afterwards."""
+    """Yield whether this process could lock the file, which is created before and removed afterwards.
+
+    The directory of the file is created, too, if it is missing.
+    """
     while True:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except FileNotFoundError:
+            # Another export that has just ended has removed the empty directory.
+            continue
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

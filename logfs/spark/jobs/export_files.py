@@ -35,7 +35,7 @@ NAMESPACE = "logfs"
 _TOPIC = "topic="
 _DAY_MS = 86_400_000
 # 0001-01-01 and 9999-12-31, the first and the last date that readers of the files support, in days since the epoch.
-FIRST_DAY, _LAST_DAY = -719_162, 2_932_896
+_FIRST_DAY, _LAST_DAY = -719_162, 2_932_896
 _NO_DAY = np.iinfo(np.int64).min
 # The bytes that are buffered for one file, to become one row group, and for all files of a task.
 _ROW_GROUP_BYTES = 64 << 20
@@ -75,6 +75,11 @@ class ExportFormat:
         if self.format != "json":
             return ".parquet"
         return ".jsonl" + _JSON_SUFFIXES[self.compression]
+
+    @property
+    def first_day(self) -> int:
+        """The first day that has a date of its own, in days since the epoch: earlier records are under `NO_DATE`."""
+        return _FIRST_DAY if self.format == "iceberg" else 0
 
 
 VALUES = ("mixed", "text", "base64")
@@ -133,7 +138,7 @@ def iceberg_schema() -> pa.Schema:
     return schema.set(at, pa.field("timestamp", pa.timestamp("us", tz="UTC")))
 
 
-def by_date(columns: Columns, first_day: int = 0) -> Iterator[tuple[str, Columns]]:
+def by_date(columns: Columns, first_day: int) -> Iterator[tuple[str, Columns]]:
     """Yield (date, records) for each UTC date in `columns`, which must not be empty. Dates have the form YYYY-MM-DD.
 
     Records before `first_day`, which is in days since the epoch, or after the year 9999 come first, under `NO_DATE`.
@@ -296,7 +301,7 @@ class _IcebergFile(_ParquetFile):
         batch = super()._batch(columns)
         at = batch.schema.get_field_index("timestamp")
         days = columns.timestamps // _DAY_MS
-        is_date = pa.array((days >= FIRST_DAY) & (days <= _LAST_DAY))
+        is_date = pa.array((days >= _FIRST_DAY) & (days <= _LAST_DAY))
         return batch.set_column(
             at, batch.schema.field(at), pc.if_else(is_date, batch.column(at), None)
         )

@@ -68,7 +68,10 @@ class IcebergTables:
         self._catalog.close()
 
     def offsets(self, *, may_be_damaged: bool = False) -> OffsetsJson:
-        """Return where the exports into all tables ended, as `_offsets.json` of other exports has it."""
+        """Return where the exports into all tables ended, as `_offsets.json` of other exports has it.
+
+        `may_be_damaged` changes nothing here: a table that cannot be read is an error of pyiceberg in any case.
+        """
         found: OffsetsJson = {}
         for name in self._catalog.list_tables(NAMESPACE):
             for snapshot in reversed(self._catalog.load_table(name).snapshots()):

@@ -90,8 +90,8 @@ def import_(
     partitioner puts its key; rows without keys go to the partitions in turn. With `partitions`, missing topics are
     created with that many partitions, or more if the files name a higher partition, and so is a missing log
     directory. An import with an `id` is done once: another one with the same id changes nothing, until the log has
-    forgotten the id (seven days after the import). `progress` is called with (bytes
-    done, bytes in all), which include the bytes that are read to plan the import.
+    forgotten the id (seven days after the import). `progress` is called with (bytes done, bytes in all), which
+    include the bytes that are read to plan the import.
 
     Rows keep their order within a file. Files that specify partitions and offsets, as those of an export do, are
     imported in the order of the offsets. Blocks until the job has ended.

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from logfs.spark.known_names import check_options, unknown_column
+from logfs.spark.known_names import check_options, unknown_column, warn_of_ignored
 from logfs.spark.options import paths_of, positive_number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pyspark.sql.types import StructType
-
-logger = logging.getLogger(__name__)
 
 # The types of the columns, in the order in which Spark's own sink checks them.
 _TYPES = {
@@ -48,11 +45,7 @@ class WriteOptions:
 def write_options(options: Mapping[str, str]) -> WriteOptions:
     """Parse the options that Spark passes to a write. Raises `ValueError` for a wrong or missing option."""
     check_options(options)
-    for name in options:
-        if name.startswith("kafka."):
-            logger.warning(
-                "option %s has no meaning for logfs, which uses no broker; ignored", name
-            )
+    warn_of_ignored(options)
     topic, partitions = options.get("topic"), positive_number(options, "createPartitions")
     if partitions is not None and topic is None:
         raise ValueError(
