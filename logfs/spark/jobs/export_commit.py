@@ -42,6 +42,9 @@ _REPLACED = "replaced"
 _LOCK = ".lock"
 # The name of the lock of an incremental export: only one at a time may know where the last one ended.
 _INCREMENTAL = "incremental"
+# How often the file of a lock is tried to be created, while exports that end remove the empty directory under it, also
+# between two system calls of one `mkdir`. Where a path is wrong, each attempt fails.
+_ATTEMPTS = 1000
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,8 @@ def temporary_directory(target: Path, *, incremental: bool) -> Iterator[Path]:
     is_new = not target.exists()
     name = uuid.uuid4().hex
     try:
-        with _locked(parent / f"{name}{_LOCK}"), _alone(target, incremental=incremental):
+        # Another export may hold the lock for a moment, to see whether this one was killed.
+        with _locked(parent / f"{name}{_LOCK}", wait=True), _alone(target, incremental=incremental):
             _complete_killed(target)
             directory = parent / name
             directory.mkdir()
@@ -95,20 +99,15 @@ def _alone(target: Path, *, incremental: bool) -> Iterator[None]:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[bool]:
+def _locked(path: Path, *, wait: bool = False) -> Iterator[bool]:
     """Yield whether this process could lock the file, which is created before and removed afterwards.
 
-    The directory of the file is created, too, if it is missing.
+    The directory of the file is created, too, if it is missing. With `wait`, the answer is always true.
     """
     while True:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        fd = _open_lock(path)
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        except FileNotFoundError:
-            # Another export that has just ended has removed the empty directory.
-            continue
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
             os.close(fd)
             yield False
@@ -125,6 +124,18 @@ def _locked(path: Path) -> Iterator[bool]:
     finally:
         path.unlink(missing_ok=True)
         os.close(fd)
+
+
+def _open_lock(path: Path) -> int:
+    attempts = _ATTEMPTS
+    while True:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except (FileNotFoundError, FileExistsError):
+            attempts -= 1
+            if not attempts:
+                raise
 
 
 def _complete_killed(target: Path) -> None:
