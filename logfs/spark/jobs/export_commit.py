@@ -42,8 +42,8 @@ _REPLACED = "replaced"
 _LOCK = ".lock"
 # The name of the lock of an incremental export: only one at a time may know where the last one ended.
 _INCREMENTAL = "incremental"
-# How often the file of a lock is tried to be created, while exports that end remove the empty directory under it, also
-# between two system calls of one `mkdir`. Where a path is wrong, each attempt fails.
+# Exports that end remove the empty directory, so that a lock may have to be created again. Where a path is wrong, each
+# attempt fails.
 _ATTEMPTS = 1000
 
 
