@@ -42,8 +42,8 @@ _REPLACED = "replaced"
 _LOCK = ".lock"
 # The name of the lock of an incremental export: only one at a time may know where the last one ended.
 _INCREMENTAL = "incremental"
-# Exports that end remove the empty directory, so that a lock may have to be created again. Where a path is wrong, each
-# attempt fails.
+# Exports that end remove the empty directory, so that a lock may have to be created again. Where a path is wrong,
+# each attempt fails.
 _ATTEMPTS = 1000
 
 
