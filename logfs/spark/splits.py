@@ -158,7 +158,7 @@ def plan(
         return [Split([part]) for some in parts for part in _cut(some, each)]
     groups = [*packed(parts, lambda part: part.segment_split.bytes, split_bytes)]
     # Parts are cut at batches, so that some are larger than asked for, and groups are fewer than `min_partitions`.
-    while len(groups) < (options.min_partitions or 0):
+    while groups and len(groups) < (options.min_partitions or 0):
         largest = max(groups, key=len)
         if len(largest) < 2:
             break

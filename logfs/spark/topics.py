@@ -247,7 +247,8 @@ def resolve(
 def _at_time(
     name: TopicPartition, reader: Reader, timestamp: int, *, latest_if_no_match: bool
 ) -> int:
-    found = reader.offset_for_time(max(timestamp, 0))
+    # Kafka searches one segment. Where compaction has left it without such a record, records would be left out.
+    found = reader.offset_for_time(max(timestamp, 0), shown=True)
     if found is not None:
         return min(found.offset, reader.log_end_offset)
     if latest_if_no_match:

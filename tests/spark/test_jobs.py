@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from logfs.errors import InvalidStore, LogfsError, StoreLocked, UnknownPartition
+from logfs.errors import InvalidSetting, InvalidStore, LogfsError, StoreLocked, UnknownPartition
 from logfs.format.batches.batch import assign_offset
 from logfs.format.batches.record import Record
 from logfs.spark.jobs import compact, plot, reindex, stats, verify
@@ -320,6 +320,8 @@ def test_stats_can_be_plotted(spark: SparkSession, hundred: Path, tmp_path: Path
     assert "records per" in (tmp_path / "picture.svg").read_text()
     with pytest.raises(LogfsError, match=r"picture\.nonsense"):
         plot(found, tmp_path / "picture.nonsense")
+    with pytest.raises(InvalidSetting, match="give at least 1"):
+        stats(spark, hundred / "a", bucket_ms=0)
 
 
 # The commands.
@@ -368,6 +370,13 @@ def test_commands(
     reindexing = commands("reindex", *session, *one)
     out, err = reindexing.communicate(timeout=120)
     assert reindexing.returncode == 0, err
+    misspelt = commands("verify", "--master", "locl[1]", *one)
+    lost = commands("stats", *session, *one, "--plot", tmp_path / "none" / "p.png")
+    assert "none: is not a directory" in lost.communicate(timeout=120)[1]
+    _, err = misspelt.communicate(timeout=120)
+    assert misspelt.returncode == 1
+    assert "logfs: Spark does not start on locl[1]: " in err
+    assert "Traceback" not in err
     compacting = commands("compact", *session, "--roll", *one)
     out, err = compacting.communicate(timeout=120)
     assert compacting.returncode == 0, err

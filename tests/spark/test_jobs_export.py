@@ -230,6 +230,25 @@ def test_invalid_options_are_refused_with_a_message(
     assert not target.exists()
 
 
+def test_wrong_targets_are_refused(spark: SparkSession, log_dir: Path) -> None:
+    """A target in the log directory, however it is named, and a dangling symlink are errors; nothing is written."""
+    with Store(log_dir) as store:
+        store.create("t-0").append([b"x"])
+    (log_dir.parent / "link").symlink_to(log_dir)
+    (log_dir.parent / "dangling").symlink_to("nowhere")
+    before = sorted(log_dir.rglob("*"))
+    for target, message in (
+        (log_dir, "is in the log directory"),
+        (log_dir / "out", "is in the log directory"),
+        (log_dir.parent / "link" / "t-0", "is in the log directory"),
+        (log_dir.parent / "dangling", "a symlink to nowhere, which does not exist"),
+    ):
+        for mode in ("errorifexists", "append", "overwrite"):
+            with pytest.raises(InvalidSetting, match=message):
+                export(spark, log_dir, target, mode=mode)
+    assert sorted(log_dir.rglob("*")) == before
+
+
 def test_progress_is_reported_in_bytes(spark: SparkSession, log: Path, tmp_path: Path) -> None:
     """The progress ascends to the number of bytes of the logs."""
     told: list[tuple[int, int]] = []

@@ -351,6 +351,55 @@ def test_a_time_before_the_log_start(spark: SparkSession, tmp_path: Path, strate
     assert offsets(ending) == {}
 
 
+def test_times_in_a_compacted_log(spark: SparkSession, tmp_path: Path) -> None:
+    """A range of times is from the first record that is late enough on, whatever compaction has left of segments."""
+    with Store(tmp_path) as store:
+        set_topic(store, "orders", segment_bytes=4000)
+        store.settings.set_topic("orders", "cleanup.policy", "compact")
+        partition = store.create("orders-0")
+        for first in range(0, 1000, 10):
+            partition.append(
+                [
+                    Record(b"x", b"k%d" % (n % 60), timestamp=START_MS + n * 1000)
+                    for n in range(first, first + 10)
+                ]
+            )
+        store.compact("orders-0", roll=True)
+        partition.append([Record(b"x", b"k", timestamp=START_MS + 1_000_000)])
+        left = [(record.offset, record.timestamp) for record in partition.read()]
+    assert left[0][0] > 900
+    assert min(path.stat().st_size for path in (tmp_path / "orders-0").glob("*.log")) == 0
+    for second in (0, 500, 960, 999, 1000):
+        time = START_MS + second * 1000
+        first = next(offset for offset, timestamp in left if timestamp >= time)
+        late = load(spark, tmp_path, startingTimestamp=time)
+        assert offsets(late) == {("orders", 0): [offset for offset, _ in left if offset >= first]}
+        early = offsets(load(spark, tmp_path, endingTimestamp=time))
+        assert early.get(("orders", 0), []) == [offset for offset, _ in left if offset < first]
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {},
+        {"minPartitions": 2},
+        {"maxRecordsPerPartition": 7},
+        {"splitBytes": 100},
+        {"columns": "offset"},
+        {"startingTimestamp": START_MS, "startingOffsetsByTimestampStrategy": "latest"},
+    ],
+)
+def test_nothing_to_read(spark: SparkSession, tmp_path: Path, option: dict[str, Any]) -> None:
+    """A range without records has no rows, whatever the options of its tasks are."""
+    with Store(tmp_path) as store:
+        store.create("orders-0")
+        store.create("other-0").append(records(20))
+    assert load(spark, tmp_path, **option).count() == 0
+    if "startingTimestamp" not in option:
+        end = {"subscribe": "other", "startingOffsets": '{"other":{"0":20}}'}
+        assert load(spark, tmp_path, **end, **option).count() == 0
+
+
 def test_the_gaps_of_compaction_are_no_loss(spark: SparkSession, tmp_path: Path) -> None:
     """The gaps of compaction do not fail the query, and the newest record of each key is there."""
     with Store(tmp_path) as store:

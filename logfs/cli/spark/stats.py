@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,8 +10,6 @@ from logfs.cli.common import add_log_dirs, table_lines
 from logfs.cli.spark.common import add_session, add_topics, bar, session
 
 if TYPE_CHECKING:
-    import argparse
-
     from logfs.spark.jobs import Stats
 
 _COLUMNS = [
@@ -32,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_topics(parser)
     parser.add_argument("-J", "--json", action="store_true", help="one JSON object per topic")
     parser.add_argument(
-        "--plot", type=Path, metavar="FILE", help="also draw a plot: .png, .svg or .pdf"
+        "--plot", type=_file, metavar="FILE", help="also draw a plot: .png, .svg or .pdf"
     )
     parser.add_argument(
         "--bucket",
@@ -41,6 +40,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="count times in intervals of MS milliseconds (default: chosen for a readable plot)",
     )
     add_session(parser)
+
+
+def _file(text: str) -> Path:
+    """Return the path of a plot. An error is found here rather than after the count."""
+    path = Path(text)
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{path.parent}: is not a directory")
+    return path
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -102,7 +102,7 @@ def export(
     form = format_of(format, compression, values)
     incremental = incremental or format == "iceberg"
     anew = mode == "overwrite"
-    folder = _folder(target, mode)
+    folder = _folder(target, mode, paths)
     asked = _read_options(paths, topics, options)
     if incremental:
         asked.setdefault("startingOffsets", "earliest")
@@ -153,14 +153,26 @@ def _target(folder: Path, temporary: Path, format: str) -> Iterator[Folders | Ic
         tables.close()
 
 
-def _folder(target: str | os.PathLike[str], mode: str) -> Path:
-    """Return the target as a path. Raises `InvalidSetting` for a URL, or for a wrong mode."""
+def _folder(target: str | os.PathLike[str], mode: str, paths: Paths) -> Path:
+    """Return the target as a path.
+
+    Raises `InvalidSetting` for a URL, for a wrong mode, for a dangling symlink, and for a target in one of the log
+    directories.
+    """
     if mode not in MODES:
         raise InvalidSetting(f"mode {mode!r}: give one of {', '.join(MODES)}")
     text = local_path(str(target))
     if "://" in text:
         raise InvalidSetting(f"{text}: give a directory that all machines have under the same path")
-    return Path(text).absolute()
+    folder = Path(text).absolute()
+    if folder.is_symlink() and not folder.exists():
+        raise InvalidSetting(f"{folder}: is a symlink to {folder.readlink()}, which does not exist")
+    for log_dir in map(Path, log_dirs(paths)):
+        if folder.resolve().is_relative_to(log_dir.resolve()):
+            raise InvalidSetting(
+                f"{folder}: is in the log directory {log_dir}; give another directory"
+            )
+    return folder
 
 
 def _check_contents(folder: Path, mode: str, *, incremental: bool) -> None:

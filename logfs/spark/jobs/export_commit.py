@@ -16,8 +16,9 @@ import fcntl
 import json
 import os
 import shutil
+import time
 import uuid
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,9 +43,14 @@ _REPLACED = "replaced"
 _LOCK = ".lock"
 # The name of the lock of an incremental export: only one at a time may know where the last one ended.
 _INCREMENTAL = "incremental"
+# The name of the lock of an export that moves its files: one after the other does.
+_PUBLISH = "publish"
 # Exports that end remove the empty directory, so that a lock may have to be created again. Where a path is wrong,
 # each attempt fails.
 _ATTEMPTS = 1000
+# How often the lock of an incremental export is tried, and the pause between two tries.
+_TRIES = 10
+_PAUSE_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
@@ -90,12 +96,22 @@ def _alone(target: Path, *, incremental: bool) -> Iterator[None]:
     if not incremental:
         yield
         return
-    with _locked(target / TEMPORARY / f"{_INCREMENTAL}{_LOCK}") as is_ours:
-        if not is_ours:
-            raise BlockingIOError(
-                errno.EAGAIN, "another incremental export is writing to this directory", str(target)
-            )
-        yield
+    for left in reversed(range(_TRIES)):
+        with _locked(target / TEMPORARY / f"{_INCREMENTAL}{_LOCK}") as is_ours:
+            if is_ours:
+                yield
+                return
+        if left:
+            # An export that looks for killed ones holds the lock for a moment.
+            time.sleep(_PAUSE_SECONDS)
+    raise BlockingIOError(
+        errno.EAGAIN, "another incremental export is writing to this directory", str(target)
+    )
+
+
+def _publishing(target: Path) -> AbstractContextManager[bool]:
+    """Return a context in which no other export moves files to places below the target."""
+    return _locked(target / TEMPORARY / f"{_PUBLISH}{_LOCK}", wait=True)
 
 
 @contextmanager
@@ -149,8 +165,9 @@ def _complete_killed(target: Path) -> None:
             if journal.exists():
                 told = json.loads(journal.read_bytes())
                 moves = [Move(target / old, target / new) for old, new in told["moves"]]
-                _apply(target, moves, told["offsets"])
-                _end(journal)
+                with _publishing(target):
+                    _apply(target, moves, told["offsets"])
+                    _end(journal)
             shutil.rmtree(parent / name, ignore_errors=True)
 
 
@@ -230,6 +247,15 @@ class Folders:
         are undone; a `_SUCCESS` of an earlier export stays removed then. Raises `FileExistsError` for a place that is
         taken, and `OSError`.
         """
+        with _publishing(self._target):
+            self._publish(written, offsets, replaced)
+
+    def _publish(
+        self,
+        written: Sequence[WrittenFile],
+        offsets: OffsetsJson | None,
+        replaced: Selection | None,
+    ) -> None:
         target = self._target
         old = set() if replaced is None else _files_of(target, replaced)
         moves = [Move(Path(each.path), target / each.place) for each in written]

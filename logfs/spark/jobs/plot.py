@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from logfs.errors import LogfsError
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
     from logfs.spark.jobs.stats import Stats, TopicStats
 
+FORMATS = (".png", ".svg", ".pdf")
 # More topics than this could not be told apart in the plot of records. The others appear only in the plot of bytes.
 _MOST_TOPICS = 8
 # The midnight after the last day that `datetime` can represent.
@@ -32,6 +34,8 @@ def plot(found: Stats, path: str | os.PathLike[str]) -> None:
         from matplotlib.figure import Figure
     except ImportError:
         raise LogfsError("a picture needs matplotlib: pip install 'logfs[spark]'") from None
+    if Path(path).suffix not in FORMATS:
+        raise LogfsError(f"{path}: give a name that ends in {', '.join(FORMATS)}")
     topics = sorted(found.topics, key=lambda each: -each.counts.records)
     figure = Figure(figsize=(10, 3.4 + 0.35 * max(len(topics), 2)), layout="constrained")
     above, below = figure.subplots(2, height_ratios=(3, 0.35 * max(len(topics), 2) + 0.4))
@@ -45,10 +49,7 @@ def plot(found: Stats, path: str | os.PathLike[str]) -> None:
         axes.legend(
             loc="lower left", bbox_to_anchor=(0, 1), ncols=4, fontsize="small", frameon=False
         )
-    try:
-        figure.savefig(path, dpi=150)
-    except ValueError as error:
-        raise LogfsError(f"{path}: {error}") from None
+    figure.savefig(path, dpi=150)
 
 
 def _draw_times(axes: Axes, found: Stats, topics: list[TopicStats]) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from logfs.errors import InvalidSetting
 from logfs.log.disk.disk import Gone
 from logfs.log.transfer.segment_descriptor import SegmentDescriptor, describe_segment
 from logfs.log.transfer.segment_stats import SegmentStats, count_segment
@@ -79,9 +80,12 @@ def stats(
     Nothing is changed, and a mount or a broker may use the directories meanwhile. `bucket_ms` is the length of the
     time buckets in which records are counted; without it, a length is chosen that gives a readable picture. `topics`
     limits the count to these topics. `progress` is called with (bytes of logs done, bytes in all). Blocks until the
-    job has ended. Raises the errors of opening a store read-only, the error that keeps a partition offline, and
-    `JobFailed` if a segment cannot be read, or is in the log but missing on a task's machine.
+    job has ended. Raises `InvalidSetting` for a `bucket_ms` below 1, the errors of opening a store read-only, the
+    error that keeps a partition offline, and `JobFailed` if a segment cannot be read, or is in the log but missing on
+    a task's machine.
     """
+    if bucket_ms is not None and bucket_ms < 1:
+        raise InvalidSetting(f"a time bucket of {bucket_ms} ms: give at least 1")
     with opened(paths, topics) as store:
         for reason in store.offline.values():
             raise reason
