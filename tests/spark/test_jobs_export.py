@@ -23,6 +23,7 @@ from tests.support.stores import assert_clean
 pytest.importorskip("pyspark", reason="pyspark is not installed")
 
 from logfs.spark.jobs import JobFailed, export, export_commit
+from logfs.spark.jobs.export_files import WrittenFile
 from logfs.spark.splits import DataLoss
 
 if TYPE_CHECKING:
@@ -407,17 +408,22 @@ def test_exports_at_once_keep_out_of_each_others_way(spark: SparkSession, log_di
 
 
 def test_exports_may_begin_while_others_end(tmp_path: Path) -> None:
-    """The temporary directory of a target may come and go under exports that begin and end all the time."""
+    """Exports that begin, publish and end all the time, some without a file, leave one another's files alone."""
+    out = tmp_path / "out"
 
-    def run() -> None:
-        for _ in range(200):
-            with export_commit.temporary_directory(tmp_path / "out", incremental=False) as mine:
+    def run(number: int) -> None:
+        for each in range(100):
+            with export_commit.temporary_directory(out, incremental=False) as mine:
                 (mine / "part").write_text("x")
+                place = f"topic=t/date=2021-11-28/part-{number:05}-{each:020}.parquet"
+                written = [WrittenFile(str(mine / "part"), place, "t", 1, 1)] * (each % 2)
+                export_commit.Folders(out, mine).publish(written, None, None)
 
     with ThreadPoolExecutor() as pool:
-        for each in [pool.submit(run) for _ in range(4)]:
+        for each in [pool.submit(run, number) for number in range(4)]:
             each.result()
-    assert not [*(tmp_path / "out").glob("*")]
+    assert len([*out.glob("topic=t/date=2021-11-28/part-*")]) == 4 * 50
+    assert sorted(path.name for path in out.iterdir()) == ["_SUCCESS", "topic=t"]
 
 
 class Died(BaseException):
