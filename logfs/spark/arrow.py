@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -83,6 +83,14 @@ def arrow_schema(schema: StructType) -> pa.Schema:
     return to_arrow_schema(schema, timezone="UTC")
 
 
+class Run(NamedTuple):
+    """Records of one partition, in the order of their offsets."""
+
+    topic: str
+    partition: int
+    columns: Columns
+
+
 class BatchMaker:
     """Makes Arrow record batches of one schema. Only the columns in the schema are built."""
 
@@ -93,12 +101,20 @@ class BatchMaker:
         """
         self._schema = schema
 
-    def batch(self, topic: str, partition: int, columns: Columns) -> pa.RecordBatch:
-        """Return records of one partition as one Arrow batch.
+    def batch(self, runs: Sequence[Run]) -> pa.RecordBatch:
+        """Return the records of the runs as one Arrow batch.
 
         Raises `ValueError` if one column (keys, values, header keys or header values) has 2 GiB or more, and
         `Corrupt` for malformed headers.
         """
+        from logfs.format.batches.columns import concatenate
+
+        columns = concatenate([run.columns for run in runs])
+        counts = [len(run.columns) for run in runs]
+
+        def each(values: Sequence[int]) -> pa.Array:
+            return _numbers(np.repeat(np.array(values, np.int32), counts))
+
         makers: dict[str, Maker] = {
             "key": lambda _: binary_array(
                 gather(columns.data, columns.key_starts, columns.key_lengths)
@@ -106,37 +122,35 @@ class BatchMaker:
             "value": lambda _: binary_array(
                 gather(columns.data, columns.value_starts, columns.value_lengths)
             ),
-            "topic": lambda _: _repeated(topic.encode(), len(columns)),
-            "partition": lambda _: _numbers(np.full(len(columns), partition, np.int32)),
+            "topic": lambda _: _repeated([run.topic.encode() for run in runs], counts),
+            "partition": lambda _: each([run.partition for run in runs]),
             "offset": lambda _: _numbers(columns.offsets),
             "timestamp": lambda kind: _timestamps(columns.timestamps, kind),
-            "timestampType": lambda _: _numbers(_timestamp_types(columns)),
+            "timestampType": lambda _: each([_timestamp_type(run.columns) for run in runs]),
             "headers": lambda kind: _headers(columns, kind),
         }
         arrays = [makers[field.name](field.type) for field in self._schema]
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
 
-def sized(parts: Iterable[Columns]) -> Iterator[Columns]:
-    """Yield the records of `parts`, in the same order, regrouped into batches of a good size for Arrow.
+def grouped(runs: Iterable[Run]) -> Iterator[list[Run]]:
+    """Yield the runs in groups, in the same order; the records of a group are of a good size for one Arrow batch.
 
-    A batch has up to `_BATCH_ROWS` rows and about `_BATCH_BYTES` bytes.
+    A group has up to `_BATCH_ROWS` rows and about `_BATCH_BYTES` bytes. Larger runs are divided.
     """
-    from logfs.format.batches.columns import concatenate
-
-    waiting: list[Columns] = []
+    waiting: list[Run] = []
     rows = size = 0
-    for part in parts:
-        for columns in _bounded(part):
+    for run in runs:
+        for columns in _bounded(run.columns):
             bytes_here = _payload(columns)
             if waiting and (rows + len(columns) > _BATCH_ROWS or size + bytes_here > _BATCH_BYTES):
-                yield concatenate(waiting)
+                yield waiting
                 waiting, rows, size = [], 0, 0
-            waiting.append(columns)
+            waiting.append(run._replace(columns=columns))
             rows += len(columns)
             size += bytes_here
     if waiting:
-        yield concatenate(waiting)
+        yield waiting
 
 
 def _payload(columns: Columns) -> int:
@@ -186,15 +200,18 @@ def binary_array(field: GatheredField, kind: pa.DataType | None = None) -> pa.Ar
     return pa.Array.from_buffers(kind or pa.binary(), len(field.offsets) - 1, buffers, field.nulls)
 
 
-def _repeated(text: bytes, count: int) -> pa.Array:
-    offsets = np.arange(count + 1, dtype=np.int32) * len(text)
-    buffers = [None, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(text * count)]
-    return pa.Array.from_buffers(pa.string(), count, buffers)
+def _repeated(texts: Sequence[bytes], counts: Sequence[int]) -> pa.Array:
+    """Return each text as often as its count says."""
+    offsets = np.zeros(sum(counts) + 1, np.int32)
+    np.cumsum(np.repeat(np.array([*map(len, texts)], np.int32), counts), out=offsets[1:])
+    data = b"".join(text * count for text, count in zip(texts, counts, strict=True))
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+    return pa.Array.from_buffers(pa.string(), sum(counts), buffers)
 
 
-def _timestamp_types(columns: Columns) -> np.ndarray:
+def _timestamp_type(columns: Columns) -> int:
     kind = columns.timestamp_type
-    return np.full(len(columns), _NO_TIMESTAMP_TYPE if kind is None else kind.value, np.int32)
+    return _NO_TIMESTAMP_TYPE if kind is None else kind.value
 
 
 def _headers(columns: Columns, kind: pa.DataType) -> pa.Array:

@@ -9,7 +9,7 @@ from pyspark.sql.datasource import DataSourceReader
 from logfs.spark import splits
 from logfs.spark.arrow import BatchMaker, arrow_schema, check_schema
 from logfs.spark.filters import PushedFilters
-from logfs.spark.topics import Topics, ranges, resolve
+from logfs.spark.topics import opened, ranges, resolve
 from logfs.spark.workers import short_errors
 
 if TYPE_CHECKING:
@@ -41,12 +41,9 @@ class BatchReader(DataSourceReader):
         Raises `ValueError` for a partition or topic that does not exist and for a start after the end, `DataLoss` for
         offsets outside the log (with failOnDataLoss), `LogfsError`, and `OSError`.
         """
-        topics = Topics(self.options)
-        try:
+        with opened(self.options) as topics:
             readers = topics.readers()
             return splits.plan(self._wanted(readers), readers, self.options)
-        finally:
-            topics.close()
 
     def _wanted(
         self, readers: dict[TopicPartition, Reader]

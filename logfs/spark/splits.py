@@ -22,7 +22,7 @@ from logfs.log.remote.disks import inode_of, read_only_disk
 from logfs.log.segment.batch_iterator import DamagedRange
 from logfs.log.transfer import scan_split
 from logfs.spark import workers
-from logfs.spark.arrow import sized
+from logfs.spark.arrow import Run, grouped
 from logfs.spark.filters import PushedFilters
 from logfs.spark.workers import NotOnHost
 from logfs.store.directory.log_dir import RECOVERY_POINTS
@@ -225,9 +225,13 @@ def read(
     """
     pushed = pushed or PushedFilters()
     with workers.short_errors(), workers.naming_host():
-        for part in split.parts:
-            for found in sized(map(pushed.select, columns(part, options, pushed.since_ms))):
-                yield maker.batch(part.topic, part.partition, found)
+        runs = (
+            Run(part.topic, part.partition, pushed.select(found))
+            for part in split.parts
+            for found in columns(part, options, pushed.since_ms)
+        )
+        for group in grouped(runs):
+            yield maker.batch(group)
     workers.freeze_loaded_objects("read")
 
 

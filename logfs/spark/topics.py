@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,13 +11,14 @@ from logfs.format.base import names
 from logfs.format.base.names import TopicPartition
 from logfs.format.files import checkpoint
 from logfs.log.remote.disks import inode_of
+from logfs.spark import workers
 from logfs.spark.options import EARLIEST_OFFSET, LATEST_OFFSET, PositionKind, check_partitions
 from logfs.store.directory.recognition import log_dirs_of
 from logfs.store.directory.topic_id import read_topic_id
 from logfs.store.store import Store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from logfs.log.read.reader import Reader
@@ -116,6 +118,11 @@ class Topics:
         """Close the store and its files."""
         self.store.close()
 
+    def close_files(self) -> None:
+        """Close the files; what needs them again opens them again."""
+        for partition in self.store.partitions.values():
+            partition.close()
+
     def refresh(self) -> None:
         """Update the partitions with all that was appended, deleted or created since the last refresh.
 
@@ -209,6 +216,43 @@ class Topics:
             if name in selection:
                 found[name] = self.store[directory].isolated(self._options.isolation)
         return dict(sorted(found.items()))
+
+
+# In a process of Spark's that plans queries: the topics of its last plan, and what they were selected by.
+_last: tuple[object, Topics] | None = None
+
+
+@contextmanager
+def opened(options: ReadOptions) -> Iterator[Topics]:
+    """Yield the topics that the options select, as they are now, to plan one batch query.
+
+    Spark plans all queries of a session in one process. To open a partition takes a millisecond, and to see that it
+    has not changed a fraction of it. So that process keeps the topics of its last plan, without open files. They
+    serve the next plan, too, if it selects the same partitions and nothing has changed.
+    """
+    global _last
+    key = (tuple(map(str, log_dirs_of(options.paths))), options.selection, options.isolation)
+    last, _last = _last, None
+    is_same = last is not None and last[0] == key and _is_unchanged(last[1])
+    topics = last[1] if last is not None and is_same else Topics(options)
+    try:
+        yield topics
+    except BaseException:
+        topics.close()
+        raise
+    if workers.is_worker():
+        topics.close_files()
+        _last = key, topics
+    else:
+        topics.close()
+
+
+def _is_unchanged(topics: Topics) -> bool:
+    try:
+        return topics.store.is_unchanged()
+    except OSError:
+        # What is wrong shows when the partitions are opened again.
+        return False
 
 
 def resolve(

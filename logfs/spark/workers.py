@@ -51,6 +51,11 @@ def short_errors() -> Iterator[None]:
         raise
 
 
+def is_worker() -> bool:
+    """Whether this process is one of Spark's Python workers, which plan queries and run tasks."""
+    return _main_module().startswith("pyspark.")
+
+
 def _main_module() -> str:
     """Return the name of the module that this process runs; that of Spark's workers begins with "pyspark."."""
     spec = sys.modules["__main__"].__spec__

@@ -23,6 +23,7 @@ from logfs.log import recovery
 from logfs.log.append.partition import LEADER_EPOCH, Partition
 from logfs.log.disk.bucket_path import BucketPath, as_path
 from logfs.log.disk.disk import Disk, ReadOnlyDisk
+from logfs.log.follow.live_partition import ReadOnlyPartition
 from logfs.log.transfer.partition_copy import remove_directory
 from logfs.store.checkpoints import Checkpoints
 from logfs.store.commits.commit import Commits
@@ -463,6 +464,21 @@ class Store(PartitionRegistry):
                 partition.refresh()
             except (LogfsError, OSError) as error:
                 logger.error("%s: cannot be refreshed: %s", name, error)
+
+    def is_unchanged(self) -> bool:
+        """Whether a read-only store is certainly what opening it now would give. Costs two `stat`s for a partition.
+
+        False, too, where that is not certain: with a partition that is offline, or that is partly in a bucket. Raises
+        `OSError`.
+        """
+        return (
+            not self.offline
+            and all(log_dir.is_unchanged() for log_dir in self.log_dirs)
+            and all(
+                isinstance(partition, ReadOnlyPartition) and partition.is_unchanged()
+                for partition in self.partitions.values()
+            )
+        )
 
     def upkeep(self, *, compaction: bool = True) -> None:
         """Do the periodic tasks that are due, such as flushes, checkpoints, retention and compaction; may take long.

@@ -54,7 +54,7 @@ def spark_small(bench: Bench, pipeline: Pipeline) -> list[Result]:
     results = []
     for name, (_, column) in QUERIES.items():
         few = spark.read.format("logfs").option("subscribe", topic).option("columns", column)
-        # Each query loads anew: it plans, as a user's first query does.
+        # Each query loads and plans anew. The partitions have not changed since the query before.
         sides: dict[str, Callable[[], DataFrame]] = {
             "all columns": functools.partial(pipeline.logfs, log_dir, topic),
             f"columns={column}": functools.partial(few.load, str(log_dir)),

@@ -278,6 +278,71 @@ def test_tasks_follow_the_processors(
     assert load(spark, tmp_path, assign='{"orders":[3]}').rdd.getNumPartitions() == 1
 
 
+def test_each_load_shows_the_log_as_it_is_then(spark: SparkSession, tmp_path: Path) -> None:
+    """Whatever has changed since the load before, and however it was changed, a load shows it."""
+
+    def check() -> None:
+        wanted: dict[tuple[str, int], list[int]] = {}
+        with Store(tmp_path, read_only=True) as now:
+            for name in now:
+                found = [record.offset for record in now[name].read()]
+                at = now[name].topic, int(name.rpartition("-")[2])
+                wanted |= {at: found} if found else {}
+        for isolation in ("read_uncommitted", "read_committed"):
+            for _ in range(2):
+                frame = load(spark, tmp_path, subscribePattern=".", isolationLevel=isolation)
+                assert offsets(frame) == wanted
+
+    with Store(tmp_path) as store:
+        set_topic(store, "orders", segment_bytes=2000)
+        store.settings.set_topic("other", "cleanup.policy", "compact")
+        for name in ("orders-0", "orders-1"):
+            store.create(name).append(records(30))
+        store.create("other-0").append([Record(b"x", b"k%d" % (n % 3)) for n in range(30)])
+        check()
+        store["orders-0"].append(records(1, 30))
+        check()
+        store["orders-1"].append(records(20, 30))
+        first_batch = max((tmp_path / "orders-1").glob("*.log")).stat().st_size
+        store["orders-1"].append(records(2, 50))
+        check()
+        store.delete_records("orders-1", 20)
+        check()
+    check()
+    with Store(tmp_path) as store:
+        store.create("orders-2").append(records(5))
+        store.compact("other-0", roll=True)
+    check()
+    with Store(tmp_path) as store:
+        store.delete("orders-0")
+        store.create("orders-0").append(records(7))
+    check()
+    log = max((tmp_path / "orders-1").glob("*.log"))
+    assert log.stat().st_size > first_batch
+    with log.open("r+b") as file:
+        file.truncate(first_batch)
+    check()
+    moved = tmp_path.with_name("moved")
+    tmp_path.rename(moved)
+    with Store(tmp_path) as store:
+        store.create("orders-0").append(records(3))
+    check()
+
+
+def test_timestamp_types_may_change_within_a_log(spark: SparkSession, tmp_path: Path) -> None:
+    """Each record has the timestamp type of its own batch, however tasks put records together."""
+    with Store(tmp_path) as store:
+        for number in range(2):
+            partition = store.create(f"orders-{number}")
+            for kind in ("CreateTime", "LogAppendTime", "CreateTime"):
+                store.settings.set_topic("orders", "message.timestamp.type", kind)
+                partition.append(records(10))
+    rows = load(spark, tmp_path).select("partition", "offset", "timestampType").collect()
+    assert {(row.partition, row.offset, row.timestampType) for row in rows} == {
+        (number, offset, int(10 <= offset < 20)) for number in range(2) for offset in range(30)
+    }
+
+
 def test_several_log_dirs(spark: SparkSession, tmp_path: Path) -> None:
     """A list of paths is used like Kafka's log.dirs."""
     for number in range(2):

@@ -199,6 +199,11 @@ class ReadOnlyPartition(Partition):
                 self._seen_directory = self._seen_log = None
                 return False
 
+    def is_unchanged(self) -> bool:
+        """Whether the files are certainly as they were at the last `refresh`; never where some are in a bucket."""
+        is_local = not self.disk.is_remote and self.remote_between is None
+        return is_local and self._is_up_to_date()
+
     def _is_up_to_date(self) -> bool:
         try:
             directory = self.disk.stat(self.directory)

@@ -12,6 +12,7 @@ import errno
 import json
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -20,8 +21,9 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from logfs.errors import InvalidSetting
 from logfs.format.base.names import TopicPartition
+from logfs.format.batches.columns import concatenate
 from logfs.spark import splits
-from logfs.spark.arrow import kafka_schema, sized
+from logfs.spark.arrow import Run, grouped, kafka_schema
 from logfs.spark.batch import BatchReader
 from logfs.spark.jobs.export_commit import OFFSETS, TEMPORARY, Folders, temporary_directory
 from logfs.spark.jobs.export_files import Files, by_date, format_of
@@ -250,7 +252,10 @@ class _ExportTask:
             raise NotOnHost.because(f"{self.directory}: the target of the export does not exist")
         name = TopicPartition(part.topic, part.partition)
         files = Files(Path(self.directory), self.form, name)
-        for columns in sized(splits.columns(part, self.options)):
-            for date, of_date in by_date(columns, self.form.first_day):
-                files.write(date, of_date)
+        runs = (Run(*name, columns) for columns in splits.columns(part, self.options))
+        for group in grouped(runs):
+            every = [each.columns for each in group]
+            for _, alike in groupby(every, key=lambda columns: columns.timestamp_type):
+                for date, of_date in by_date(concatenate([*alike]), self.form.first_day):
+                    files.write(date, of_date)
         return files.close()

@@ -103,6 +103,7 @@ class LogDir:
         """
         disk, path = self.disk, self.path
         self.found = disk.stat(path)
+        self._note(self.found)
         self._lock = Lock(disk, path) if disk.writable else None
         self.live = self._is_live()
         self.clean = disk.exists(path / CLEAN_SHUTDOWN)
@@ -159,12 +160,23 @@ class LogDir:
         found = self.disk.stat(self.path)
         if found.st_mtime_ns == self._seen:
             return False
-        self._seen = found.st_mtime_ns if self.disk.is_settled(found) else None
+        self._note(found)
         self.live = self._is_live()
         self.clean = self.disk.exists(self.path / CLEAN_SHUTDOWN)
         self.recovery_points = self._read(RECOVERY_POINTS)
         self.log_starts = self._read(LOG_STARTS)
         return True
+
+    def is_unchanged(self) -> bool:
+        """Whether no name in the directory has changed since it was read, and it is still the same directory."""
+        found, before = self.disk.stat(self.path), self.found
+        assert before is not None, "opened"
+        is_same = (found.st_dev, found.st_ino) == (before.st_dev, before.st_ino)
+        return is_same and found.st_mtime_ns == self._seen
+
+    def _note(self, found: os.stat_result) -> None:
+        """Remember the state of the directory before it is read, unless a later change might not show."""
+        self._seen = found.st_mtime_ns if self.disk.is_settled(found) else None
 
     def look_again(self) -> None:
         """Make the next `has_changed` read everything again and return True."""
