@@ -81,14 +81,12 @@ def session(arguments: argparse.Namespace, job: str) -> Iterator[SparkSession]:
         settings[name] = value
     if sys.stderr.isatty():
         print("starting Spark …", end="\r", file=sys.stderr, flush=True)
-    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
 
     try:
         spark = logfs.spark.session(f"logfs {job}", master=arguments.master, settings=settings)
-    except (Py4JError, PySparkException) as error:
-        reason = str(getattr(error, "java_exception", None) or error).splitlines()[0]
-        raise LogfsError(f"Spark does not start on {arguments.master}: {reason}") from None
+    except PySparkException as error:
+        raise LogfsError(f"Spark does not start on {arguments.master}: {error}") from None
     try:
         yield spark
     finally:
