@@ -123,6 +123,17 @@ def host() -> str:
 
 
 @contextmanager
+def naming_path(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Add a path to an `OSError` raised in the context that has none, such as that of a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = os.fspath(path)
+        raise
+
+
+@contextmanager
 def naming_host() -> Iterator[None]:
     """Add the name of this host to an `OSError` raised in the context: the same path may differ between machines."""
     try:

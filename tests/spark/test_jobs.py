@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import random
+import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections import Counter
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -24,7 +30,6 @@ from tests.support.stores import Clock, assert_clean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from pyspark.sql import SparkSession
 
@@ -382,6 +387,47 @@ def test_commands(
     assert compacting.returncode == 0, err
     assert ": 0 could not be compacted" in out.splitlines()[-1]
     assert_clean(*one)
+
+
+def test_ctrl_c_while_spark_starts_leaves_no_process(tmp_path: Path) -> None:
+    """The command ends, without a traceback, when the JVM that it has begun to start can be ended, too."""
+    Store(tmp_path / "log").close()
+    command = [sys.executable, "-m", "logfs", "spark", "stats", "--master", "local[1]"]
+    process = subprocess.Popen(
+        [*command, str(tmp_path / "log")],
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        while "java" not in members(process.pid):
+            assert process.poll() is None
+            time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGINT)
+        out, _ = process.communicate(timeout=120)
+        assert process.returncode == 130, out
+        assert "Traceback" not in out
+        deadline = time.monotonic() + 60
+        while left := members(process.pid):
+            assert time.monotonic() < deadline, left
+            time.sleep(0.1)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def members(group: int) -> list[str]:
+    """Return the names of the processes in a process group that have not ended."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            name, state, _, in_group = re.fullmatch(
+                r"\d+ \((.*)\) (\S) (\d+) (\d+) .*", stat.read_text(), re.DOTALL
+            ).groups()  # type: ignore[union-attr]
+            if int(in_group) == group and state != "Z":
+                found.append(name)
+    return found
 
 
 def test_a_command_without_java_says_what_to_install(tmp_path: Path) -> None:

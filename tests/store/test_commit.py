@@ -253,6 +253,22 @@ class Full(Disk):
         super().write(file, position, data)
 
 
+def test_a_commit_that_does_not_fit_on_the_disk_is_not_decided(log_dir: Path, clock: Clock) -> None:
+    """A commit of more bytes than are free changes nothing, and can be made as soon as there is space."""
+    disk = Disk()
+    disk.free_bytes = lambda path: 100  # type: ignore[method-assign]
+    with Store(log_dir, clock=clock, disk=disk) as store:
+        store.create("a-0")
+        staged = staging(store, "q", 0, {"a-0": [b"x" * 1000]})
+        with pytest.raises(OSError, match="and 100 are free") as caught:
+            store.commit("q", 0, staged)
+        assert caught.value.errno == errno.ENOSPC
+        assert values(store, "a-0") == []
+        assert not store.commits.pending()
+        disk.free_bytes = lambda path: 10_000  # type: ignore[method-assign]
+        assert store.commit("q", 0, staged).offsets == {"a-0": (0, 1)}
+
+
 def test_a_full_disk_after_the_decision_loses_nothing(log_dir: Path, clock: Clock) -> None:
     """The commit is pending, and other appends go on.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import signal
 import sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -84,13 +85,27 @@ def session(arguments: argparse.Namespace, job: str) -> Iterator[SparkSession]:
     from pyspark.errors import PySparkException
 
     try:
-        spark = logfs.spark.session(f"logfs {job}", master=arguments.master, settings=settings)
+        with _later_interrupts() as interrupted:
+            spark = logfs.spark.session(f"logfs {job}", master=arguments.master, settings=settings)
     except PySparkException as error:
         raise LogfsError(f"Spark does not start on {arguments.master}: {error}") from None
     try:
+        if interrupted:
+            raise KeyboardInterrupt
         yield spark
     finally:
         spark.stop()
+
+
+@contextmanager
+def _later_interrupts() -> Iterator[list[int]]:
+    """Collect the SIGINTs that arrive in the context. A JVM whose start Ctrl-C interrupts would never end."""
+    arrived: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: arrived.append(number))
+    try:
+        yield arrived
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def add_topics(parser: argparse.ArgumentParser) -> None:

@@ -34,7 +34,7 @@ from logfs.spark.known_names import SELECTIONS
 from logfs.spark.options import local_path, read_options
 from logfs.spark.stream import StreamReader
 from logfs.spark.topics import from_json, to_json, topic_ids_from_json
-from logfs.spark.workers import NotOnHost
+from logfs.spark.workers import NotOnHost, naming_path
 
 if TYPE_CHECKING:
     import os
@@ -257,5 +257,7 @@ class _ExportTask:
             every = [each.columns for each in group]
             for _, alike in groupby(every, key=lambda columns: columns.timestamp_type):
                 for date, of_date in by_date(concatenate([*alike]), self.form.first_day):
-                    files.write(date, of_date)
-        return files.close()
+                    with naming_path(self.directory):
+                        files.write(date, of_date)
+        with naming_path(self.directory):
+            return files.close()

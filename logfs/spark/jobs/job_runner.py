@@ -107,7 +107,7 @@ def run(
     results = [result for group in outcome[0] for result in group]
     reasons = [result.reason for result in results if isinstance(result, _Failure)]
     if reasons:
-        raise JobFailed("; ".join(reasons))
+        raise JobFailed("; ".join(dict.fromkeys(reasons)))
     return [result for result in results if not isinstance(result, _Failure)]
 
 

@@ -17,7 +17,7 @@ from logfs.format.encoding.columnar_encoder import Binary, Rows, build_rows, par
 from logfs.log.append.validator import batch_format
 from logfs.log.disk.disk import Disk
 from logfs.log.transfer.staged_batches import StagedWriter
-from logfs.spark.workers import NotOnHost
+from logfs.spark.workers import NotOnHost, naming_path
 from logfs.store.settings import Settings
 
 if TYPE_CHECKING:
@@ -112,8 +112,9 @@ class StagingTask:
                     self._open[name] = StagedWriter(
                         self._disk, directory, self._writer, self._sequence
                     )
-                for batch in build_rows(rows, of_topic[part], form, now_ms):
-                    self._open[name].write(batch)
+                with naming_path(self._partitions[topic][int(numbers[part[0]])]):
+                    for batch in build_rows(rows, of_topic[part], form, now_ms):
+                        self._open[name].write(batch)
 
     def _by_topic(self, chunk: pa.RecordBatch) -> Iterator[tuple[str, NDArray[np.int64]]]:
         """Yield each topic and the numbers of its rows. Raises `ValueError` for a row without a topic."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import logging
 import threading
+from collections import Counter
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -172,8 +173,22 @@ class Commits:
             parts.append(CommitPart(name, chosen, 0, 0, 0, 0, log_dir=where))
             # Flush before the locks are taken: other threads then do not have to wait for the longest fsync.
             partition.flush()
+        self._check_space(parts)
         pending = Pending(writer, sequence, registry.clock(), tuple(parts))
         return self._apply(home, pending, measures)
+
+    def _check_space(self, parts: Sequence[CommitPart]) -> None:
+        """Raise `OSError` (ENOSPC) if the batches do not fit: a full disk after the decision delays the commit."""
+        needed: Counter[LogDir] = Counter()
+        for part in parts:
+            needed[self._registry.homes[part.partition]] += sum(
+                file.size_bytes for file in part.files
+            )
+        for log_dir, size in needed.items():
+            free = log_dir.disk.free_bytes(log_dir.path)
+            if free < size:
+                what = f"a commit needs {size} bytes, and {free} are free: free some space, and try again"
+                raise OSError(errno.ENOSPC, what, str(log_dir.path))
 
     def _home_of(self, writer: str, name: str | None) -> LogDir:
         """Return the log directory whose commit file keeps a writer.
@@ -564,6 +579,6 @@ def _records_of(part: CommitPart, measures: Mapping[str, BatchMeasures]) -> int:
 
 def _pending_error(decided: Pending, error: BaseException) -> CommitPending:
     return CommitPending(
-        f"{decided.writer}: commit {decided.sequence} is decided but not finished: {error}; the next commit, or the "
-        "next opening of the store, finishes it"
+        f"{decided.writer}: commit {decided.sequence} is decided but not finished: {error}; do not send its records "
+        "again: the next commit, or the next opening of the store, finishes it"
     )
