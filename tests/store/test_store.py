@@ -29,7 +29,7 @@ from logfs.format.base.names import TopicPartition
 from logfs.format.batches.record import Record
 from logfs.format.files import checkpoint
 from logfs.format.text.rendering import View
-from logfs.log.disk.disk import Disk
+from logfs.log.disk.disk import Disk, File
 from logfs.store.directory import lock
 from logfs.store.directory.log_dir import (
     CLEAN_SHUTDOWN,
@@ -407,6 +407,70 @@ def test_of_two_threads_one_gets_the_lock(tmp_path: Path) -> None:
             opener.join()
         assert (len(opened), len(refused)) == (1, 1)
         opened[0].close()
+
+
+class LockGoes(Disk):
+    """A disk on which `.lock` is removed right after it was opened, `times` times, as a process that ends does."""
+
+    times = 3
+
+    def open(self, path: Path, *, write: bool = False, create: bool = False) -> File:
+        file = super().open(path, write=write, create=create)
+        if path.name == ".lock" and self.times:
+            self.times -= 1
+            path.unlink()
+        return file
+
+
+def test_the_lock_of_a_removed_file_is_not_enough(log_dir: Path, clock: Clock) -> None:
+    """A process that ends removes the file between the opening and the locking; another one would get a new file."""
+    with Store(log_dir, clock=clock, disk=LockGoes()):
+        assert lock.holder(Disk(), log_dir) == os.getpid()
+        command = [sys.executable, "-c", HOLDER, str(log_dir / ".lock")]
+        done = subprocess.run(command, input="", capture_output=True, text=True, check=False)
+        assert "BlockingIOError" in done.stderr
+
+
+IN_TURN = """
+import sys, logfs
+path, me, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
+while count:
+    try:
+        store = logfs.open(path)
+    except logfs.errors.StoreLocked:
+        continue
+    with store:
+        offset = store["orders-0"].append([f"{me} {count}".encode()])
+        store["orders-0"].flush()
+    print(offset, me, count)
+    count -= 1
+"""
+
+
+def test_processes_that_open_a_directory_in_turn(log_dir: Path) -> None:
+    """Each record that was flushed is at its offset, though other processes wait for the lock all the time."""
+    Store(log_dir).close()
+    with Store(log_dir) as store:
+        store.create(NAME)
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", IN_TURN, str(log_dir), f"p{number}", "40"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(4)
+    ]
+    told = {}
+    for process in processes:
+        out, err = process.communicate(timeout=240)
+        assert process.returncode == 0, err
+        told |= dict(line.split(" ", 1) for line in out.splitlines())
+    with Store(log_dir, read_only=True) as store:
+        found = {str(record.offset): record.value.decode() for record in store[NAME].read()}
+    assert len(found) == 4 * 40
+    assert found == told
+    assert_clean(log_dir)
 
 
 def test_a_failed_opening_releases_its_locks(

@@ -45,9 +45,12 @@ class Lock:
         self._disk = disk
         self._path = log_dir / FILE_NAME
         with _taking:
-            self._take(log_dir)
+            while not self._take(log_dir):
+                # The process that had the lock has removed the file meanwhile. The lock on it excludes nobody.
+                pass
 
-    def _take(self, log_dir: Path) -> None:
+    def _take(self, log_dir: Path) -> bool:
+        """Take the lock of the file that is there; return whether the file is still there once it is locked."""
         disk = self._disk
         if _identity(disk, self._path) in _held:
             raise StoreLocked(f"{log_dir}: in use by this process; close the other store first")
@@ -66,7 +69,11 @@ class Lock:
             raise StoreLocked(f"{log_dir}: in use by {_describe(holder)}; {advice}") from None
         found = disk.stat_file(self._file)
         self.identity = found.st_dev, found.st_ino
+        if not self.is_in_place():
+            self._file.close()
+            return False
         _held[self.identity] = self
+        return True
 
     def release(self) -> None:
         """Remove the lock file, as a broker does, unless it was replaced by another file; then release the lock."""
