@@ -55,7 +55,7 @@ def kafka_schema(*, headers: bool, columns: Sequence[str] | None = None) -> Stru
     """Return the columns of Spark's Kafka source. If `headers` is true, the last one is the column `headers`.
 
     With `columns`, return the columns of these names, in this order, whatever `headers` says. Raises `ValueError` for
-    a name that is not a column.
+    a name that is not a column, or that is there twice.
     """
     fields = {field.name: field for field in (*FIXED_FIELDS, StructField("headers", HEADERS))}
     if columns is None:
@@ -63,6 +63,8 @@ def kafka_schema(*, headers: bool, columns: Sequence[str] | None = None) -> Stru
     for name in columns:
         if name not in fields:
             raise unknown_column(name, fields, "logfs source")
+        if columns.count(name) > 1:
+            raise ValueError(f"the column {name} is named twice")
     return StructType([fields[name] for name in columns])
 
 
