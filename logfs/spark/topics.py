@@ -232,19 +232,29 @@ def opened(options: ReadOptions) -> Iterator[Topics]:
     """
     global _last
     key = (tuple(map(str, log_dirs_of(options.paths))), options.selection, options.isolation)
-    last, _last = _last, None
-    is_same = last is not None and last[0] == key and _is_unchanged(last[1])
-    topics = last[1] if last is not None and is_same else Topics(options)
+    last = _take_last(key)
+    topics = last or Topics(options)
     try:
         yield topics
     except BaseException:
         topics.close()
         raise
-    if workers.is_worker():
+    if workers.is_worker() and (last is not None or _is_unchanged(topics)):
         topics.close_files()
         _last = key, topics
     else:
         topics.close()
+
+
+def _take_last(key: object) -> Topics | None:
+    """Return the topics of the last plan if they serve another one that selects by `key`; otherwise close them."""
+    global _last
+    last, _last = _last, None
+    if last is not None and last[0] == key and _is_unchanged(last[1]):
+        return last[1]
+    if last is not None:
+        last[1].close()
+    return None
 
 
 def _is_unchanged(topics: Topics) -> bool:

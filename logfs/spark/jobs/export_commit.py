@@ -4,6 +4,8 @@ The driver first writes down all moves in a journal, and this decides the export
 killed meanwhile, the next export into the same target does the rest.
 
     target/_temporary/ID.lock       locked while the export ID runs
+    target/_temporary/incremental.lock, publish.lock
+                                    locked by the one incremental export, and while an export moves its files
     target/_temporary/ID/           the files of its tasks, and its journal
     target/_offsets.json            where the next incremental export begins, as Spark's checkpoints have it
     target/_SUCCESS                 written last

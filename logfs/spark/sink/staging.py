@@ -107,12 +107,12 @@ class StagingTask:
                 if not len(part):
                     continue
                 name = names.TopicPartition(topic, int(numbers[part[0]])).directory
+                directory = self._partitions[topic][int(numbers[part[0]])]
                 if name not in self._open:
-                    directory = self._partitions[topic][int(numbers[part[0]])]
                     self._open[name] = StagedWriter(
                         self._disk, directory, self._writer, self._sequence
                     )
-                with naming_path(self._partitions[topic][int(numbers[part[0]])]):
+                with naming_path(directory):
                     for batch in build_rows(rows, of_topic[part], form, now_ms):
                         self._open[name].write(batch)
 
