@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -111,25 +112,30 @@ class BatchMaker:
         """
         from logfs.format.batches.columns import concatenate
 
-        columns = concatenate([run.columns for run in runs])
         counts = [len(run.columns) for run in runs]
+        # Bytes are joined only for the columns that need them.
+        joined = functools.cache(lambda: concatenate([run.columns for run in runs]))
+
+        def numbers(name: str) -> np.ndarray:
+            return np.concatenate([getattr(run.columns, name) for run in runs])
+
+        def binary(kind: str) -> pa.Array:
+            columns = joined()
+            starts, lengths = (getattr(columns, f"{kind}_{end}") for end in ("starts", "lengths"))
+            return binary_array(gather(columns.data, starts, lengths))
 
         def each(values: Sequence[int]) -> pa.Array:
             return _numbers(np.repeat(np.array(values, np.int32), counts))
 
         makers: dict[str, Maker] = {
-            "key": lambda _: binary_array(
-                gather(columns.data, columns.key_starts, columns.key_lengths)
-            ),
-            "value": lambda _: binary_array(
-                gather(columns.data, columns.value_starts, columns.value_lengths)
-            ),
+            "key": lambda _: binary("key"),
+            "value": lambda _: binary("value"),
             "topic": lambda _: _repeated([run.topic.encode() for run in runs], counts),
             "partition": lambda _: each([run.partition for run in runs]),
-            "offset": lambda _: _numbers(columns.offsets),
-            "timestamp": lambda kind: _timestamps(columns.timestamps, kind),
+            "offset": lambda _: _numbers(numbers("offsets")),
+            "timestamp": lambda kind: _timestamps(numbers("timestamps"), kind),
             "timestampType": lambda _: each([_timestamp_type(run.columns) for run in runs]),
-            "headers": lambda kind: _headers(columns, kind),
+            "headers": lambda kind: _headers(joined(), kind),
         }
         arrays = [makers[field.name](field.type) for field in self._schema]
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
@@ -143,8 +149,7 @@ def grouped(runs: Iterable[Run]) -> Iterator[list[Run]]:
     waiting: list[Run] = []
     rows = size = 0
     for run in runs:
-        for columns in _bounded(run.columns):
-            bytes_here = _payload(columns)
+        for columns, bytes_here in _bounded(run.columns):
             if waiting and (rows + len(columns) > _BATCH_ROWS or size + bytes_here > _BATCH_BYTES):
                 yield waiting
                 waiting, rows, size = [], 0, 0
@@ -157,20 +162,22 @@ def grouped(runs: Iterable[Run]) -> Iterator[list[Run]]:
 
 def _payload(columns: Columns) -> int:
     """Return the approximate number of bytes in the keys, values and headers of the records."""
-    lengths = np.maximum(columns.key_lengths, 0) + np.maximum(columns.value_lengths, 0)
-    headers = columns.header_ends - columns.header_starts
-    return int(lengths.sum(dtype=np.int64) + headers.sum())
+    # The length of a null is -1.
+    payload = columns.key_lengths.sum(dtype=np.int64) + columns.value_lengths.sum(dtype=np.int64)
+    return int(payload + columns.header_ends.sum() - columns.header_starts.sum())
 
 
-def _bounded(columns: Columns) -> Iterator[Columns]:
-    """Yield the columns themselves, or parts of them where they are too large for one batch."""
-    parts = max(-(-len(columns) // _BATCH_ROWS), -(-_payload(columns) // _BATCH_BYTES), 1)
+def _bounded(columns: Columns) -> Iterator[tuple[Columns, int]]:
+    """Yield the columns themselves, or parts of them where they are too large for one batch, each with its bytes."""
+    size = _payload(columns)
+    parts = max(-(-len(columns) // _BATCH_ROWS), -(-size // _BATCH_BYTES), 1)
     rows = max(-(-len(columns) // parts), 1)
     if rows >= len(columns):
-        yield columns
+        yield columns, size
         return
     for first in range(0, len(columns), rows):
-        yield columns.select(slice(first, first + rows))
+        part = columns.select(slice(first, first + rows))
+        yield part, _payload(part)
 
 
 def _numbers(values: np.ndarray, kind: pa.DataType | None = None) -> pa.Array:

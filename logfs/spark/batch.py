@@ -42,8 +42,10 @@ class BatchReader(DataSourceReader):
         offsets outside the log (with failOnDataLoss), `LogfsError`, and `OSError`.
         """
         with opened(self.options) as topics:
-            readers = topics.readers()
-            return splits.plan(self._wanted(readers), readers, self.options)
+            return topics.planned((self.options, self.pushed), lambda: self._plan(topics.readers()))
+
+    def _plan(self, readers: dict[TopicPartition, Reader]) -> list[Split]:
+        return splits.plan(self._wanted(readers), readers, self.options)
 
     def _wanted(
         self, readers: dict[TopicPartition, Reader]

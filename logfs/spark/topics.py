@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from logfs.errors import InvalidName, InvalidStore
 from logfs.format.base import names
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     OffsetsJson = dict[str, dict[str, int]]
     Offsets = dict[TopicPartition, int]
 
+
+Plan = TypeVar("Plan")
 
 # Separates a topic from its id. Names of topics cannot contain it.
 _ID_MARK = "#"
@@ -113,6 +115,15 @@ class Topics:
         # The inode number of each partition directory at the last look, and the topic id by directory and inode.
         self._inodes: dict[Path, int] = {}
         self._ids: dict[tuple[Path, int], str] = {}
+        # The last plan made of these partitions, and all that it depends on besides them.
+        self._planned: tuple[object, object] | None = None
+
+    def planned(self, key: object, plan: Callable[[], Plan]) -> Plan:
+        """Return `plan()`, or its last result if that was made for an equal `key`: the partitions are the same."""
+        last = self._planned
+        if last is None or last[0] != key:
+            last = self._planned = key, plan()
+        return cast("Plan", last[1])
 
     def close(self) -> None:
         """Close the store and its files."""
@@ -227,8 +238,8 @@ def opened(options: ReadOptions) -> Iterator[Topics]:
     """Yield the topics that the options select, as they are now, to plan one batch query.
 
     Spark plans all queries of a session in one process. To open a partition takes a millisecond, and to see that it
-    has not changed a fraction of it. So that process keeps the topics of its last plan, without open files. They
-    serve the next plan, too, if it selects the same partitions and nothing has changed.
+    has not changed a fraction of it. So that process keeps the topics of its last plan, without open files, and the
+    plan. They serve the next query, too, if it selects the same partitions and nothing has changed.
     """
     global _last
     key = (tuple(map(str, log_dirs_of(options.paths))), options.selection, options.isolation)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from pathlib import Path, PosixPath
@@ -71,13 +72,25 @@ def as_path(word: str | os.PathLike[str]) -> Path:
     """
     if isinstance(word, BucketPath):
         return word
-    text = os.fspath(word)
-    if isinstance(word, str) and _URL.match(text):
+    if isinstance(word, str):
+        return _of_text(word)
+    _refuse_other_url(os.fspath(word))
+    return Path(word)
+
+
+# Most texts are directories, which have many files: to make a path costs more than to look it up.
+@functools.lru_cache(maxsize=1 << 12)
+def _of_text(text: str) -> Path:
+    if _URL.match(text):
         return BucketPath(text)
+    _refuse_other_url(text)
+    return Path(text)
+
+
+def _refuse_other_url(text: str) -> None:
     other = _ANY_URL.match(text)
     if other is not None:
         raise InvalidStore(
             f"{other[1]}:/…: is not the URL of a bucket; give s3://BUCKET/PREFIX, gs://…, az://… or "
             "file:///DIRECTORY, and credentials in the environment"
         )
-    return word if isinstance(word, Path) else Path(text)

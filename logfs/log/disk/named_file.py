@@ -27,5 +27,9 @@ class NamedFile:
 
     @path.setter
     def path(self, path: Path) -> None:
+        self.put(path.parent, path.name)
+
+    def put(self, directory: Path, name: str) -> None:
+        """Set the path to `directory / name`."""
         # One assignment: other threads see the old path or the new one.
-        self._place = (sys.intern(str(path.parent)), path.name)
+        self._place = (sys.intern(str(directory)), name)

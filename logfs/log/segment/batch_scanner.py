@@ -52,7 +52,7 @@ from logfs.log.segment.batch_iterator import Damage
 from logfs.log.segment.pipeline import map_ahead
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -358,6 +358,9 @@ class ScannedBatches(NamedTuple):
         """Yield neighbours with attributes 0 as one group, every other batch alone, and no control batches."""
         rows = self.rows
         simple = rows[:, ATTRIBUTES] == 0
+        if len(rows) and simple.all():
+            yield rows
+            return
         cuts = np.flatnonzero(simple[1:] != simple[:-1]) + 1
         for group in np.split(rows, cuts):
             if not len(group):
@@ -430,11 +433,14 @@ def _first_wrong_crc(data: memoryview, rows: NDArray[np.int64]) -> int:
     from logfs.format.kernels import batch_kernels
 
     wrong = len(rows)
+    numbers: Sequence[int] = range(wrong)
+    checked = rows
     large = rows[:, SIZE] > _SMALL_BYTES
     if not large.all():
         wrong = int(batch_kernels.check_crcs(np.frombuffer(data, np.uint8), rows, _SMALL_BYTES))
-    numbers: list[int] = np.flatnonzero(large[:wrong]).tolist()
-    headers = rows[numbers][:, (POSITION, SIZE, CRC)].tolist()
+        numbers = np.flatnonzero(large[:wrong]).tolist()
+        checked = rows[numbers]
+    headers = checked[:, (POSITION, SIZE, CRC)].tolist()
     for number, (start, size, crc) in zip(numbers, headers, strict=True):
         if crc32c(data[start + CRC_START : start + size]) != crc:
             return number

@@ -57,7 +57,7 @@ class SegmentFiles(NamedFile):
     def __init__(self, disk: Disk, directory: Path, base_offset: int, suffix: str = "") -> None:
         """Name the files after `base_offset`, with `suffix` (".swap") at the end of each name (kafka-storage 1.1)."""
         self.base_offset = base_offset
-        self.path = directory / (names.stem(base_offset) + names.LOG + suffix)
+        self.put(directory, names.stem(base_offset) + names.LOG + suffix)
         # The base offset of the next segment; None for the last one.
         self.next_base: int | None = None
         self._disk = disk

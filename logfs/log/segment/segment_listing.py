@@ -96,7 +96,7 @@ def open_by_inode(disk: Disk, path: Path, inode: int | None) -> File:
     """
     for suffix in ("", names.SWAP, names.DELETED, ""):
         try:
-            file = disk.open(path.with_name(path.name + suffix))
+            file = disk.open(path.with_name(path.name + suffix) if suffix else path)
         except FileNotFoundError:
             continue
         if inode is None or disk.stat_file(file).st_ino == inode:

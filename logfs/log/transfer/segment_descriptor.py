@@ -145,7 +145,8 @@ class _SegmentByInode(Segment):
         # The last try finds a file that got its name after the first one.
         for suffix in ("", names.SWAP, ""):
             try:
-                file = self._disk.open(self.path.with_name(self.path.name + suffix))
+                path = self.path
+                file = self._disk.open(path.with_name(path.name + suffix) if suffix else path)
             except FileNotFoundError:
                 continue
             if self._inode in (None, self._disk.stat_file(file).st_ino):
