@@ -17,7 +17,8 @@ Only this package imports pyspark and pyarrow. docs/spark.md describes every opt
 - `known_names`: the names of all options and columns. `catalog`: tables of Spark's catalog.
 - `progress`: how far a streaming query is behind. `group_position`: its position as a consumer group.
 - `decoding`: values of Confluent's serializers as JSON, in a column.
-- `workers`: Spark's Python worker processes. `discovery`: the package by which Spark finds the data source.
+- `workers`: Spark's Python worker processes. `worker_daemon`: the process that forks them.
+- `discovery`: the package by which Spark finds the data source.
 """
 
 from __future__ import annotations
@@ -127,14 +128,34 @@ def session(
     """
     from pyspark.sql import SparkSession
 
+    from logfs.spark.workers import WORKER_DAEMON
+
     if (master or "local").startswith("local"):
         # Otherwise Spark's Python workers run the first python3 on the PATH, which may not have logfs installed.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(name)
     if master is not None:
         builder = builder.master(master)
-    for key, value in {**_SETTINGS, **_STATIC_SETTINGS, **(settings or {})}.items():
+    settings = {**_SETTINGS, **_STATIC_SETTINGS, **(settings or {})}
+    if _is_local(master):
+        # Executors on other machines may get logfs with the job, and the daemon starts before that.
+        settings.setdefault("spark.python.daemon.module", WORKER_DAEMON)
+    for key, value in settings.items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
     _add_format(spark)
     return spark
+
+
+def _is_local(master: str | None) -> bool:
+    """Whether workers certainly run on this machine, with its logfs: nothing else sets another master."""
+    elsewhere = (
+        "MASTER",
+        "PYSPARK_GATEWAY_PORT",
+        "PYSPARK_SUBMIT_ARGS",
+        "SPARK_CONF_DIR",
+        "SPARK_HOME",
+    )
+    return (
+        master.startswith("local") if master else not any(name in os.environ for name in elsewhere)
+    )

@@ -19,7 +19,12 @@ from pyspark import TaskContext
 from logfs.errors import LogfsError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from types import ModuleType
+
+
+# The module that forks the workers of a session that `logfs.spark.session` made, in place of `pyspark.daemon`.
+WORKER_DAEMON = "logfs.spark.worker_daemon"
 
 
 class NotOnHost(LogfsError):
@@ -53,11 +58,11 @@ def short_errors() -> Iterator[None]:
 
 def is_worker() -> bool:
     """Whether this process is one of Spark's Python workers, which plan queries and run tasks."""
-    return _main_module().startswith("pyspark.")
+    return _main_module().startswith(("pyspark.", WORKER_DAEMON))
 
 
 def _main_module() -> str:
-    """Return the name of the module that this process runs; that of Spark's workers begins with "pyspark."."""
+    """Return the name of the module that this process runs: in Spark's workers, one of pyspark's, or the daemon."""
     spec = sys.modules["__main__"].__spec__
     return "" if spec is None else spec.name
 
@@ -88,19 +93,22 @@ _PYTHON = (
 )
 
 
-def _hide_broken_pipes() -> None:
-    """In a worker: have this process print no traceback of a write to a connection that Spark has closed.
+def hide_broken_pipes(daemon: ModuleType) -> None:
+    """Have this process, and workers that it forks, print no traceback of a write to a connection that Spark closed.
 
-    Spark closes it when a query needs no more rows, as `show()` and LIMIT do. The worker then ends, and its daemon
-    prints the error that has ended it, with `traceback.print_exc`; no setting of Spark changes that.
+    Spark closes it when a query needs no more rows, as `show()` and LIMIT do. The worker then ends, and the code of
+    the module `daemon` prints the errors that have ended it; no setting of Spark changes that.
     """
-    print_exc = traceback.print_exc
 
-    def print_others(*words: Any, **named: Any) -> None:
-        if not isinstance(sys.exc_info()[1], BrokenPipeError):
-            print_exc(*words, **named)
+    def unless_broken(output: Callable[..., None]) -> Callable[..., None]:
+        def print_others(*words: Any, **named: Any) -> None:
+            if not isinstance(sys.exc_info()[1], BrokenPipeError):
+                output(*words, **named)
 
-    traceback.print_exc = print_others
+        return print_others
+
+    traceback.print_exc = unless_broken(traceback.print_exc)
+    daemon.__dict__["print"] = unless_broken(print)
 
 
 @functools.cache
@@ -152,4 +160,4 @@ def located(error: OSError) -> OSError:
 
 # A worker imports this module with the functions that it gets, even if it runs none of them.
 if _main_module().startswith("pyspark."):
-    _hide_broken_pipes()
+    hide_broken_pipes(sys.modules["__main__"])

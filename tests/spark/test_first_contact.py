@@ -80,25 +80,18 @@ def test_workers_with_another_python_are_named_before_a_task_fails(tmp_path: Pat
 
 
 def test_a_session_prints_no_tracebacks_and_no_warnings_of_its_own(tmp_path: Path) -> None:
-    """`session`, then `register`; `show` and LIMIT, of logs that are larger and smaller than the sockets' buffers.
-
-    A worker that Spark ends before it has imported anything of logfs may print a broken pipe all the same, on a busy
-    machine. So one run of three must be without any.
-    """
+    """`session`, then `register`; `show` and LIMIT, of logs that are larger and smaller than the sockets' buffers."""
     need_spark()
     with Store(tmp_path / "log") as store:
         for number, size in enumerate((3, 60_000)):
             log = store.create(f"orders-{number}")
             for _ in range(size // 30):
                 log.append([b"x" * 100] * 30)
-    for _ in range(3):
-        done = run(SESSION_THEN_REGISTER, str(tmp_path / "log"))
-        assert done.stdout.endswith("60000 records\n"), done.stderr[-2000:]
-        assert "replaced a previously registered" not in done.stderr
-        if "Traceback" not in done.stderr:
-            return
-        assert "BrokenPipeError" in done.stderr
-    raise AssertionError(done.stderr)
+    done = run(SESSION_THEN_REGISTER, str(tmp_path / "log"))
+    assert done.stdout.endswith("60000 records\n"), done.stderr[-2000:]
+    assert "replaced a previously registered" not in done.stderr
+    assert "Traceback" not in done.stderr, done.stderr
+    assert "failed to flush" not in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize(
