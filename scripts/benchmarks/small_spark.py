@@ -36,10 +36,22 @@ def _answer(frame: DataFrame, name: str) -> object:
 @pipeline_row
 def spark_small(bench: Bench, pipeline: Pipeline) -> list[Result]:
     """Spark queries of small records in many partitions, against Parquet and Spark's Kafka source."""
+    return _small_records(bench, pipeline, bench.pick(1000, 100), with_kafka=True)
+
+
+@pipeline_row
+def spark_small_100(bench: Bench, pipeline: Pipeline) -> list[Result]:
+    """Spark queries of as many small records in 100 partitions, against Parquet."""
+    return _small_records(bench, pipeline, bench.pick(100, 10), with_kafka=False)
+
+
+def _small_records(
+    bench: Bench, pipeline: Pipeline, partitions: int, *, with_kafka: bool
+) -> list[Result]:
     import ready_batches
 
-    count, partitions = bench.pick(1_000_000, 100_000), bench.pick(1000, 100)
-    spark, topic = pipeline.spark, "small"
+    count = bench.pick(1_000_000, 100_000)
+    spark, topic = pipeline.spark, f"small{partitions}"
     directory = pipeline.directory / topic
     directory.mkdir()
     source = directory / "source.parquet"
@@ -80,7 +92,7 @@ def spark_small(bench: Bench, pipeline: Pipeline) -> list[Result]:
             said = [f"{statistics.median(each):.2f} s" for each in (seconds, parquet)]
             results.append(
                 Result(
-                    f"spark-small {name} {short}",
+                    f"spark-small {partitions} {name} {short}",
                     what,
                     ratio,
                     said[0],
@@ -90,7 +102,8 @@ def spark_small(bench: Bench, pipeline: Pipeline) -> list[Result]:
                     spread=spread,
                 )
             )
-    results.append(_against_kafka(pipeline, log_dir, count, partitions))
+    if with_kafka:
+        results.append(_against_kafka(pipeline, log_dir, topic, count, partitions))
     pipeline.remove(topic)
     return results
 
@@ -99,15 +112,17 @@ def _seconds(load: Callable[[], DataFrame], name: str) -> float:
     return timed(lambda: _answer(load(), name))
 
 
-def _against_kafka(pipeline: Pipeline, log_dir: Path, count: int, partitions: int) -> Result:
+def _against_kafka(
+    pipeline: Pipeline, log_dir: Path, topic: str, count: int, partitions: int
+) -> Result:
     """Return the result of one count by both sources: Kafka's waits half a second for the end of each partition."""
     short, what = "spark-small kafka", f"Spark count, small records in {partitions} partitions"
-    ours = _seconds(functools.partial(pipeline.logfs, log_dir, "small"), "count")
+    ours = _seconds(functools.partial(pipeline.logfs, log_dir, topic), "count")
     if pipeline.broker is None:
         return skipped(short, what, pipeline.missing, f"{ours:.2f} s")
     say("  Kafka's source")
     found: list[object] = []
-    theirs = timed(lambda: found.append(_answer(pipeline.kafka("small"), "count")))
+    theirs = timed(lambda: found.append(_answer(pipeline.kafka(topic), "count")))
     expect("records by Kafka's source", found, [count])
     ratio, spread = faster([ours], [theirs])
     return Result(
