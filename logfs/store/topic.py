@@ -80,8 +80,12 @@ class Topic:
         return missing
 
     def create(self, partitions: int) -> Sequence[Partition]:
-        """Create the partitions that `missing` returns, and return them. Raises what it and `Store.create` raise."""
-        return [self._store.create(name) for name in self.missing(partitions)]
+        """Create the partitions that `missing` returns, and return them. Raises what it and `Store.create` raise.
+
+        The last one is created first: a topic that a failure leaves without its first partitions takes no appends,
+        whereas one with fewer partitions would choose others for the same keys.
+        """
+        return [self._store.create(name) for name in reversed(self.missing(partitions))][::-1]
 
     def delete(self) -> None:
         """Delete all partitions of the topic, as `Store.delete` does."""

@@ -292,6 +292,79 @@ def test_opening_reads_only_the_end_of_the_log(writer: Writer) -> None:
         assert disk.bytes_read - before[1] < 10_000
 
 
+CALLS = int(os.environ.get("LOGFS_PAUSED_CALLS", "30"))
+
+
+class PausingDisk(ReadOnlyDisk):
+    """A disk that calls `meddle` before its call number `number`. A thread may be paused there on a busy machine."""
+
+    def __init__(self, number: int, meddle: Callable[[], object]) -> None:
+        super().__init__()
+        self.left = number
+        self._meddle = meddle
+
+    def _count(self) -> None:
+        self.left -= 1
+        if self.left == 0:
+            self._meddle()
+
+    def open(self, path: Path, *, write: bool = False, create: bool = False):  # type: ignore[no-untyped-def]
+        self._count()
+        return super().open(path, write=write, create=create)
+
+    def read(self, file, position: int, size: int):  # type: ignore[no-untyped-def]
+        self._count()
+        return super().read(file, position, size)
+
+    def stat(self, path: Path, *, follow: bool = False) -> os.stat_result:
+        self._count()
+        found = super().stat(path, follow=follow)
+        self._count()
+        return found
+
+    def size(self, file) -> int:  # type: ignore[no-untyped-def]
+        self._count()
+        return super().size(file)
+
+    def scan(self, path: Path) -> Iterator[os.DirEntry[str]]:
+        self._count()
+        found = [*super().scan(path)]
+        self._count()
+        return iter(found)
+
+
+@pytest.mark.parametrize("roll", [False, True])
+def test_nothing_is_missed_that_comes_while_a_log_is_opened_or_refreshed(
+    writer: Writer, roll: bool
+) -> None:
+    """Whatever step takes long: the next refresh has what was appended meanwhile, and sees that there was more."""
+    total = len(writer.append(3))
+
+    def meddle() -> None:
+        nonlocal total
+        if roll:
+            writer.roll()
+        total += len(writer.append(1))
+        # Longer than the tick in which two changes may have one mtime.
+        time.sleep(0.06)
+
+    most = 10_000
+    disk = PausingDisk(most, meddle)
+    with Store(writer.log_dir, read_only=True, disk=disk) as store:
+        store.refresh()
+    calls = most - disk.left
+    assert calls > 20
+    # Each of them, in the long run of the tests.
+    for number in range(1, calls + 1, max(calls // CALLS, 1)):
+        time.sleep(0.06)
+        disk = PausingDisk(number, meddle)
+        with Store(writer.log_dir, read_only=True, disk=disk) as store:
+            store.refresh()
+            assert store[NAME].log_end_offset == total or not store.is_unchanged(), number
+            store.refresh()
+            assert store[NAME].log_end_offset == total, number
+
+
 class MeddledDisk(ReadOnlyDisk):
     """A disk that calls `meddle` between the listing of a directory and the first `times` openings of a .log."""
 

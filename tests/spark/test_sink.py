@@ -377,6 +377,23 @@ def test_a_missing_topic_is_created_if_asked(session: SparkSession, log_dir: Pat
             rows.write.format("logfs").mode("append").options(**options).save(str(log_dir))
 
 
+def test_a_topic_that_was_made_in_part_is_completed(session: SparkSession, log_dir: Path) -> None:
+    """If createPartitions fails in the midst, the next write makes the rest: never a topic with fewer partitions."""
+    rows = frame(session, [(b"k%d" % n, b"v") for n in range(50)], "key binary, value binary")
+    log_dir.mkdir()
+    writer = rows.write.format("logfs").mode("append").options(topic="half", createPartitions="4")
+    for number in range(4):
+        in_the_way = log_dir / f"half-{number}"
+        in_the_way.write_text("a file")
+        with pytest.raises(PySparkException):
+            writer.save(str(log_dir))
+        in_the_way.unlink()
+    writer.save(str(log_dir))
+    with Store(log_dir, read_only=True) as store:
+        assert sorted(store) == [f"half-{number}" for number in range(4)]
+        assert sum(store[name].log_end_offset for name in store) == 50
+
+
 def test_a_stream_creates_its_topic_through_a_mount(
     session: SparkSession, source: Path, make_mount: Callable[..., Mount], tmp_path: Path
 ) -> None:

@@ -18,6 +18,7 @@ from logfs.errors import (
     InvalidName,
     InvalidSetting,
     InvalidStore,
+    LogDirFailed,
     LogfsError,
     NotWritable,
     OffsetOutOfRange,
@@ -993,3 +994,26 @@ def test_the_epoch_of_the_broker_that_closed_a_log_directory_is_kept(
         store[NAME].append([b"a"])
     kept = (log_dir / ".kafka_cleanshutdown").read_bytes()
     assert kept == b'{"version":0,"brokerEpoch":%d}' % epoch
+
+
+def test_a_log_directory_may_be_a_symlink(tmp_path: Path) -> None:
+    """New partitions are seen through it, and another directory in its place is noticed."""
+    log_dir, link = tmp_path / "log", tmp_path / "link"
+    with Store(log_dir) as store:
+        store.create("orders-0").append([b"x"])
+    link.symlink_to(log_dir)
+    with Store(link, read_only=True) as reader:
+        assert [*reader] == ["orders-0"]
+        with Store(log_dir) as store:
+            store.create("orders-1").append([b"x"])
+        assert not reader.is_unchanged()
+        reader.refresh()
+        assert [*reader] == ["orders-0", "orders-1"]
+    (tmp_path / "other").mkdir()
+    with Store(link) as store:
+        link.unlink()
+        link.symlink_to(tmp_path / "other")
+        store.upkeep()
+        assert store.failed
+        with pytest.raises(LogDirFailed):
+            store["orders-0"].append([b"y"])

@@ -166,6 +166,6 @@ for _name in (
         "stat",
         "set_mtime",
     ),
-    *("is_settled", "read_file", "read_all", "replace_file", "put_file", "ensure_file"),
+    *("stat_settled", "read_file", "read_all", "replace_file", "put_file", "ensure_file"),
 ):
     setattr(CheckedDisk, _name, _watched(_name))

@@ -307,13 +307,20 @@ class Disk:
         """Whether anything of that name exists, a dangling symlink included."""
         return os.path.lexists(path)
 
-    def stat(self, path: Path) -> os.stat_result:
-        """Return the `lstat` of the path."""
-        return os.lstat(path)
+    def stat(self, path: Path, *, follow: bool = False) -> os.stat_result:
+        """Return the `lstat` of the path; with `follow` the `stat`, which follows symlinks."""
+        return os.stat(path) if follow else os.lstat(path)
 
-    def is_settled(self, found: os.stat_result) -> bool:
-        """Whether the mtime in `found` is so old that any later change of the file or directory sets a new mtime."""
-        return time.time_ns() - found.st_mtime_ns > _SETTLED_NS
+    def stat_settled(
+        self, path: Path, since_ns: int | None = None, *, follow: bool = False
+    ) -> tuple[os.stat_result, bool]:
+        """Return the state of a path as `stat` does, and whether every change since the call shows by another mtime.
+
+        With `since_ns` (ns since the epoch), whether every change since then shows.
+        """
+        since_ns = since_ns or time.time_ns()
+        found = self.stat(path, follow=follow)
+        return found, since_ns - found.st_mtime_ns > _SETTLED_NS
 
     def set_mtime(self, path: Path, mtime_ms: int) -> None:
         """Set a file's modification time, in ms since the epoch."""

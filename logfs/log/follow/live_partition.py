@@ -10,6 +10,7 @@ partition's `lock`, in this process. If files vanish during a refresh, the next 
 from __future__ import annotations
 
 import logging
+import time
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -156,17 +157,19 @@ class ReadOnlyPartition(Partition):
 
         The errors of `load` pass through.
         """
-        before = disk.stat(directory)
+        began_ns = time.time_ns()
+        before, is_settled = disk.stat_settled(directory)
         loaded = load()
         super().__init__(disk, directory, name, config, clock, loaded)
         self._inode = before.st_ino
         # The log start of the checkpoint. A broker writes it once a minute, so the files may show a later one.
         self._checkpointed_start = loaded.log_start_offset
         # The last state seen of the directory and of the last .log file; None if another look may show more.
-        self._seen_directory = before.st_mtime_ns if disk.is_settled(before) else None
+        self._seen_directory = before.st_mtime_ns if is_settled else None
         self._seen_log: tuple[int, int, int] | None = None
         with suppress(FileNotFoundError):
-            self._note_log(self._stat_log())
+            # What was appended since the load read the file is not in its result.
+            self._note_log(*self._stat_log(began_ns))
 
     def attach_remote(self, segments: Sequence[Segment], log_start_offset: int) -> None:
         super().attach_remote(segments, log_start_offset)
@@ -207,33 +210,37 @@ class ReadOnlyPartition(Partition):
     def _is_up_to_date(self) -> bool:
         try:
             directory = self.disk.stat(self.directory)
-            log = self._stat_log()
+            log, _ = self._stat_log()
         except FileNotFoundError:
             return False
         return directory.st_mtime_ns == self._seen_directory and _state(log) == self._seen_log
 
-    def _stat_log(self) -> os.stat_result | None:
-        """Return the state of the last .log file; None in a bucket, where it does not change."""
-        return None if self.disk.is_remote else self.disk.stat(self.active.path)
+    def _stat_log(self, since_ns: int | None = None) -> tuple[os.stat_result | None, bool]:
+        """Return the state of the last .log file, and whether every change since the call, or `since_ns`, shows.
 
-    def _note_log(self, log: os.stat_result | None) -> None:
-        """Remember a state of the last .log file that this partition has taken in."""
-        is_settled = log is None or self.disk.is_settled(log)
+        The state is None in a bucket, where the file does not change.
+        """
+        if self.disk.is_remote:
+            return None, True
+        return self.disk.stat_settled(self.active.path, since_ns)
+
+    def _note_log(self, log: os.stat_result | None, is_settled: bool) -> None:
+        """Remember a state of the last .log file that this partition has taken in, if every later change shows."""
         self._seen_log = _state(log) if is_settled and not self._active.is_waiting else None
 
     def _catch_up(self) -> bool:
-        found = self.disk.stat(self.directory)
+        found, is_settled = self.disk.stat_settled(self.directory)
         if found.st_ino != self._inode:
             # The name leads to a new partition; noticing it is up to the store.
             return False
         changed = False
         if found.st_mtime_ns != self._seen_directory:
             changed = self._take_listing()
-            self._seen_directory = found.st_mtime_ns if self.disk.is_settled(found) else None
+            self._seen_directory = found.st_mtime_ns if is_settled else None
         active = self._active
         log = self._stat_log()
         changed |= self._advance(active)
-        self._note_log(log)
+        self._note_log(*log)
         return changed
 
     @property

@@ -259,7 +259,7 @@ class BucketDisk(ReadOnlyDisk):
             return False
         return True
 
-    def stat(self, path: Path) -> os.stat_result:
+    def stat(self, path: Path, *, follow: bool = False) -> os.stat_result:
         below = self._below(path)
         if len(below) > 1:
             return self.stat_file(self.open(path))

@@ -69,9 +69,9 @@ def _names(disk: Disk, directory: Path) -> dict[str, int]:
     A rename during a scan may hide a file, or show it twice. If the directory may have changed during the scan, scan
     again until two scans agree.
     """
-    before = disk.stat(directory)
+    before, is_settled = disk.stat_settled(directory)
     seen = _look(disk, directory)
-    if disk.is_settled(before) and disk.stat(directory).st_mtime_ns == before.st_mtime_ns:
+    if is_settled and disk.stat(directory).st_mtime_ns == before.st_mtime_ns:
         return seen
     for _ in range(_LOOKS):
         again = _look(disk, directory)

@@ -124,12 +124,12 @@ class PartitionCopy:
             self._disk.unlink(self.directory / name)
         for name in sorted(found):
             with suppress(FileNotFoundError):
-                status = source.stat(directory / name)
+                status, is_settled = source.stat_settled(directory / name)
                 seen = status.st_ino, status.st_size, status.st_mtime_ns
                 if self._others.get(name) == seen:
                     continue
                 # A file that may still be changed without a new mtime is copied again the next time.
-                self._others[name] = seen if source.is_settled(status) else None
+                self._others[name] = seen if is_settled else None
                 self._copy_file(name)
 
     def _copy(self, segment: Segment, *, is_sealed: bool) -> None:

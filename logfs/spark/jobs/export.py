@@ -109,7 +109,7 @@ def export(
     if incremental:
         asked.setdefault("startingOffsets", "earliest")
     chosen = _checked(lambda: read_options(asked, streaming=incremental))
-    _check_contents(folder, mode, incremental=incremental)
+    _check_contents(folder, mode, incremental=incremental, is_early=True)
     with (
         temporary_directory(folder, incremental=incremental) as temporary,
         _target(folder, temporary, format) as place,
@@ -177,10 +177,16 @@ def _folder(target: str | os.PathLike[str], mode: str, paths: Paths) -> Path:
     return folder
 
 
-def _check_contents(folder: Path, mode: str, *, incremental: bool) -> None:
-    """Raise `FileExistsError` if `mode` forbids what is in the target; leftovers of killed exports do not count."""
+def _check_contents(folder: Path, mode: str, *, incremental: bool, is_early: bool = False) -> None:
+    """Raise `FileExistsError` if `mode` forbids what is in the target; leftovers of killed exports do not count.
+
+    `is_early` means that exports which were killed are not completed yet.
+    """
     held = {path.name for path in folder.iterdir()} if folder.exists() else set()
     if mode != "errorifexists" or not held - {TEMPORARY}:
+        return
+    if is_early and TEMPORARY in held:
+        # An export that was killed may have left a part of its files, and the rest comes first.
         return
     if incremental and held & {OFFSETS, CATALOG}:
         return

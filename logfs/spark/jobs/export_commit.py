@@ -8,7 +8,7 @@ killed meanwhile, the next export into the same target does the rest.
                                     locked by the one incremental export, and while an export moves its files
     target/_temporary/ID/           the files of its tasks, and its journal
     target/_offsets.json            where the next incremental export begins, as Spark's checkpoints have it
-    target/_SUCCESS                 written last
+    target/_SUCCESS                 comes last
 """
 
 from __future__ import annotations
@@ -140,8 +140,10 @@ def _locked(path: Path, *, wait: bool = False) -> Iterator[bool]:
     try:
         yield True
     finally:
-        path.unlink(missing_ok=True)
-        os.close(fd)
+        try:
+            path.unlink(missing_ok=True)
+        finally:
+            os.close(fd)
 
 
 def _open_lock(path: Path) -> int:
@@ -168,20 +170,18 @@ def _complete_killed(target: Path) -> None:
                 told = json.loads(journal.read_bytes())
                 moves = [Move(target / old, target / new) for old, new in told["moves"]]
                 with _publishing(target):
-                    _apply(target, moves, told["offsets"])
+                    _apply(target, moves)
                     _end(journal)
             shutil.rmtree(parent / name, ignore_errors=True)
 
 
-def _apply(target: Path, moves: Sequence[Move], offsets: OffsetsJson | None) -> None:
-    """Make the moves that are not made yet, and write the offsets and `_SUCCESS`."""
+def _apply(target: Path, moves: Sequence[Move]) -> None:
+    """Make the moves that are not made yet. The last one puts `_SUCCESS` in its place."""
     disk = Disk()
-    (target / SUCCESS).unlink(missing_ok=True)
-    for move in moves:
-        # A file that is replaced is moved away before another one takes its place.
-        if not move.new.exists():
-            move.new.parent.mkdir(parents=True, exist_ok=True)
-            disk.rename_unsynced(move.old, move.new)
+    if moves[-1].old.exists():
+        (target / SUCCESS).unlink(missing_ok=True)
+    for move in moves[:-1]:
+        _make(disk, move)
     places = {path for move in moves for path in (move.old.parent, move.new.parent)}
     inside = {each for place in places for each in (place, place.parent)} - {target}
     for directory in sorted(inside, key=lambda path: -len(path.parts)):
@@ -191,17 +191,28 @@ def _apply(target: Path, moves: Sequence[Move], offsets: OffsetsJson | None) -> 
         if directory.exists():
             disk.sync_directory(directory)
     disk.sync_directory(target)
-    if offsets is not None:
-        disk.replace_file(target / OFFSETS, json.dumps(offsets).encode())
-    disk.replace_file(target / SUCCESS, b"")
+    _make(disk, moves[-1])
+    disk.sync_directory(target)
 
 
-def _undo(moves: Sequence[Move]) -> None:
+def _make(disk: Disk, move: Move) -> None:
+    # A file that is replaced is moved away before another one takes its place.
+    if not move.new.exists():
+        move.new.parent.mkdir(parents=True, exist_ok=True)
+        disk.rename_unsynced(move.old, move.new)
+
+
+def _undo(target: Path, moves: Sequence[Move]) -> None:
+    """Undo the moves that were made, and remove the directories that are empty then."""
     for move in reversed(moves):
-        if move.new.exists() and not move.old.exists():
-            with suppress(OSError):
+        with suppress(OSError):
+            if move.new.exists() and not move.old.exists():
                 move.old.parent.mkdir(parents=True, exist_ok=True)
                 Disk().rename_unsynced(move.new, move.old)
+        for directory in (move.new.parent, move.new.parent.parent):
+            if directory != target:
+                with suppress(OSError):
+                    directory.rmdir()
 
 
 def _end(journal: Path) -> None:
@@ -245,9 +256,9 @@ class Folders:
     ) -> None:
         """Move files to their places, remove those of partitions in `replaced`, and keep `offsets`: all or nothing.
 
-        If `replaced` or `offsets` is None, the other files or the last offsets stay. If a move fails, those before it
-        are undone; a `_SUCCESS` of an earlier export stays removed then. Raises `FileExistsError` for a place that is
-        taken, and `OSError`.
+        If `replaced` is None, the other files stay; if `offsets` is None, too, so do the last offsets. If a move
+        fails, those before it are undone; a `_SUCCESS` of an earlier export stays removed then. Raises
+        `FileExistsError` for a place that is taken, and `OSError`.
         """
         with _publishing(self._target):
             self._publish(written, offsets, replaced)
@@ -271,20 +282,32 @@ class Folders:
                 "export",
                 str(taken),
             )
+        if replaced is not None or offsets is not None:
+            # What is exported anew is no longer what an incremental export has remembered.
+            old |= {target / OFFSETS} & {*target.iterdir()}
         away = [Move(path, self._temporary / _REPLACED / path.relative_to(target)) for path in old]
+        # Written before the decision: to rename them takes no space.
+        if offsets is not None:
+            moves.append(self._staged(OFFSETS, json.dumps(offsets).encode()))
+        moves.append(self._staged(SUCCESS, b""))
         every = [*away, *moves]
         journal = self._temporary / _JOURNAL
         named = [
             [str(each.old.relative_to(target)), str(each.new.relative_to(target))] for each in every
         ]
-        Disk().replace_file(journal, json.dumps({"moves": named, "offsets": offsets}).encode())
         try:
-            _apply(target, every, offsets)
+            Disk().replace_file(journal, json.dumps({"moves": named}).encode())
+            _apply(target, every)
         except BaseException:
-            _undo(every)
+            _undo(target, every)
             _end(journal)
             raise
         _end(journal)
+
+    def _staged(self, name: str, data: bytes) -> Move:
+        """Write a file of the target into the temporary directory, and return its move to its place."""
+        Disk().replace_file(self._temporary / name, data)
+        return Move(self._temporary / name, self._target / name)
 
 
 def _files_of(target: Path, selected: Selection) -> set[Path]:

@@ -71,10 +71,16 @@ class _Sink:
         self.planned = planned_partitions(self.log_dirs, options.topic)
 
     def _create_partitions(self) -> None:
-        """Create the topic of the write if it is missing and the option createPartitions is given."""
+        """Create the topic of the write if it is missing and the option createPartitions is given.
+
+        Partition 0 comes last: a topic without it was left by a failure, and the next write creates the rest.
+        """
         topic, count = self.options.topic, self.options.create_partitions
-        if topic is not None and count is not None and not planned_partitions(self.log_dirs, topic):
-            commit_client.create(self.log_dirs, [f"{topic}-{number}" for number in range(count)])
+        if topic is None or count is None:
+            return
+        if 0 not in planned_partitions(self.log_dirs, topic).get(topic, {}):
+            wanted = [f"{topic}-{number}" for number in reversed(range(count))]
+            commit_client.create(self.log_dirs, wanted)
 
     @workers.short_errors()
     def _stage(self, batches: Iterator[pa.RecordBatch], writer: str, sequence: int) -> Staged:

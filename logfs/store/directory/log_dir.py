@@ -102,8 +102,9 @@ class LogDir:
         Raises `StoreLocked` if another process holds the lock, `OSError` if the directory is unusable.
         """
         disk, path = self.disk, self.path
-        self.found = disk.stat(path)
-        self._note(self.found)
+        # The directory may be given as a symlink.
+        self.found, is_settled = disk.stat_settled(path, follow=True)
+        self._note(self.found, is_settled)
         self._lock = Lock(disk, path) if disk.writable else None
         self.live = self._is_live()
         self.clean = disk.exists(path / CLEAN_SHUTDOWN)
@@ -140,7 +141,7 @@ class LogDir:
         if self.failure is not None or self._lock is None:
             return
         try:
-            found = self.disk.stat(self.path)
+            found = self.disk.stat(self.path, follow=True)
             before = self.found
             assert before is not None, "opened"
             if (found.st_dev, found.st_ino) != (before.st_dev, before.st_ino):
@@ -157,10 +158,10 @@ class LogDir:
         added, removed or replaced since the last call. For read-only stores. Raises `OSError` if the directory cannot
         be read.
         """
-        found = self.disk.stat(self.path)
+        found, is_settled = self.disk.stat_settled(self.path, follow=True)
         if found.st_mtime_ns == self._seen:
             return False
-        self._note(found)
+        self._note(found, is_settled)
         self.live = self._is_live()
         self.clean = self.disk.exists(self.path / CLEAN_SHUTDOWN)
         self.recovery_points = self._read(RECOVERY_POINTS)
@@ -169,14 +170,14 @@ class LogDir:
 
     def is_unchanged(self) -> bool:
         """Whether no name in the directory has changed since it was read, and it is still the same directory."""
-        found, before = self.disk.stat(self.path), self.found
+        found, before = self.disk.stat(self.path, follow=True), self.found
         assert before is not None, "opened"
         is_same = (found.st_dev, found.st_ino) == (before.st_dev, before.st_ino)
         return is_same and found.st_mtime_ns == self._seen
 
-    def _note(self, found: os.stat_result) -> None:
+    def _note(self, found: os.stat_result, is_settled: bool) -> None:
         """Remember the state of the directory before it is read, unless a later change might not show."""
-        self._seen = found.st_mtime_ns if self.disk.is_settled(found) else None
+        self._seen = found.st_mtime_ns if is_settled else None
 
     def look_again(self) -> None:
         """Make the next `has_changed` read everything again and return True."""
