@@ -174,6 +174,7 @@ class LogConfig:
     index_interval_bytes: int = _default("index.interval.bytes")
     local_retention_bytes: int = _default("local.retention.bytes")
     local_retention_ms: int = _default("local.retention.ms")
+    logfs_mirror_source: str = _default("logfs.mirror.source")
     logfs_retention_groups: frozenset[str] = _default("logfs.retention.groups")
     logfs_roll_quiet: str = _default("logfs.roll.quiet")
     max_compaction_lag_ms: int = _default("max.compaction.lag.ms")

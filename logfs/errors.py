@@ -114,6 +114,10 @@ class SchemasUnavailable(LogfsError):
     """The place of the schemas cannot be used: a registry does not answer, or a directory has none."""
 
 
+class ClusterError(LogfsError):
+    """A Kafka cluster cannot be reached, refuses the credentials, or answers with an error."""
+
+
 # Raised when a store is opened, configured or mounted.
 
 

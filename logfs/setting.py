@@ -222,7 +222,9 @@ _BUCKET = Pattern(
     "a URL such as s3://bucket/prefix, gs://…, az://… or file:///directory, without credentials",
 )
 # Commas separate the names, so that a name with a comma cannot be given.
+MIRROR_SOURCE = "logfs.mirror.source"
 _GROUPS = Pattern(r"([^,]+(,[^,]+)*)?", "the names of consumer groups")
+_CLUSTER = Pattern(r"[A-Za-z0-9._:,/\[\]-]*", "the addresses or the id of a cluster")
 _KEY_PREFIX = Pattern(r"[A-Za-z0-9._/-]*", "letters, digits and . _ - /")
 _KEY_NAME = Pattern(r"[A-Za-z0-9._-]{0,200}", "letters, digits and . _ -")
 _UNSHOWN = (_BUCKET, _KEY_PREFIX, _KEY_NAME)
@@ -340,6 +342,8 @@ _TOPIC_ROWS = (
          "Whether a replica that lags may become leader.",
          "unclean.leader.election.enable"),
     # Settings of logfs.
+    _row(STRING, MIRROR_SOURCE, "", _CLUSTER,
+         "The cluster that the topic mirrors: only the mirror appends to it. Empty for a topic of its own."),
     _row(LIST, "logfs.retention.groups", "", _GROUPS,
          "The consumer groups whose unread records retention keeps, whatever their age and the size of the log.",
          "logfs.retention.groups"),

@@ -15,7 +15,17 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "logfs"
 # The layers from the top down. A module may import from its own layer and from the layers below.
-LAYERS = ["cli", "mount spark", "schema", "store", "log", "format", "config", "setting", "errors"]
+LAYERS = [
+    "cli",
+    "mount spark",
+    "schema mirror",
+    "store",
+    "log",
+    "format",
+    "config",
+    "setting",
+    "errors",
+]
 # The folders and modules of one layer. Each imports only from itself and from those before it in its list.
 FOLDERS = {
     "store": [
@@ -81,6 +91,7 @@ IMPORTERS = {
     "pyiceberg": ["spark/jobs/export_iceberg.py"],
     "requests": ["schema/registry.py"],
     "urllib3": ["schema/registry.py"],
+    "kafka": ["mirror/cluster.py"],
     "obstore": ["log/remote/object_store.py"],
     "Cryptodome": ["log/remote/encryption.py"],
     "fcntl": [

@@ -52,6 +52,8 @@ COMMANDS = {
     "reindex": "rebuild all indexes of a partition",
     "config": "show or change settings",
     "spark": "verify, rebuild, compact, export, import and count with Spark",
+    "mirror": "follow topics of a Kafka cluster, batch by batch",
+    "promote": "make a mirrored topic a log of its own",
     "groups": "show the committed offsets and the lag of consumer groups",
 }
 
@@ -65,8 +67,8 @@ _AGAIN_SECONDS = 0.02
 _PRINTABLE = "logfs.printable"
 
 _EPILOG = """\
-A TARGET is a partition: its directory (LOGDIR/orders-0), or LOGDIR… and its name. All but recover and reindex
-work beside a mount; beside a broker, those that read do. 'logfs COMMAND --help' shows details.
+A TARGET is a partition: its directory (LOGDIR/orders-0), or LOGDIR… and its name. All but recover, reindex
+and mirror work beside a mount; beside a broker, those that read do. 'logfs COMMAND --help' shows details.
 """
 
 

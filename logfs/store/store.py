@@ -31,7 +31,7 @@ from logfs.store.commits.groups import TOPIC as GROUPS_TOPIC
 from logfs.store.commits.groups import Groups
 from logfs.store.directory.log_dir import FirstError
 from logfs.store.directory.recognition import check_log_dirs
-from logfs.store.directory.topic_id import read_topic_id
+from logfs.store.directory.topic_id import read_topic_id, write_topic_id
 from logfs.store.loading import PartitionLoader, open_log_dirs
 from logfs.store.maintenance.compaction import Compactor
 from logfs.store.maintenance.mover import Mover
@@ -61,8 +61,6 @@ logger = logging.getLogger(__name__)
 
 # How many partitions are closed at the same time.
 _CLOSING_THREADS = 8
-
-PARTITION_METADATA = names.PARTITION_METADATA
 
 
 def _disk_for(log_dirs: Iterable[str | os.PathLike[str]], *, read_only: bool) -> Disk:
@@ -222,10 +220,13 @@ class Store(PartitionRegistry):
 
     # Partitions.
 
-    def create(self, name: str) -> Partition:
+    def create(self, name: str, *, mirrored_id: uuid.UUID | None = None) -> Partition:
         """Create a partition in the log directory with the fewest partitions, and return it once it is durable.
 
-        No group has a commit for it. Raises `InvalidName`, `PartitionExists`, `NotWritable`, and the errors of
+        No group has a commit for it. `mirrored_id` is the id of the topic that it mirrors, in another cluster: the
+        partition gets this id, and no leader epoch before its first batch.
+
+        Raises `InvalidName`, `PartitionExists`, `NotWritable`, and the errors of
         `Groups.forget`.
         """
         parsed = names.parse_directory(name)
@@ -238,7 +239,7 @@ class Store(PartitionRegistry):
                 raise PartitionExists(f"{name}: the partition exists")
             log_dir = self.emptiest()
             self._copy_settings(parsed.topic, log_dir)
-            partition = self._make(log_dir, parsed)
+            partition = self._make(log_dir, parsed, mirrored_id)
             self.homes[name] = log_dir
             self.partitions[name] = partition
             if parsed in log_dir.recovery_points or parsed in log_dir.log_starts:
@@ -252,7 +253,9 @@ class Store(PartitionRegistry):
         is_new = log_dir not in self.homes.values()
         self.settings.copy_to(topic, log_dir.disk, log_dir.path, is_new=is_new)
 
-    def _make(self, log_dir: LogDir, name: TopicPartition) -> Partition:
+    def _make(
+        self, log_dir: LogDir, name: TopicPartition, mirrored_id: uuid.UUID | None
+    ) -> Partition:
         """Create the directory of a partition and its first files; after an error none of them remains."""
         disk, path, topic = log_dir.disk, log_dir.path / name.directory, name.topic
         disk.mkdir(path)
@@ -260,14 +263,13 @@ class Store(PartitionRegistry):
             topic_id = self.topic_id(topic)
             # A partition of that name may have been deleted while others of the topic stayed.
             self.tiered.forget_partition(topic_id, name.directory)
-            topic_id = topic_id or checkpoint.random_uuid()
-            disk.replace_file(
-                path / PARTITION_METADATA, checkpoint.format_partition_metadata(topic_id)
-            )
+            topic_id = mirrored_id or topic_id or checkpoint.random_uuid()
+            write_topic_id(disk, path, topic_id)
             config = self.settings.log_config(topic)
             loaded = recovery.load(disk, path, config, recovery.LoadStart(clean=True), self.clock())
             # A leader adds its epoch before any record (kafka-storage 10.1); done here, no append has to wait for it.
-            loaded.epochs.assign(LEADER_EPOCH, 0)
+            if mirrored_id is None:
+                loaded.epochs.assign(LEADER_EPOCH, 0)
             disk.sync_directory(path)
         except BaseException:
             # Rename first, which takes no descriptor: if the removal fails, the next opening removes the directory.
@@ -354,15 +356,17 @@ class Store(PartitionRegistry):
                 error,
             )
 
-    def truncate(self, name: str, offset: int) -> bool:
+    def truncate(self, name: str, offset: int, *, of_mirror: bool = False) -> bool:
         """Drop the records of a partition at or above an offset, for good, and return whether anything changed.
 
-        Raises `OffsetOutOfRange` for a negative offset.
+        `of_mirror` is given by the mirror of a cluster, the only one that may change the topics that it mirrors.
+        Raises `OffsetOutOfRange` for a negative offset, and `NotWritable`.
         """
         if offset < 0:
             raise OffsetOutOfRange(f"{name}: no such offset {offset}")
         partition = self[name]
         with self.lock:
+            self._check_changeable(partition, of_mirror=of_mirror)
             partition.check_truncatable(offset)
             self.commits.clear_place(name)
             if offset < partition.recovery_point:
@@ -377,18 +381,26 @@ class Store(PartitionRegistry):
                     self.checkpoints.set_cleaner_offset(partition, partition.active.base_offset)
             return changed
 
-    def delete_records(self, name: str, offset: int) -> int:
+    def _check_changeable(self, partition: Partition, *, of_mirror: bool) -> None:
+        if of_mirror:
+            partition.check_changeable()
+        else:
+            partition.check_appendable()
+
+    def delete_records(self, name: str, offset: int, *, of_mirror: bool = False) -> int:
         """Make the records below an offset unreadable, for good; return the log start offset (Kafka's DeleteRecords).
 
         -1 stands for the log end offset. An offset below the log start changes nothing. The next `retain` drops the
-        segments that lie wholly below the new log start. Raises `OffsetOutOfRange` above the log end and below -1,
-        and `InvalidSetting` if `cleanup.policy` has no `delete`.
+        segments that lie wholly below the new log start. `of_mirror` is given by the mirror of a cluster, as to
+        `truncate`. Raises `OffsetOutOfRange` above the log end and below -1, `NotWritable`, and `InvalidSetting` if
+        `cleanup.policy` has no `delete`.
         """
         if offset < -1:
             raise OffsetOutOfRange(f"{name}: no such offset {offset}")
         partition = self[name]
         with self.lock:
-            if not partition.config.is_deleted:
+            self._check_changeable(partition, of_mirror=of_mirror)
+            if not partition.config.is_deleted and not of_mirror:
                 raise InvalidSetting(
                     f"{name}: cleanup.policy has no 'delete', so its records cannot be deleted by offset"
                 )

@@ -41,6 +41,8 @@ ON_LOG_DIRS = (
     "describe LOGDIR",
     "groups LOGDIR",
     "groups LOGDIR --commit billing orders-0 1",
+    "mirror --from 127.0.0.1:1 LOGDIR",
+    "promote LOGDIR orders",
     "recover LOGDIR",
     "retain LOGDIR",
     "retain --dry-run LOGDIR",
@@ -176,7 +178,7 @@ def test_a_command_refuses_a_wrong_path(
     [
         each
         for each in (*ON_LOG_DIRS, *ON_PARTITIONS)
-        if not each.startswith(("create", "config LOGDIR log", "move RIGHT"))
+        if not each.startswith(("create", "config LOGDIR log", "mirror", "move RIGHT"))
     ],
 )
 def test_a_command_refuses_an_empty_directory(

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from logfs.log.append.partition import AppendedBatch, Partition
+    from logfs.log.append.partition import Partition
+    from logfs.log.append.result import AppendedBatch
 
 NAME = "orders-0"
 LAST_SEQUENCE = 2**31 - 1

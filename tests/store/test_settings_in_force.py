@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from logfs.config import value_in_force
-from logfs.errors import InvalidRecord, InvalidSetting, RecordTooLarge
+from logfs.errors import InvalidRecord, InvalidSetting, NotWritable, RecordTooLarge
 from logfs.format.batches.record import Record
 from logfs.setting import BOOLEAN, TOPIC_SETTINGS, Range, Setting
 from logfs.store.store import Store
@@ -259,6 +259,9 @@ CASES = {
     "segment.index.bytes": Case("48", rolls(10), False, True, {"index.interval.bytes": "0"}),
     "segment.jitter.ms": Case("1000", rolls_early, False, True, {"segment.ms": "1000"}),
     "segment.ms": Case("1000", rolls(2, 2000), False, True),
+    "logfs.mirror.source": Case(
+        "a-cluster", refuses(lambda _: Record(b"x"), NotWritable), False, True
+    ),
     "logfs.retention.groups": Case("Jobs", retained, True, False, {"retention.ms": "10"}),
     "logfs.roll.quiet": Case("never", rolled_when_quiet, True, False, {"segment.ms": "1000"}),
 }

@@ -1,6 +1,8 @@
 """Writing a partition. Imports `disk`, `segment`, `state`, `recovery` and `read`.
 
 - `partition`: append, roll, flush, truncate (Kafka's UnifiedLog). Begin here.
+- `follower`: appends batches of another log as they are, as a follower does.
+- `result`: what an append returns.
 - `flusher`: which records are durable, when a flush is due, and the flush.
 - `validator`: which records and batches a topic accepts, and how they are stored (Kafka's LogValidator).
 - `line_framer`: cuts a stream of writes into whole lines or envelopes, and appends these.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from logfs.errors import InvalidEnvelope, LogfsError, RecordTooLarge
 from logfs.format.text import envelope
-from logfs.log.append.partition import AppendResult
+from logfs.log.append.result import AppendResult
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

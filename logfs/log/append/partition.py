@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import threading
 from bisect import bisect_left, bisect_right
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from logfs.errors import (
     Corrupt,
@@ -23,6 +23,7 @@ from logfs.format.encoding.batch_builder import Built, build_lines, build_marker
 from logfs.format.messages.control import ControlType, EndTransactionMarker
 from logfs.format.text.rendering import TextSize
 from logfs.log.append.flusher import Flusher
+from logfs.log.append.result import AppendedBatch, AppendResult
 from logfs.log.append.validator import batch_format, build_checked, check_batch, refusal
 from logfs.log.disk.disk import EXHAUSTED, NO_DESCRIPTOR
 from logfs.log.read import key_index
@@ -52,35 +53,6 @@ if TYPE_CHECKING:
 
 # The leader epoch of a log without a broker. It is constant, so that a flipped bit in it is detected.
 LEADER_EPOCH = 0
-
-
-class AppendResult(NamedTuple):
-    """The result of an append or a write: the offsets assigned, how much was taken, and why the rest was refused.
-
-    `consumed` counts bytes if the input was lines, else records. If nothing was appended, `last_offset` is
-    `first_offset` - 1. `refused` is None if all of the input was taken.
-    """
-
-    first_offset: int
-    last_offset: int
-    consumed: int
-    refused: LogfsError | OSError | None = None
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing was appended."""
-        return self.last_offset < self.first_offset
-
-
-class AppendedBatch(NamedTuple):
-    """The offsets of a producer's batch in the log.
-
-    `duplicate` is True if the log already had the batch, at these offsets, and nothing was appended.
-    """
-
-    first_offset: int
-    last_offset: int
-    duplicate: bool
 
 
 class Partition(Reader):
@@ -335,20 +307,24 @@ class Partition(Reader):
         try:
             self._make_room(new, config, now_ms)
         except OSError as error:
-            raise self._failed_append(error) from None
+            raise self.failed_append(error) from None
 
     def _append_noted(self, new: NewBatch, config: LogConfig, now_ms: int) -> AppendedBatch:
         """Append a batch and note it in the state of its producer."""
         done = self._append(Built([new], 0), config, now_ms)
         if done.refused is not None:
             raise done.refused
-        ended = self.producers.note(Batch.parse(new.data))
+        self.note_producer(Batch.parse(new.data))
+        return AppendedBatch(done.first_offset, done.last_offset, duplicate=False)
+
+    def note_producer(self, batch: Batch) -> None:
+        """Note a batch that was appended in the state of its producer."""
+        ended = self.producers.note(batch)
         if ended is not None and ended.is_aborted:
             try:
                 self.active.txn_index.append(self.producers.aborted(ended))
             except OSError as error:
                 raise self.fail("an aborted transaction could not be indexed", error) from error
-        return AppendedBatch(done.first_offset, done.last_offset, duplicate=False)
 
     def _checked(self, records: Sequence[Record], config: LogConfig, now_ms: int) -> Built:
         form = self._format_for(config)[1]
@@ -380,13 +356,22 @@ class Partition(Reader):
             try:
                 self._append_batch(batch, config, now_ms)
             except OSError as error:
-                refused = self._failed_append(error)
+                refused = self.failed_append(error)
                 consumed -= sum(map(built.consumed_by, built.batches[number:]))
                 break
         return AppendResult(first_offset, self.log_end_offset - 1, consumed, refused)
 
     def check_appendable(self) -> None:
         """Raise `NotWritable`, `PartitionFailed` or `UnknownPartition` if no append can succeed."""
+        self.check_changeable()
+        source = self.config.logfs_mirror_source
+        if source:
+            raise NotWritable(
+                f"{self.name.directory}: is a mirror of {source}; 'logfs promote' makes it a log of its own"
+            )
+
+    def check_changeable(self) -> None:
+        """Raise as `check_appendable`, but not for a mirror: for the process that mirrors, and for upkeep."""
         if self.failure is not None:
             raise self.failure
         if not self.disk.writable:
@@ -397,14 +382,22 @@ class Partition(Reader):
 
         The rules are those of kafka-storage 4.1.
         """
-        active = self.segments[-1]
-        writer = active.writer or active.activate(config, now_ms)
-        last_offset = active.next_offset + batch.record_count - 1
+        writer = self.writer(config, now_ms)
+        last_offset = self.segments[-1].next_offset + batch.record_count - 1
         if writer.should_roll(len(batch.data), last_offset, batch.max_timestamp, config, now_ms):
             self.check_may_block()
-            active = self.roll(now_ms)
-            return active.writer or active.activate(config, now_ms)
+            self.roll(now_ms)
+            return self.writer(config, now_ms)
         return writer
+
+    def now_ms(self) -> int:
+        """Return the time, in ms since the epoch."""
+        return self._clock()
+
+    def writer(self, config: LogConfig, now_ms: int) -> SegmentWriter:
+        """Return the writer of the active segment, which gets one if it has none."""
+        active = self.segments[-1]
+        return active.writer or active.activate(config, now_ms)
 
     def _append_batch(self, batch: NewBatch, config: LogConfig, now_ms: int) -> None:
         base_offset = self.log_end_offset
@@ -432,7 +425,7 @@ class Partition(Reader):
         self.appended_ms = now_ms
         self.flusher.note_append(now_ms)
 
-    def _failed_append(self, error: OSError) -> OSError | PartitionFailed:
+    def failed_append(self, error: OSError) -> OSError | PartitionFailed:
         """Undo a failed write and return the error to report; any but an `EXHAUSTED` one ends the appends."""
         try:
             self.active.cut_back()
@@ -471,7 +464,7 @@ class Partition(Reader):
             try:
                 segment = self._begin_next(now_ms)
             except OSError as error:
-                self._failed_append(error)
+                self.failed_append(error)
                 raise
             self.flusher.note_new_files()
             self.segments = (*self.segments, segment)
@@ -569,7 +562,7 @@ class Partition(Reader):
         Nothing changes if `offset` is not above the log start. Raises `OffsetOutOfRange` if `offset` is beyond the
         log end, and `OSError`, after which the log is as it was.
         """
-        self.check_appendable()
+        self.check_changeable()
         with self.lock:
             if offset > self.log_end_offset:
                 raise OffsetOutOfRange(
@@ -587,7 +580,7 @@ class Partition(Reader):
         A batch that straddles `offset` is dropped whole. The log then ends after the last batch that is left, which
         may be below `offset`. The caller has lowered the recovery point in the checkpoint.
         """
-        self.check_appendable()
+        self.check_changeable()
         with self.flusher.lock, self.lock:
             if offset >= self.log_end_offset:
                 self.epochs.truncate_from_end(self.log_end_offset)
@@ -649,7 +642,7 @@ class Partition(Reader):
         A log that would lose all its segments gets an empty one at the log end. After an error, the segments whose
         files were not renamed stay in the log. Objects in an object store stay; the store deletes them.
         """
-        self.check_appendable()
+        self.check_changeable()
         self.views.pin()
         with self.flusher.lock, self.lock:
             now_ms = self._clock()
@@ -690,7 +683,7 @@ class Partition(Reader):
         holds them. The copies are adjacent, and begin with the first local segment; the active segment is not among
         them. After an error, nothing has changed but the names of some files, which the next opening removes.
         """
-        self.check_appendable()
+        self.check_changeable()
         self.views.pin()
         with self.flusher.lock, self.lock:
             before = self.segments

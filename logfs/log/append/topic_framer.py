@@ -13,7 +13,7 @@ from logfs.errors import InvalidEnvelope, LogfsError, UnknownPartition
 from logfs.format.base.murmur2 import partition_of
 from logfs.format.text import envelope
 from logfs.log.append.line_framer import EnvelopeFramer, LineFramer
-from logfs.log.append.partition import AppendResult
+from logfs.log.append.result import AppendResult
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

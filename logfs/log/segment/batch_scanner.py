@@ -447,8 +447,11 @@ def _first_wrong_crc(data: memoryview, rows: NDArray[np.int64]) -> int:
     return wrong
 
 
-def _scan_one(position: int, batch: Batch) -> ScannedBatches:
-    """Return a valid batch, which begins at `position` of its file, as a scanned run of one."""
+def scan_one(position: int, batch: Batch) -> ScannedBatches:
+    """Return a valid batch, which begins at `position` of its file, as a scanned run of one.
+
+    It is the way to scan messages of an old format, at which `scan` stops.
+    """
     header = batch.header
     if header.magic == MAGIC:
         return scan(batch.data, header.base_offset, gaps=True)[0]._replace(position=position)
@@ -557,7 +560,7 @@ def scan_segment(
                 # No CRC covers the offset of the next batch: the careful walk checks it against its successor, too.
                 position, expected = walked.end, walked.next_offset
                 continue
-            yield _scan_one(*walked)
+            yield scan_one(*walked)
             header = walked[1].header
             position, expected = walked[0] + header.size_bytes, header.next_offset
             if header.magic == MAGIC:

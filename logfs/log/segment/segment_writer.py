@@ -151,6 +151,18 @@ class SegmentWriter:
         self._bytes_since_entry = 0
         self._indexes_are_full = offset_index.is_full or time_index.is_full
 
+    def how_many_fit(self, batches: Sequence[BatchInfo], config: LogConfig, now_ms: int) -> int:
+        """Return how many of `batches`, one after the other, can be appended before the segment must be sealed."""
+        held = self._segment.size_bytes
+        for number, batch in enumerate(batches):
+            if not held and self._rolling_timestamp is None:
+                self._rolling_timestamp = batch.max_timestamp
+            offset, timestamp = batch.next_offset - 1, batch.max_timestamp
+            if self._should_roll(held, batch.size_bytes, offset, timestamp, config, now_ms):
+                return number
+            held += batch.size_bytes
+        return len(batches)
+
     def should_roll(
         self, size: int, last_offset: int, max_timestamp: int, config: LogConfig, now_ms: int
     ) -> bool:
@@ -159,6 +171,17 @@ class SegmentWriter:
         `last_offset` and `max_timestamp` (ms) are those of the batch; `now_ms` is the present time.
         """
         held = self._segment.size_bytes
+        return self._should_roll(held, size, last_offset, max_timestamp, config, now_ms)
+
+    def _should_roll(
+        self,
+        held: int,
+        size: int,
+        last_offset: int,
+        max_timestamp: int,
+        config: LogConfig,
+        now_ms: int,
+    ) -> bool:
         if held > config.segment_bytes - size:
             return True
         limit_ms = max_age_ms(config) - self.jitter_ms

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Self
 
-    from logfs.log.append.partition import AppendResult
+    from logfs.log.append.result import AppendResult
     from logfs.store.loading import Progress
 
 _NEWLINE = b"\n"

@@ -11,9 +11,10 @@ import os
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from logfs.errors import InvalidRecord, PartitionExists, UnknownPartition
+from logfs.errors import InvalidRecord, InvalidSetting, PartitionExists, UnknownPartition
 from logfs.format.base import names
 from logfs.format.files.commit_file import checked
+from logfs.setting import MIRROR_SOURCE
 from logfs.store.admin.mount_channel import to_line
 from logfs.store.commits.groups import TOPIC, resolve_offset
 
@@ -234,6 +235,24 @@ class Configure(Request):
 
 
 @dataclass(frozen=True)
+class Promote(Request):
+    """Make a topic that mirrors another cluster a log of its own; the answer is empty."""
+
+    operation = "promote"
+    topic: str
+
+    def loads(self) -> Only | None:
+        return ""
+
+    def run(self, store: Store, report: Report) -> Answer:
+        check_topic(store, self.topic)
+        if MIRROR_SOURCE not in store.settings.topic_overrides(self.topic):
+            raise InvalidSetting(f"topic {self.topic} is no mirror: it takes appends already")
+        store.settings.set_topic(self.topic, MIRROR_SOURCE, None)
+        return {}
+
+
+@dataclass(frozen=True)
 class CommitOffset(Request):
     """Commit an offset of a group for a partition, or for each partition of a topic.
 
@@ -307,6 +326,7 @@ _REQUESTS: dict[str, type[Request]] = {
         Retain,
         Tier,
         Configure,
+        Promote,
         CommitOffset,
         CommitOffsets,
         ForgetOffset,

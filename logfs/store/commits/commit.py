@@ -403,7 +403,7 @@ class Commits:
         self._registry.disk.check_may_block()
         with self._lock:
             # If some of the commit could be in the log, the partition would have failed, and must not be changed.
-            self._registry[name].check_appendable()
+            self._registry[name].check_changeable()
             for home, pending in self.pending().items():
                 parts = tuple(
                     replace(part, base_offset=NO_PLACE)

@@ -33,3 +33,10 @@ def read_topic_id(disk: Disk, directory: Path) -> uuid.UUID | None:
     except (Corrupt, OSError) as error:
         logger.warning("%s: the topic id cannot be read: %s", path, error)
         return None
+
+
+def write_topic_id(disk: Disk, directory: Path, topic_id: uuid.UUID) -> None:
+    """Write the topic id into a partition's directory, durably."""
+    disk.replace_file(
+        directory / names.PARTITION_METADATA, checkpoint.format_partition_metadata(topic_id)
+    )

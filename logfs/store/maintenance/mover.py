@@ -138,7 +138,7 @@ class Mover:
         if registry.read_only:
             raise NotWritable(f"{name}: the store is open read-only")
         partition = registry[name]
-        partition.check_appendable()
+        partition.check_changeable()
         wanted = Path(os.path.abspath(log_dir))
         found = [each for each in registry.log_dirs if each.path in (wanted, Path(log_dir))]
         if not found:
@@ -200,7 +200,7 @@ class Mover:
             raise MoveAborted(f"{name}: was deleted while it was moved")
         if self._commits.concerns(name):
             raise MoveAborted(f"{name}: not moved: a decided commit to it is not finished")
-        partition.check_appendable()
+        partition.check_changeable()
         source = registry.homes[name]
         delay_ms = partition.config.file_delete_delay_ms
         copy.complete(names.unique_part(copy.directory.name), registry.clock())

@@ -36,7 +36,7 @@ from logfs.store.directory.log_dir import (
     RECOVERY_POINTS,
 )
 from logfs.store.directory.permissions import PermissionTable
-from logfs.store.store import PARTITION_METADATA, Store
+from logfs.store.store import Store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -278,7 +278,7 @@ def _check_key_indexes(partition: Partition) -> Iterator[Finding]:
 
 
 def _check_metadata(disk: Disk, directory: Path) -> Iterator[Finding]:
-    path = directory / PARTITION_METADATA
+    path = directory / names.PARTITION_METADATA
     try:
         checkpoint.parse_partition_metadata(disk.read_file(path))
     except FileNotFoundError:

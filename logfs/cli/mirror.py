@@ -1,0 +1,110 @@
+"""`logfs mirror`: follow topics of a Kafka cluster into a log directory."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from logfs.cli.common import add_log_dirs, log_dirs_of, not_empty, recovery_progress
+from logfs.errors import InvalidName
+
+if TYPE_CHECKING:
+    import argparse
+
+    from logfs.mirror.mirror import Progress
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments: the cluster, the topics, the log directories, and options."""
+    parser.add_argument(
+        "--from",
+        dest="servers",
+        required=True,
+        type=not_empty,
+        metavar="HOST:PORT",
+        help="the cluster: one broker or several, with commas",
+    )
+    parser.add_argument(
+        "--topics",
+        default=".*",
+        metavar="REGEX",
+        help="the topics whose whole names match (default: all but Kafka's own)",
+    )
+    parser.add_argument(
+        "--command-config",
+        type=Path,
+        metavar="FILE",
+        help="properties of the connection: TLS, SASL, timeouts",
+    )
+    parser.add_argument(
+        "--once", action="store_true", help="stop at the ends that the topics have now"
+    )
+    add_log_dirs(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Mirror until Ctrl-C, or with `--once` until everything is here that the cluster had at the start.
+
+    The exit code is 1 if a topic or a partition could not be mirrored. Raises `InvalidName` for a malformed regular
+    expression, and the errors of opening a store and of `Mirror`.
+    """
+    from logfs.mirror.cluster import Cluster
+    from logfs.mirror.mirror import Mirror
+    from logfs.mirror.options import read_options
+    from logfs.store.store import Store
+
+    try:
+        topics = re.compile(arguments.topics)
+    except re.error as error:
+        raise InvalidName(
+            f"--topics {arguments.topics!r}: is no regular expression: {error}"
+        ) from None
+    options = read_options(arguments.command_config)
+    log_dirs = log_dirs_of(arguments.log_dirs, may_be_empty=True)
+    shown = _Shown()
+    # A cluster that cannot be reached must not leave a new log directory.
+    Cluster(arguments.servers, options).close()
+    with (
+        Store(log_dirs, progress=recovery_progress()) as store,
+        Mirror(store, arguments.servers, topics, options) as mirror,
+    ):
+        try:
+            if arguments.once:
+                mirror.run_once(shown.update)
+            else:
+                mirror.run(shown.update)
+        finally:
+            shown.close()
+        return int(bool(mirror.progress().problems))
+
+
+class _Shown:
+    """What is shown of a mirror: problems as they come up, and on a terminal one line that is kept up to date."""
+
+    def __init__(self) -> None:
+        self._bar: Any = None
+        self._told: dict[str, str] = {}
+
+    def update(self, progress: Progress) -> None:
+        """Show the progress of a mirror."""
+        for where, problem in progress.problems.items():
+            if self._told.get(where) != problem:
+                print(f"logfs mirror: {where}: {problem}", file=sys.stderr)
+        self._told = dict(progress.problems)
+        if not sys.stderr.isatty():
+            return
+        if self._bar is None:
+            from tqdm import tqdm
+
+            self._bar = tqdm(unit="B", unit_scale=True, bar_format="{desc}{n_fmt}, {rate_fmt}")
+        self._bar.set_description_str(
+            f"{progress.partitions} partitions, {progress.lag} records behind, ", refresh=False
+        )
+        self._bar.update(progress.fetched_bytes - self._bar.n)
+
+    def close(self) -> None:
+        """Leave the last line on the terminal."""
+        if self._bar is not None:
+            self._bar.close()

@@ -1,0 +1,202 @@
+"""The appends of a follower: batches of another log, byte for byte, at the offsets that they have there.
+
+A leader checks what producers send, and assigns offsets. A follower takes what the leader's log has (kafka-storage
+10.4): codecs, timestamps, leader epochs, producer ids, transactions with their markers, and the gaps of compaction.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from logfs.errors import Corrupt, OffsetOutOfRange
+from logfs.format.base.batch_rows import PRODUCER_ID
+from logfs.format.batches.batch import (
+    HEADER_SIZE,
+    LENGTH_OVERHEAD,
+    MAGIC,
+    START,
+    Batch,
+    parse_header,
+)
+from logfs.log.segment.batch_scanner import scan, scan_one
+from logfs.log.segment.segment import Segment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from logfs.log.append.partition import Partition
+    from logfs.log.segment.batch_scanner import BatchInfo, ScannedBatches
+
+
+class Diverged(Corrupt):
+    """A batch of the other log begins before the end of this log and ends after it, so the two logs differ."""
+
+
+def append_fetched(
+    partition: Partition,
+    data: bytes | memoryview,
+    note_gap: Callable[[], object] = lambda: None,
+) -> int:
+    """Append the whole batches in `data` that lie at or above the log end, and return how many bytes they have.
+
+    `data` is what Kafka's Fetch returns for an offset: it may begin with batches that this log has already, and end
+    with a part of a batch; both are left out. `note_gap` is called before a batch is appended whose base offset is
+    above the log end, as after compaction: the caller then records that offsets may be missing from this log. The
+    batches are readable at once, and durable after `flush`.
+
+    Raises `Diverged`; `Corrupt` for bytes that are no valid batch; `NotWritable`, `PartitionFailed`,
+    `UnknownPartition`; and the `OSError` of a full disk. What was appended before the error stays.
+    """
+    view = memoryview(data)
+    appended = 0
+    with partition.disk.hold(partition.lock):
+        partition.check_changeable()
+        partition.disk.check_may_block()
+        position = _skip_known(partition, view)
+        while (run := _valid_batches(partition, view[position:])) is not None:
+            batches = list(run.infos())
+            ends = [partition.log_end_offset, *(batch.next_offset for batch in batches[:-1])]
+            if [batch.base_offset for batch in batches] != ends:
+                note_gap()
+                partition.active.gaps = True
+            _append(partition, run, batches)
+            position += run.end
+            appended += run.end
+    partition.flush_if_due()
+    return appended
+
+
+def _skip_known(partition: Partition, view: memoryview) -> int:
+    """Return the position of the first batch in `view` that the log does not have."""
+    end, position = partition.log_end_offset, 0
+    while len(view) - position >= HEADER_SIZE:
+        header = parse_header(view, position)
+        if header.base_offset >= end:
+            break
+        if header.next_offset > end:
+            if partition.log_start_offset == end and not partition.active.size_bytes:
+                # The log start is inside of the batch, as after a deletion of records.
+                _begin_segment(partition, header.base_offset)
+                break
+            raise Diverged(
+                f"{partition.name.directory}: ends at offset {end}, but the other log has a batch of the offsets "
+                f"{header.base_offset} to {header.next_offset - 1}"
+            )
+        position += max(header.size_bytes, HEADER_SIZE)
+    return min(position, len(view))
+
+
+def _valid_batches(partition: Partition, view: memoryview) -> ScannedBatches | None:
+    """Return the valid batches at the start of `view`; None if it does not hold a whole batch.
+
+    Raises `Corrupt` if the first batch is whole and not valid.
+    """
+    run, _ = scan(view, partition.log_end_offset, gaps=True)
+    if len(run.rows):
+        return run
+    if len(view) < HEADER_SIZE or len(view) < START.unpack_from(view)[1] + LENGTH_OVERHEAD:
+        return None
+    batch = Batch.parse(view)
+    if batch.header.magic == MAGIC:
+        batch.check()
+        raise Corrupt(f"{partition.name.directory}: batch {batch.header.base_offset} is not valid")
+    # Messages of an old format have no batches: each is one.
+    return scan_one(0, batch)
+
+
+def _append(partition: Partition, run: ScannedBatches, batches: Sequence[BatchInfo]) -> None:
+    """Append the batches of a run, and roll where the settings say so (kafka-storage 4.1)."""
+    now_ms, config = partition.now_ms(), partition.config
+    partition.flusher.note_settings(config)
+    done = 0
+    while done < len(batches):
+        try:
+            left = batches[done:]
+            count = partition.writer(config, now_ms).how_many_fit(left, config, now_ms)
+            if not count:
+                partition.roll(now_ms)
+                # A batch that is larger than a segment may be has one of its own.
+                fitting = partition.writer(config, now_ms).how_many_fit(left, config, now_ms)
+                count = max(fitting, 1)
+            _write(partition, run, batches[done : done + count], config.index_interval_bytes)
+        except OSError as error:
+            raise partition.failed_append(error) from None
+        _note(partition, run, slice(done, done + count), batches, now_ms)
+        done += count
+
+
+def _write(
+    partition: Partition, run: ScannedBatches, batches: Sequence[BatchInfo], interval_bytes: int
+) -> None:
+    """Write batches at the end of the active segment, and show them to readers."""
+    for batch in batches:
+        # Written first, as in Kafka: an epoch that begins at the log end says nothing about records.
+        if batch.leader_epoch > partition.epochs.latest:
+            partition.epochs.assign(batch.leader_epoch, batch.base_offset)
+    active = partition.active
+    writer, position, start = active.writer, active.size_bytes, batches[0].position
+    assert writer is not None, "the caller has activated the segment"
+    end = batches[-1].position + batches[-1].size_bytes
+    partition.disk.write(active.file, position, run.data[start:end])
+    moved = [batch._replace(position=batch.position - start + position) for batch in batches]
+    writer.adopt(moved, interval_bytes)
+
+
+def _note(
+    partition: Partition,
+    run: ScannedBatches,
+    rows: slice,
+    batches: Sequence[BatchInfo],
+    now_ms: int,
+) -> None:
+    """Note batches that were appended: their producers, and what the partition counts."""
+    added = run.select(rows)
+    for batch in added.select(added.rows[:, PRODUCER_ID] >= 0).batches():
+        partition.note_producer(batch)
+    appended = batches[rows]
+    records = sum(batch.text.records for batch in appended)
+    size = sum(batch.size_bytes for batch in appended)
+    partition.note_appended(records, size, appended[-1].max_timestamp, now_ms)
+
+
+def skip_to(partition: Partition, offset: int, note_gap: Callable[[], object]) -> None:
+    """Let the log continue at `offset`, because the other log does not have the records before it any more.
+
+    A log without records then begins there; otherwise `note_gap` is called as by `append_fetched`, and a new segment
+    begins at `offset`. Raises `OffsetOutOfRange` below the log end, and as `append_fetched`.
+    """
+    with partition.flusher.lock, partition.disk.hold(partition.lock):
+        partition.check_changeable()
+        if offset <= partition.log_end_offset:
+            if offset == partition.log_end_offset:
+                return
+            raise OffsetOutOfRange(
+                f"{partition.name.directory}: has offset {offset} already; it ends at {partition.log_end_offset}"
+            )
+        is_empty = partition.log_start_offset == partition.log_end_offset
+        if not is_empty:
+            note_gap()
+            partition.active.gaps = True
+        try:
+            _begin_segment(partition, offset)
+        except OSError as error:
+            raise partition.failed_append(error) from None
+        if is_empty:
+            partition.log_start_offset = offset
+            partition.snapshots.minimum_offset = offset
+
+
+def _begin_segment(partition: Partition, offset: int) -> None:
+    """Begin a segment at `offset` after the active one, or in place of it if that is empty."""
+    before = partition.active
+    fresh = Segment(partition.disk, partition.directory, offset)
+    fresh.activate(partition.config, partition.now_ms(), create=True)
+    partition.snapshots.take(offset, partition.producers)
+    before.seal(offset)
+    partition.flusher.note_new_files()
+    if before.size_bytes:
+        partition.segments = (*partition.segments, fresh)
+    else:
+        partition.segments = (*partition.segments[:-1], fresh)
+        before.discard()
+    partition.generation += 1

@@ -1,0 +1,114 @@
+"""A thread that fetches from one broker the partitions that it leads (Kafka's ReplicaFetcherThread)."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from logfs.errors import ClusterError, LogfsError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from logfs.mirror.cluster import Cluster
+    from logfs.mirror.partition_mirror import PartitionMirror
+
+logger = logging.getLogger(__name__)
+
+_FIRST_PAUSE_SECONDS = 0.1
+_LONGEST_PAUSE_SECONDS = 5.0
+# How often the thread looks for partitions while its broker leads none.
+_IDLE_SECONDS = 0.2
+
+
+class Fetcher:
+    """Fetches from one broker until it is stopped. `problem` says why nothing comes from the broker now, or is ""."""
+
+    def __init__(
+        self,
+        node: int,
+        connect: Callable[[], Cluster],
+        led: Callable[[int], Sequence[PartitionMirror]],
+        ask_metadata: Callable[[], object],
+    ) -> None:
+        """Start the thread.
+
+        `connect` returns a connection of the thread's own, `led` the partitions that a node leads. `ask_metadata` is
+        called when the metadata are out of date; it does not wait for them.
+        """
+        self.node = node
+        self.problem = ""
+        self._connect = connect
+        self._led = led
+        self._ask_metadata = ask_metadata
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"fetcher-{node}", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Tell the thread to end after the fetch that it waits for."""
+        self._stopped.set()
+
+    def join(self) -> None:
+        """Wait for the end of the thread."""
+        self._thread.join()
+
+    def _run(self) -> None:
+        pause = _FIRST_PAUSE_SECONDS
+        cluster: Cluster | None = None
+        while not self._stopped.is_set():
+            try:
+                cluster = cluster or self._connect()
+                is_current = self._turn(cluster)
+                self.problem, failed = "", False
+            except ClusterError as error:
+                self.problem, is_current, failed = str(error), False, True
+                if cluster is not None:
+                    with suppress(ClusterError):
+                        cluster.close()
+                    cluster = None
+            if not is_current:
+                self._ask_metadata()
+            if failed or not is_current:
+                self._stopped.wait(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+            else:
+                pause = _FIRST_PAUSE_SECONDS
+        if cluster is not None:
+            with suppress(ClusterError):
+                cluster.close()
+
+    def _turn(self, cluster: Cluster) -> bool:
+        """Compare or fetch once; return False if the metadata are out of date, or nothing could be taken in."""
+        mine = self._led(self.node)
+        if not mine:
+            self._stopped.wait(_IDLE_SECONDS)
+            return True
+        by_place = {(each.wanted().topic, each.wanted().partition): each for each in mine}
+        is_current = True
+        compared = [each.wanted() for each in mine if each.must_compare]
+        if compared:
+            for end in cluster.epoch_ends(self.node, compared):
+                mirror = by_place[end.topic, end.partition]
+                is_current &= self._guarded(mirror, lambda m=mirror, e=end: m.compare(e))  # type: ignore[misc]
+        ready = [each.wanted() for each in mine if not each.must_compare]
+        if not ready:
+            return is_current
+        for found in cluster.fetch(self.node, ready):
+            mirror = by_place[found.topic, found.partition]
+            is_current &= self._guarded(mirror, lambda m=mirror, f=found: m.take(f))  # type: ignore[misc]
+        return is_current
+
+    def _guarded(self, mirror: PartitionMirror, work: Callable[[], bool]) -> bool:
+        """Do the work on one partition: an error of its own leaves the others alone."""
+        try:
+            return work()
+        except ClusterError:
+            raise
+        except (LogfsError, OSError) as error:
+            if mirror.problem != str(error):
+                logger.error("%s: %s", mirror.name, error)
+            mirror.problem = str(error)
+            return False

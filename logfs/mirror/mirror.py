@@ -1,0 +1,277 @@
+"""The mirror of a Kafka cluster: topics, their settings and the offsets of groups, kept up to date in a store.
+
+Data goes straight through: a `Fetcher` for each broker gets raw batches, a `PartitionMirror` appends them as they
+are (`log.append.follower`). This module decides what is mirrored: which topics and partitions there are, who leads
+them, and what their settings and groups are.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from logfs.errors import ClusterError, InvalidSetting, LogfsError
+from logfs.format.base.names import TopicPartition, parse_directory
+from logfs.mirror.cluster import Cluster
+from logfs.mirror.fetcher import Fetcher
+from logfs.mirror.partition_mirror import PartitionMirror
+from logfs.setting import MIRROR_SOURCE, TOPIC_SETTINGS
+from logfs.store.directory.topic_id import read_topic_id, write_topic_id
+
+if TYPE_CHECKING:
+    import re
+    import uuid
+    from collections.abc import Callable, Mapping, Sequence
+    from types import TracebackType
+    from typing import Self
+
+    from logfs.mirror.cluster import RemoteTopic
+    from logfs.store.store import Store
+
+logger = logging.getLogger(__name__)
+
+# How often the topics, their settings and the groups are looked at.
+_METADATA_SECONDS = 5.0
+_TICK_SECONDS = 0.1
+# Topics with the state of a cluster or a store, which mean nothing elsewhere.
+_OWN_TOPICS = frozenset(
+    {"__consumer_offsets", "__transaction_state", "__share_group_state", "__remote_log_metadata"}
+)
+
+
+class Progress(NamedTuple):
+    """What a mirror has done since it began, and what is left: bytes, offsets behind the sources, partitions."""
+
+    fetched_bytes: int
+    lag: int
+    partitions: int
+    problems: Mapping[str, str]
+
+
+class Mirror:
+    """Follows topics of a cluster into a store. A context manager, which ends the threads.
+
+    Only the mirror appends to the topics that it mirrors: their setting `logfs.mirror.source` has the id of the
+    cluster. `promote` ends that.
+    """
+
+    def __init__(
+        self, store: Store, servers: str, topics: re.Pattern[str], options: Mapping[str, Any]
+    ) -> None:
+        """Connect to the cluster, and begin to mirror the topics whose whole names match `topics`.
+
+        `servers` are host:port separated by commas; `options` are those of `mirror.options`. Raises `ClusterError`.
+        """
+        self._store = store
+        self._topics = topics
+        self._connect: Callable[[], Cluster] = lambda: Cluster(servers, options)
+        self._cluster = self._connect()
+        self._lock = threading.Lock()
+        self._partitions: dict[str, PartitionMirror] = {}
+        self._fetchers: dict[int, Fetcher] = {}
+        self._problems: dict[str, str] = {}
+        # The partitions of the store at the last refresh by topic, and the ids that their files have.
+        self._homes: dict[str, list[str]] = {}
+        self._known_ids: dict[str, uuid.UUID] = {}
+        self._asked = threading.Event()
+        try:
+            self._cluster_id = self._cluster.cluster_id
+            self.refresh()
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the threads, and close the connections. What was mirrored stays readable."""
+        for fetcher in self._fetchers.values():
+            fetcher.stop()
+        for fetcher in self._fetchers.values():
+            fetcher.join()
+        self._fetchers.clear()
+        self._cluster.close()
+
+    # Running.
+
+    def run(
+        self, report: Callable[[Progress], object], is_over: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Mirror until `is_over()`. `report` is called ten times a second, and may raise an error to end it."""
+        next_refresh = time.monotonic() + _METADATA_SECONDS
+        while not is_over():
+            report(self.progress())
+            self._asked.wait(_TICK_SECONDS)
+            if self._asked.is_set() or time.monotonic() >= next_refresh:
+                self._asked.clear()
+                self._try_refresh()
+                next_refresh = time.monotonic() + _METADATA_SECONDS
+            self._store.upkeep()
+        report(self.progress())
+
+    def run_once(self, report: Callable[[Progress], object]) -> None:
+        """Mirror what the cluster has at this moment, and make it durable."""
+        ends = self._cluster.end_offsets(
+            (each.partition.name.topic, each.partition.name.partition)
+            for each in self._partitions.values()
+        )
+        for each in self._partitions.values():
+            name = each.partition.name
+            each.goal = ends[name.topic, name.partition]
+        self.run(report, lambda: all(each.has_reached_goal for each in self._partitions.values()))
+        self._mirror_groups()
+        for each in self._partitions.values():
+            each.partition.flush()
+
+    def progress(self) -> Progress:
+        """Return what was done, and what is left."""
+        mirrors = list(self._partitions.values())
+        problems = dict(self._problems)
+        problems |= {f"broker {n}": f.problem for n, f in self._fetchers.items() if f.problem}
+        problems |= {each.name: each.problem for each in mirrors if each.problem}
+        return Progress(
+            sum(each.fetched_bytes for each in mirrors),
+            sum(each.lag for each in mirrors),
+            len(mirrors),
+            problems,
+        )
+
+    # What there is to mirror.
+
+    def _try_refresh(self) -> None:
+        try:
+            self.refresh()
+            self._problems.pop("cluster", None)
+        except ClusterError as error:
+            self._problems["cluster"] = str(error)
+
+    def refresh(self) -> None:
+        """Look at the topics, leaders, settings and groups of the cluster, and follow what has changed.
+
+        Raises `ClusterError`. An error of one topic leaves the others alone; `progress` shows it.
+        """
+        found = [
+            each
+            for each in self._cluster.topics()
+            if self._topics.fullmatch(each.name) and each.name not in _OWN_TOPICS
+        ]
+        settings = self._cluster.settings([each.name for each in found])
+        self._homes.clear()
+        for name in self._store.homes:
+            self._homes.setdefault(parse_directory(name).topic, []).append(name)
+        for topic in found:
+            try:
+                self._follow_topic(topic, settings.get(topic.name, {}))
+                self._problems.pop(topic.name, None)
+            except (LogfsError, OSError) as error:
+                if self._problems.get(topic.name) != str(error):
+                    logger.error("%s: %s", topic.name, error)
+                self._problems[topic.name] = str(error)
+        self._follow_leaders({each.leader for each in self._partitions.values()})
+        self._mirror_groups()
+
+    def _follow_topic(self, topic: RemoteTopic, settings: Mapping[str, str]) -> None:
+        store = self._store
+        try:
+            self._check_copy(topic)
+        except InvalidSetting:
+            self._forget(topic.name)
+            raise
+        # Before the first partition: after a crash in between, the partition must not seem to be a log of its own.
+        if MIRROR_SOURCE not in store.settings.topic_overrides(topic.name):
+            store.settings.set_topic(topic.name, MIRROR_SOURCE, self._cluster_id)
+        self._follow_settings(topic.name, settings)
+        for number, (leader, leader_epoch) in topic.leaders.items():
+            name = TopicPartition(topic.name, number).directory
+            if name not in self._partitions:
+                if name not in store.homes:
+                    store.create(name, mirrored_id=topic.topic_id)
+                self._partitions[name] = PartitionMirror(store, self._cluster, store[name])
+            with self._lock:
+                self._partitions[name].follow(leader, leader_epoch)
+
+    def _check_copy(self, topic: RemoteTopic) -> None:
+        """Raise `InvalidSetting` if what the store has under the topic's name is something else than its copy."""
+        store, name = self._store, topic.name
+        copies = self._homes.get(name)
+        if not copies:
+            return
+        source = store.settings.topic_overrides(name).get(MIRROR_SOURCE, "")
+        if source != self._cluster_id:
+            what = f"is a mirror of {source}" if source else "is a log of its own"
+            raise InvalidSetting(
+                f"topic {name} {what} here: delete it, or mirror into another log directory"
+            )
+        if topic.topic_id is None or self._known_ids.get(name) == topic.topic_id:
+            return
+        for each in copies:
+            partition = store[each]
+            found = read_topic_id(partition.disk, partition.directory)
+            if found is None:
+                # A crash has interrupted the creation of the partition.
+                write_topic_id(partition.disk, partition.directory, topic.topic_id)
+            elif found != topic.topic_id:
+                raise InvalidSetting(
+                    f"topic {name} was deleted and created again in the cluster: the copy of the old one stays as it "
+                    "is; delete it to mirror the new one"
+                )
+        self._known_ids[name] = topic.topic_id
+
+    def _forget(self, topic: str) -> None:
+        for name in [*self._partitions]:
+            if parse_directory(name).topic == topic:
+                del self._partitions[name]
+
+    def _follow_settings(self, topic: str, settings: Mapping[str, str]) -> None:
+        """Give a topic the settings that it has in the cluster, as far as they concern storage."""
+        here = self._store.settings
+        wanted = {
+            name: text
+            for name, text in settings.items()
+            # Where its segments go is decided here.
+            if name in TOPIC_SETTINGS and not name.startswith("remote.")
+        }
+        known = here.topic_overrides(topic)
+        for name in sorted({*known, *wanted}):
+            if name.startswith(("logfs.", "remote.")) or known.get(name) == wanted.get(name):
+                continue
+            text = wanted.get(name)
+            if text is not None:
+                setting = TOPIC_SETTINGS[name]
+                text = setting.format(setting.parse(text))
+            if known.get(name) != text:
+                here.set_topic(topic, name, text)
+
+    def _follow_leaders(self, leaders: set[int]) -> None:
+        for node in leaders - {-1} - {*self._fetchers}:
+            self._fetchers[node] = Fetcher(node, self._connect, self._led_by, self._asked.set)
+
+    def _led_by(self, node: int) -> Sequence[PartitionMirror]:
+        with self._lock:
+            return [each for each in list(self._partitions.values()) if each.leader == node]
+
+    def _mirror_groups(self) -> None:
+        """Commit here what groups have committed in the cluster for the mirrored partitions."""
+        for group, offsets in self._cluster.group_offsets():
+            changed = {}
+            for (topic, number), offset in offsets.items():
+                mirror = self._partitions.get(TopicPartition(topic, number).directory)
+                # A group may be ahead of the copy: its offset is committed once the copy has come so far.
+                if mirror is not None and offset <= mirror.partition.log_end_offset:
+                    offset = max(offset, mirror.partition.log_start_offset)
+                    known = self._store.groups.committed(group, mirror.name)
+                    if known is None or known.offset != offset:
+                        changed[mirror.name] = offset
+            if changed:
+                self._store.groups.commit_all(group, changed)

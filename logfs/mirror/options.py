@@ -1,0 +1,82 @@
+"""Options of the connection to a cluster, from a file of properties: TLS, SASL, timeouts.
+
+The names are those of kafka-python's clients, with dots or with underscores: `security.protocol`, `ssl.cafile`,
+`sasl.mechanism`, `sasl.plain.username`. `sasl.jaas.config` of Kafka's own clients is understood for user and
+password. No value is ever shown: any may be a password.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from typing import TYPE_CHECKING, Any
+
+from logfs.errors import Corrupt, InvalidSetting
+from logfs.format.files.checkpoint import parse_properties
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+
+def _flag(text: str) -> bool:
+    return ("false", "true").index(text.lower()) == 1
+
+
+# The options that may be set, and how their texts are read.
+_OPTIONS: Mapping[str, Callable[[str], Any]] = {
+    "api_version": lambda text: tuple(map(int, text.split("."))),
+    "client_dns_lookup": str,
+    "connections_max_idle_ms": int,
+    "metadata_max_age_ms": int,
+    "proxy_url": str,
+    "receive_message_max_bytes": int,
+    "reconnect_backoff_ms": int,
+    "reconnect_backoff_max_ms": int,
+    "request_timeout_ms": int,
+    "retry_backoff_ms": int,
+    "sasl_kerberos_domain_name": str,
+    "sasl_kerberos_service_name": str,
+    "sasl_mechanism": str,
+    "sasl_plain_password": str,
+    "sasl_plain_username": str,
+    "security_protocol": str,
+    "ssl_cafile": str,
+    "ssl_certfile": str,
+    "ssl_check_hostname": _flag,
+    "ssl_crlfile": str,
+    "ssl_keyfile": str,
+    "ssl_password": str,
+}
+_JAAS = "sasl_jaas_config"
+_JAAS_VALUE = re.compile(r'\b(username|password)\s*=\s*"((?:[^"\\]|\\.)*)"')
+
+
+def read_options(path: Path | None) -> dict[str, Any]:
+    """Return the options in a file of properties; none without a file.
+
+    Raises `InvalidSetting` for an option that does not exist or a value of a wrong type, and `OSError`.
+    """
+    if path is None:
+        return {}
+    try:
+        told = parse_properties(path.read_bytes())
+    except Corrupt as error:
+        # The message of a malformed line may show a part of it.
+        raise InvalidSetting(f"{path}: is no file of properties (name=value)") from error
+    found: dict[str, Any] = {}
+    for given, text in told.items():
+        name = given.replace(".", "_").replace("-", "_")
+        if name == _JAAS:
+            for key, value in _JAAS_VALUE.findall(text):
+                found[f"sasl_plain_{key}"] = re.sub(r"\\(.)", r"\1", value)
+            continue
+        if name not in _OPTIONS:
+            near = difflib.get_close_matches(name, [*_OPTIONS, _JAAS], n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise InvalidSetting(f"{path}: there is no option {given}{hint}")
+        try:
+            found[name] = _OPTIONS[name](text.strip())
+        except ValueError:
+            raise InvalidSetting(f"{path}: the value of {given} is refused") from None
+    return found

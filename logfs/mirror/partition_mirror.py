@@ -1,0 +1,175 @@
+"""One partition of a mirror: compares it with its leader's log, and takes in what the leader answers.
+
+The rules are those of a follower (kafka-storage 10.4). Before the first fetch from a leader, and whenever the
+leader finds a difference, the leader epochs decide up to where the two logs are the same. What follows is dropped.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from logfs.log.append import follower
+from logfs.mirror.cluster import NONE, OFFSET_OUT_OF_RANGE, Wanted
+
+if TYPE_CHECKING:
+    from logfs.log.append.partition import Partition
+    from logfs.mirror.cluster import Cluster, EpochEnd, Fetched
+    from logfs.store.store import Store
+
+logger = logging.getLogger(__name__)
+
+_NO_EPOCH = -1
+
+
+class PartitionMirror:
+    """The copy of one partition, and what is known of its source. One thread at a time may use it.
+
+    `leader` is the node that leads the partition, -1 for none. `high_watermark` is the source's end for consumers, -1
+    as long as it is unknown. `problem` says why nothing is mirrored at the moment, or is "".
+    """
+
+    def __init__(self, store: Store, cluster: Cluster, partition: Partition) -> None:
+        self.partition = partition
+        self.leader = -1
+        self.high_watermark = -1
+        self.goal: int | None = None
+        self.fetched_bytes = 0
+        self.problem = ""
+        self._leader_epoch = _NO_EPOCH
+        # Whether the log is known to be a beginning of this leader's log.
+        self._agrees = False
+        self._store = store
+        self._cluster = cluster
+
+    @property
+    def name(self) -> str:
+        """The name of the partition, such as "orders-0"."""
+        return self.partition.name.directory
+
+    @property
+    def lag(self) -> int:
+        """How many offsets the copy is behind its source; 0 as long as the end of the source is unknown."""
+        return max(self.high_watermark - self.partition.log_end_offset, 0)
+
+    @property
+    def has_reached_goal(self) -> bool:
+        """Whether the copy has all that `goal` asks for."""
+        return self.goal is not None and self.partition.log_end_offset >= self.goal
+
+    def follow(self, leader: int, leader_epoch: int) -> None:
+        """Take note of who leads the partition now."""
+        if (leader, leader_epoch) != (self.leader, self._leader_epoch):
+            self.leader, self._leader_epoch = leader, leader_epoch
+            self._agrees = False
+
+    # What to ask the leader.
+
+    @property
+    def must_compare(self) -> bool:
+        """Whether the leader must be asked first up to where the two logs are the same."""
+        return not self._agrees and self.partition.epochs.latest != _NO_EPOCH
+
+    def wanted(self) -> Wanted:
+        """Return what to fetch next."""
+        partition = self.partition
+        return Wanted(
+            partition.name.topic,
+            partition.name.partition,
+            partition.log_end_offset,
+            self._leader_epoch,
+            partition.epochs.latest,
+        )
+
+    # What the leader answers.
+
+    def compare(self, found: EpochEnd) -> bool:
+        """Drop what the leader's log does not have; return False if the metadata are out of date.
+
+        Where the leader does not know the last epoch, the epochs before it have to be compared, too: the next call of
+        `must_compare` is then still True.
+        """
+        if found.error != NONE:
+            return self._failed(found.error)
+        self._agree_up_to(found.epoch, found.end_offset)
+        return True
+
+    def _agree_up_to(self, epoch: int, end_offset: int) -> None:
+        """Drop what follows the end of `epoch`, the greatest one up to ours that the leader has, in either log."""
+        partition = self.partition
+        end, entries = partition.log_end_offset, partition.epochs.entries
+        if epoch < 0 or end_offset < 0:
+            # The leader has nothing of the last epoch.
+            end_offset = entries[-1][1]
+        later = [start for each, start in entries if each > epoch]
+        point = min([end_offset, *later[:1]])
+        if point < end:
+            logger.warning(
+                "%s: the source's log differs from offset %d on: dropping %d offsets",
+                self.name,
+                point,
+                end - point,
+            )
+            self._store.truncate(self.name, point, of_mirror=True)
+        self._agrees = not later or partition.epochs.latest == _NO_EPOCH
+
+    def take(self, found: Fetched) -> bool:
+        """Append what was fetched, and follow the log start; return False if the metadata are out of date.
+
+        Raises the errors of `follower.append_fetched`.
+        """
+        if found.error == OFFSET_OUT_OF_RANGE:
+            self._return_to_range()
+            return True
+        if found.error != NONE:
+            return self._failed(found.error)
+        self.problem = ""
+        if found.diverging is not None:
+            self._agree_up_to(*found.diverging)
+            self._agrees = False
+            return True
+        self._agrees = True
+        self.high_watermark = found.high_watermark
+        if found.records:
+            self.fetched_bytes += follower.append_fetched(
+                self.partition, found.records, self._note_gap
+            )
+        self._follow_start(found.log_start_offset)
+        return True
+
+    def _failed(self, error: int) -> bool:
+        self._agrees = False
+        self.problem = self._cluster.describe_error(error)
+        return False
+
+    def _return_to_range(self) -> None:
+        """Go on where the source's log begins now, if retention has deleted what would come next."""
+        name = self.partition.name
+        first, end = self._cluster.offset_range(name.topic, name.partition)
+        ours = self.partition.log_end_offset
+        self._agrees = False
+        if ours < first:
+            if ours > self.partition.log_start_offset:
+                logger.warning(
+                    "%s: the source has deleted the offsets %d to %d before they were mirrored",
+                    self.name,
+                    ours,
+                    first - 1,
+                )
+            follower.skip_to(self.partition, first, self._note_gap)
+            self.problem = ""
+        elif ours > end:
+            # Only epochs can tell that records are not the source's. It may be a new leader that lags.
+            self.problem = f"the source ends at offset {end}, before the end of the copy, {ours}"
+
+    def _follow_start(self, offset: int) -> None:
+        """Delete what the source has deleted at the beginning of its log."""
+        start = min(offset, self.partition.log_end_offset)
+        if start > self.partition.log_start_offset:
+            self._store.delete_records(self.name, start, of_mirror=True)
+
+    def _note_gap(self) -> None:
+        """Record that offsets may be missing from the partition, before they are: loading expects none otherwise."""
+        checkpoints = self._store.checkpoints
+        if checkpoints.cleaner_offset(self.name) is None:
+            checkpoints.set_cleaner_offset(self.partition, self.partition.log_start_offset)

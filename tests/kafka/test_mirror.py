@@ -1,0 +1,284 @@
+"""A mirror of a real broker: its batches, byte for byte; its readers, groups and settings; what changes meanwhile."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from logfs import Record
+from logfs.errors import NotWritable
+from logfs.format.files import checkpoint
+from logfs.store.store import Store
+from tests.kafka import topics
+from tests.kafka.client import COMMITTED, UNCOMMITTED
+from tests.support.processes import wait_for
+from tests.support.stores import assert_clean
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.kafka.broker import Broker
+    from tests.kafka.client import Client
+
+ANY = re.compile(".*")
+
+
+def mirror_once(store: Store, servers: str, pattern: str = ".*") -> None:
+    """Mirror what a cluster has now."""
+    from logfs.mirror.mirror import Mirror
+
+    with Mirror(store, servers, re.compile(pattern), {}) as mirror:
+        mirror.run_once(lambda progress: None)
+        assert not mirror.progress().problems
+        assert not mirror.progress().lag
+
+
+def log_bytes(directory: Path, start: int = 0) -> bytes:
+    """Return the bytes of all segments of a partition that end above an offset."""
+    files = sorted(directory.glob("*.log"))
+    bases = [int(file.stem) for file in files]
+    kept = [f for f, after in zip(files, [*bases[1:], 1 << 62], strict=True) if after > start]
+    return b"".join(file.read_bytes() for file in kept)
+
+
+def epochs_of(directory: Path) -> list[int]:
+    """Return the leader epochs in a partition directory."""
+    data = directory.joinpath("leader-epoch-checkpoint").read_bytes()
+    return [epoch for epoch, _ in checkpoint.parse_epochs(data)]
+
+
+@pytest.fixture(scope="module")
+def broker(make_broker: Callable[..., Broker]) -> Broker:
+    return make_broker(
+        log_initial_task_delay_ms=0, log_flush_start_offset_checkpoint_interval_ms=100
+    )
+
+
+@pytest.fixture(scope="module")
+def source(broker: Broker, client: Client) -> Broker:
+    """A broker with topics of every kind."""
+    topics.create(client)
+    for turn in range(2):
+        topics.append(client, broker.log_dir, turn)
+    return broker
+
+
+def test_a_mirror_has_the_same_batches(source: Broker, client: Client, tmp_path: Path) -> None:
+    """All codecs, transactions, compaction, deleted records: equal bytes, epochs, ids, and records for readers."""
+    log_dir = tmp_path / "mirror"
+    with Store(log_dir) as store:
+        mirror_once(store, source.servers)
+        assert {name.rpartition("-")[0] for name in store} >= {*topics.CONFIGS}
+        for topic in topics.CONFIGS:
+            copy, original = store[f"{topic}-0"], source.partition(f"{topic}-0")
+            assert copy.directory.joinpath("partition.metadata").read_bytes() == (
+                original.joinpath("partition.metadata").read_bytes()
+            )
+            for isolation, reader in ((UNCOMMITTED, copy), (COMMITTED, copy.committed)):
+                assert list(reader.read()) == client.consume(topic, isolation=isolation), topic
+            # The mirror has batches that the broker deletes only with their segment.
+            ours = log_bytes(copy.directory)
+            assert ours in log_bytes(original), topic
+            # In a compacted log, a follower knows an epoch from its first batch on.
+            assert epochs_of(copy.directory) == (epochs_of(original) if ours else []), topic
+    assert_clean(log_dir)
+
+
+class MirrorCommand:
+    """`logfs mirror` in a process of its own."""
+
+    def __init__(self, servers: str, log_dir: Path, *words: str) -> None:
+        self._command = [sys.executable, "-m", "logfs", "mirror", "--from", servers, *words]
+        self._command.append(str(log_dir))
+        self.process = self.start()
+
+    def start(self) -> subprocess.Popen[str]:
+        """Start it, again if it has ended."""
+        self.process = subprocess.Popen(self._command, stderr=subprocess.PIPE, text=True)
+        return self.process
+
+    def end(self, number: int = signal.SIGINT) -> str:
+        """End it by a signal, and return what it has told."""
+        self.process.send_signal(number)
+        return self.process.communicate(timeout=60)[1]
+
+
+@pytest.fixture
+def follow(broker: Broker, tmp_path: Path) -> Iterator[Callable[[str], tuple[MirrorCommand, Path]]]:
+    """Return a function that starts the mirror of topics into a new directory; it is killed if it does not end."""
+    started: list[MirrorCommand] = []
+
+    def start(pattern: str) -> tuple[MirrorCommand, Path]:
+        log_dir = tmp_path / "followed"
+        log_dir.mkdir()
+        started.append(MirrorCommand(broker.servers, log_dir, "--topics", pattern))
+        return started[-1], log_dir
+
+    yield start
+    for command in started:
+        if command.process.poll() is None:
+            command.process.kill()
+            command.process.communicate()
+
+
+def values(log_dir: Path, name: str) -> list[bytes | None]:
+    """Return the values that a reader beside the mirror finds in a partition; none if it does not exist yet."""
+    if not (log_dir / name).exists():
+        return []
+    with Store(log_dir, read_only=True) as store:
+        return [record.value for record in store[name].read()] if name in store else []
+
+
+def offsets_of(log_dir: Path, group: str) -> dict[str, int]:
+    """Return the offsets that a group has committed in the mirror."""
+    with Store(log_dir, read_only=True) as store:
+        found = {name: store.groups.committed(group, name) for name in store}
+        return {name: commit.offset for name, commit in found.items() if commit is not None}
+
+
+def test_a_mirror_follows_what_changes(
+    client: Client, follow: Callable[[str], tuple[MirrorCommand, Path]]
+) -> None:
+    """Records, topics, partitions, settings and groups that come while the mirror runs; then a promotion."""
+    client.create_topic("live-orders")
+    client.produce("live-orders", [Record(b"first")])
+    command, log_dir = follow("live-.*")
+    wait_for(lambda: values(log_dir, "live-orders-0") == [b"first"])
+    client.produce("live-orders", [Record(b"second")])
+    client.grow_topic("live-orders", 2)
+    client.produce("live-orders", [Record(b"in the new partition")], partition=1)
+    client.create_topic("live-payments", segment_ms=5000)
+    client.create_topic("other")
+    client.produce("live-payments", [Record(b"paid")])
+    client.commit("billing", ("live-orders", 0, 1), ("live-payments", 0, 1))
+    client.alter_topic("live-orders", retention_ms=86_400_000)
+    client.delete_records("live-orders", 1)
+    wait_for(lambda: values(log_dir, "live-orders-0") == [b"second"])
+    wait_for(lambda: values(log_dir, "live-orders-1") == [b"in the new partition"])
+    wait_for(lambda: values(log_dir, "live-payments-0") == [b"paid"])
+    wanted = {"live-orders-0": 1, "live-payments-0": 1}
+    wait_for(lambda: offsets_of(log_dir, "billing") == wanted)
+
+    def retention() -> str | None:
+        with Store(log_dir, read_only=True) as store:
+            return store.settings.topic_overrides("live-orders").get("retention.ms")
+
+    wait_for(lambda: retention() == "86400000")
+    assert command.end() == ""
+    assert command.process.returncode == 130
+    with Store(log_dir) as store:
+        assert not [name for name in store if name.startswith("other")]
+        assert store.settings.log_config("live-payments").segment_ms == 5000
+        for change in (
+            lambda: store["live-orders-0"].append([b"x"]),
+            lambda: store.truncate("live-orders-0", 1),
+            lambda: store.delete_records("live-orders-0", -1),
+        ):
+            with pytest.raises(NotWritable, match=r"is a mirror of .*'logfs promote'"):
+                change()
+    run(log_dir, "promote", "live-orders")
+    with Store(log_dir) as store:
+        assert store["live-orders-0"].append([b"ours"]) == 2
+        with pytest.raises(NotWritable):
+            store["live-payments-0"].append([b"x"])
+    assert_clean(log_dir)
+
+
+def run(log_dir: Path, command: str, *words: str) -> None:
+    """Run a command of logfs on a log directory."""
+    subprocess.run([sys.executable, "-m", "logfs", command, str(log_dir), *words], check=True)
+
+
+def test_what_the_source_loses_is_dropped(
+    make_broker: Callable[..., Broker],
+    connect: Callable[[Broker], Client],
+    tmp_path: Path,
+) -> None:
+    """An unclean election: the broker comes back without its last batches, and others take their offsets."""
+    broker = make_broker()
+    client = connect(broker)
+    client.create_topic("orders")
+    for number in range(10):
+        client.produce("orders", [Record(b"%d" % number)] * 3)
+    log_dir = tmp_path / "mirror"
+    with Store(log_dir) as store:
+        mirror_once(store, broker.servers)
+        assert store["orders-0"].log_end_offset == 30
+    broker.stop()
+    (file,) = broker.partition("orders-0").glob("*.log")
+    with Store(log_dir, read_only=True) as store:
+        kept = [b for b in store["orders-0"].batches(0) if b.header.next_offset <= 21]
+    # What its disk lost in a power cut, while no other replica was left.
+    with file.open("r+b") as opened:
+        opened.truncate(sum(len(batch.data) for batch in kept))
+    for other in broker.partition("orders-0").glob("*.snapshot"):
+        other.unlink()
+    broker.log_dir.joinpath(".kafka_cleanshutdown").unlink()
+    broker.start()
+    client.produce("orders", [Record(b"after the loss")] * 2)
+    with Store(log_dir) as store:
+        mirror_once(store, broker.servers)
+        copy = store["orders-0"]
+        assert [record.value for record in copy.read()][21:] == [b"after the loss"] * 2
+        assert log_bytes(copy.directory) == log_bytes(broker.partition("orders-0"))
+        assert epochs_of(copy.directory) == epochs_of(broker.partition("orders-0"))
+    assert_clean(log_dir)
+
+
+def test_a_killed_mirror_goes_on_where_its_log_ends(
+    broker: Broker, client: Client, follow: Callable[[str], tuple[MirrorCommand, Path]]
+) -> None:
+    """SIGKILL in the midst of the work, several times: nothing is lost or there twice."""
+    client.create_topic("killed", internal_segment_bytes=200_000)
+    command, log_dir = follow("killed")
+    wanted: list[bytes | None] = []
+    with client.producer(enable_idempotence=False, linger_ms=0) as producer:
+        for turn in range(4):
+            records = [
+                Record(b"%d " % number * 50) for number in range(turn * 5000, turn * 5000 + 5000)
+            ]
+            producer.send("killed", *[records[n : n + 50] for n in range(0, 5000, 50)])
+            wanted += [record.value for record in records]
+            wait_for(lambda: (log_dir / "killed-0").exists())
+            time.sleep(0.1 * turn)
+            command.end(signal.SIGKILL)
+            command.start()
+    wait_for(lambda: values(log_dir, "killed-0") == wanted, 60)
+    command.end()
+    assert log_bytes(log_dir / "killed-0") == log_bytes(broker.partition("killed-0"))
+    assert_clean(log_dir)
+
+
+def test_a_topic_that_is_not_a_mirror_is_left_alone(
+    broker: Broker, client: Client, tmp_path: Path
+) -> None:
+    """A log of one's own, a mirror of another cluster, and a topic that was created again are said, and stay."""
+    for topic in ("own", "foreign", "again"):
+        client.create_topic(topic)
+        client.produce(topic, [Record(b"theirs")])
+    log_dir = tmp_path / "mirror"
+    with Store(log_dir) as store:
+        store.create("own-0").append([b"ours"])
+        store.settings.set_topic("foreign", "logfs.mirror.source", "elsewhere")
+        store.create("foreign-0")
+        mirror_once(store, broker.servers, "again")
+        client.delete_topic("again")
+        client.create_topic("again")
+        from logfs.mirror.mirror import Mirror
+
+        with Mirror(store, broker.servers, re.compile("own|foreign|again"), {}) as mirror:
+            mirror.run_once(lambda progress: None)
+            problems = mirror.progress().problems
+        assert "is a log of its own here" in problems["own"]
+        assert "is a mirror of elsewhere here" in problems["foreign"]
+        assert "was deleted and created again" in problems["again"]
+        assert [record.value for record in store["own-0"].read()] == [b"ours"]
+        assert [record.value for record in store["again-0"].read()] == [b"theirs"]
+    assert_clean(log_dir)

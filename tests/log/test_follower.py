@@ -1,0 +1,178 @@
+"""Appends of a follower: any pieces of another log's bytes make the same log; what is not that log is refused."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from logfs import Record
+from logfs.errors import Corrupt, OffsetOutOfRange
+from logfs.format.batches.compression import Codec
+from logfs.log.append.follower import Diverged, append_fetched, skip_to
+from logfs.store.store import Store
+from tests.kafka.story import batch
+from tests.support.stores import Clock, assert_clean
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from logfs import Partition
+
+NAME = "orders-0"
+
+
+def write_leader(directory: Path, records: int = 120) -> bytes:
+    """Write a log with several codecs, sizes and transactions; return its bytes."""
+    with Store(directory, clock=Clock()) as store:
+        leader = store.create(NAME)
+        for number in range(0, records, 4):
+            values = [
+                Record(b"%d " % n * (n % 50), timestamp=1_700_000_000_000 + n)
+                for n in range(number, number + 4)
+            ]
+            codec = [*Codec][number // 4 % len(Codec)]
+            producer = 1000 + number % 3
+            known = leader.producers[producer]
+            is_transactional = number % 8 == 0
+            if known.transaction_start is not None and not is_transactional:
+                leader.end_transaction(producer, 0, commit=number % 3 == 0)
+            leader.append_batch(
+                batch(
+                    values,
+                    codec=codec,
+                    producer=producer,
+                    epoch=0,
+                    sequence=known.last_sequence + 1,
+                    transactional=is_transactional,
+                )
+            )
+        return b"".join(segment.path.read_bytes() for segment in leader.segments)
+
+
+def log_bytes(partition: Partition) -> bytes:
+    """Return the bytes of a log."""
+    return b"".join(segment.path.read_bytes() for segment in partition.segments)
+
+
+@pytest.fixture(scope="module")
+def leader(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes]:
+    """The directory of a leader, and the bytes of its log."""
+    directory = tmp_path_factory.mktemp("leader")
+    return directory, write_leader(directory)
+
+
+@given(
+    cuts=st.lists(st.integers(0, 1 << 16), max_size=12),
+    segment_bytes=st.sampled_from([400, 2000, 1 << 20]),
+)
+def test_any_pieces_make_the_same_log(
+    leader: tuple[Path, bytes],
+    tmp_path_factory: pytest.TempPathFactory,
+    cuts: list[int],
+    segment_bytes: int,
+) -> None:
+    """Fetched bytes begin at or before the log end, and end anywhere: records and producers are equal."""
+    source, data = leader
+    directory = tmp_path_factory.mktemp("follower")
+    with Store(directory, clock=Clock()) as store:
+        store.settings.set_topic("orders", "segment.bytes", str(segment_bytes))
+        follower = store.create(NAME)
+        taken = 0
+        for cut in [*sorted(cut % (len(data) + 1) for cut in cuts), len(data)]:
+            # From a batch that the follower has already, to the middle of another.
+            taken += append_fetched(follower, data[:cut])
+        assert taken == len(data)
+        assert append_fetched(follower, data) == 0
+        assert log_bytes(follower).startswith(data)
+        with Store(source, read_only=True, clock=Clock()) as theirs:
+            original = theirs[NAME]
+            assert list(follower.read()) == list(original.read())
+            assert list(follower.committed.read()) == list(original.committed.read())
+            assert follower.producers.entries() == original.producers.entries()
+    assert_clean(directory)
+
+
+def test_gaps_are_told_before_they_are_in_the_log(
+    leader: tuple[Path, bytes], tmp_path: Path
+) -> None:
+    """Without its second batch, a log has a gap: the caller hears of it first, once for each call."""
+    _, data = leader
+    first = int.from_bytes(data[8:12], "big") + 12
+    second = first + int.from_bytes(data[first + 8 : first + 12], "big") + 12
+    heard: list[int] = []
+    with Store(tmp_path) as store:
+        follower = store.create(NAME)
+
+        def note() -> None:
+            heard.append(follower.log_end_offset)
+            store.checkpoints.set_cleaner_offset(follower, 0)
+
+        append_fetched(follower, data[:first], note)
+        assert not heard
+        append_fetched(follower, data[second:], note)
+        assert heard == [4]
+        found = [record.offset for record in follower.read()]
+        assert found[:8] == [0, 1, 2, 3, 8, 9, 10, 11]
+    assert_clean(tmp_path)
+    with Store(tmp_path, recover=True) as store:
+        assert [record.offset for record in store[NAME].read()] == found
+    assert_clean(tmp_path)
+
+
+def test_what_is_not_that_log_is_refused(leader: tuple[Path, bytes], tmp_path: Path) -> None:
+    """A flipped bit, and a batch that begins below the log end: nothing of it is appended, what is good stays."""
+    _, data = leader
+    first = int.from_bytes(data[8:12], "big") + 12
+    with Store(tmp_path) as store:
+        follower = store.create(NAME)
+        append_fetched(follower, data[:first])
+        wrong = bytearray(data)
+        wrong[first + 70] ^= 1
+        with pytest.raises(Corrupt):
+            append_fetched(follower, bytes(wrong))
+        assert follower.log_end_offset == 4
+        other = batch([Record(b"x", timestamp=1)] * 6)
+        with pytest.raises(Diverged):
+            append_fetched(follower, other)
+        append_fetched(follower, data)
+        assert log_bytes(follower).startswith(data)
+    assert_clean(tmp_path)
+
+
+def test_a_log_goes_on_where_the_other_one_begins(
+    leader: tuple[Path, bytes], tmp_path: Path
+) -> None:
+    """An empty log begins at the offset, also inside of a batch; another one goes on in a new segment."""
+    _, data = leader
+    sizes, position = [], 0
+    while position < len(data):
+        size = int.from_bytes(data[position + 8 : position + 12], "big") + 12
+        sizes.append(size)
+        position += size
+    noted: list[int] = []
+    with Store(tmp_path) as store:
+        follower = store.create(NAME)
+        skip_to(follower, 6, lambda: noted.append(0))
+        assert (follower.log_start_offset, follower.log_end_offset) == (6, 6)
+        assert not noted
+        append_fetched(follower, data[sizes[0] :])
+        assert [record.offset for record in follower.read()][:3] == [6, 7, 8]
+        end = follower.log_end_offset
+
+        def note() -> None:
+            noted.append(1)
+            store.checkpoints.set_cleaner_offset(follower, 6)
+
+        skip_to(follower, end + 10, note)
+        assert noted == [1]
+        assert follower.append([b"later"]) == end + 10
+        with pytest.raises(OffsetOutOfRange):
+            skip_to(follower, end, note)
+    assert_clean(tmp_path)
+    with Store(tmp_path, recover=True) as store:
+        assert store[NAME].log_end_offset == end + 11
+        assert store[NAME].log_start_offset == 6
+    assert_clean(tmp_path)

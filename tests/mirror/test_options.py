@@ -1,0 +1,56 @@
+"""Options of the connection to a cluster: names, types, and that no value is shown."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from logfs.errors import InvalidSetting
+from logfs.mirror.options import read_options
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_options_are_those_of_kafka_python(tmp_path: Path) -> None:
+    """Names have dots or underscores, values their types; user and password may come from Java's option."""
+    path = tmp_path / "client.properties"
+    path.write_text(
+        "# a comment\nsecurity.protocol=SASL_SSL\nssl_check_hostname=False\nrequest.timeout.ms = 5000\n"
+        "api.version=2.8\n"
+        "sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule required "
+        'username="me" password="a b\\\\"c";\n'
+    )
+    assert read_options(path) == {
+        "security_protocol": "SASL_SSL",
+        "ssl_check_hostname": False,
+        "request_timeout_ms": 5000,
+        "api_version": (2, 8),
+        "sasl_plain_username": "me",
+        "sasl_plain_password": 'a b"c',
+    }
+    assert read_options(None) == {}
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (
+            "sasl.plain.pasword=secret",
+            r"no option sasl\.plain\.pasword; did you mean sasl_plain_password\?",
+        ),
+        ("request.timeout.ms=secret", r"the value of request\.timeout\.ms is refused"),
+        ("ssl.check.hostname=secret", r"the value of ssl\.check\.hostname is refused"),
+        ("something.else=secret", r"no option something\.else"),
+        ("secret\\u12", "is no file of properties"),
+    ],
+)
+def test_wrong_options_are_named_and_not_shown(tmp_path: Path, line: str, message: str) -> None:
+    """An error has the file, the option and the nearest right one, and never a value."""
+    path = tmp_path / "client.properties"
+    path.write_text(line + "\n")
+    with pytest.raises(InvalidSetting, match=message) as caught:
+        read_options(path)
+    assert str(path) in str(caught.value)
+    assert "secret" not in str(caught.value)
