@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from logfs.errors import ClusterError
+from logfs.format.batches.batch import whole_batches
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -54,6 +55,15 @@ class Wanted(NamedTuple):
     offset: int
     leader_epoch: int
     last_epoch: int
+
+    def after(self, found: Fetched) -> Wanted | None:
+        """Return what to fetch once `found` is appended; None if the leader's log differs."""
+        if found.diverging is not None:
+            return None
+        offset, epoch = self.offset, self.last_epoch
+        for header in whole_batches(found.records):
+            offset, epoch = header.next_offset, header.partition_leader_epoch
+        return self._replace(offset=max(offset, self.offset), last_epoch=epoch)
 
 
 class Fetched(NamedTuple):

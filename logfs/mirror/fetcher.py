@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import logging
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from logfs.errors import ClusterError, LogfsError
+from logfs.mirror.cluster import NONE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from concurrent.futures import Future
 
-    from logfs.mirror.cluster import Cluster
+    from logfs.mirror.cluster import Cluster, Fetched, Wanted
     from logfs.mirror.partition_mirror import PartitionMirror
 
 logger = logging.getLogger(__name__)
 
 _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 5.0
+# A fetch that brought so much is followed by another one at once.
+_MANY_BYTES = 1 << 18
 # How often the thread looks for partitions while its broker leads none.
 _IDLE_SECONDS = 0.2
 
@@ -44,6 +49,9 @@ class Fetcher:
         self._led = led
         self._ask_metadata = ask_metadata
         self._stopped = threading.Event()
+        # What was asked for in the fetch that was sent ahead, and its answer to be.
+        self._ahead: tuple[Sequence[Wanted], Future[list[Fetched]]] | None = None
+        self._sender = ThreadPoolExecutor(1, f"fetcher-{node}-sender")
         self._thread = threading.Thread(target=self._run, name=f"fetcher-{node}", daemon=True)
         self._thread.start()
 
@@ -65,6 +73,7 @@ class Fetcher:
                 self.problem, failed = "", False
             except ClusterError as error:
                 self.problem, is_current, failed = str(error), False, True
+                self._ahead = None
                 if cluster is not None:
                     with suppress(ClusterError):
                         cluster.close()
@@ -76,6 +85,7 @@ class Fetcher:
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
             else:
                 pause = _FIRST_PAUSE_SECONDS
+        self._sender.shutdown(cancel_futures=True)
         if cluster is not None:
             with suppress(ClusterError):
                 cluster.close()
@@ -96,10 +106,30 @@ class Fetcher:
         ready = [each.wanted() for each in mine if not each.must_compare]
         if not ready:
             return is_current
-        for found in cluster.fetch(self.node, ready):
-            mirror = by_place[found.topic, found.partition]
-            is_current &= self._guarded(mirror, lambda m=mirror, f=found: m.take(f))  # type: ignore[misc]
+        for asked, found in self._fetched(cluster, ready):
+            taker = by_place.get((found.topic, found.partition))
+            # What was fetched ahead does not fit if the append before it has failed, or the leader has changed.
+            if taker is not None and taker.asks_for(asked):
+                is_current &= self._guarded(taker, lambda m=taker, f=found: m.take(f))  # type: ignore[misc]
         return is_current
+
+    def _fetched(self, cluster: Cluster, ready: Sequence[Wanted]) -> list[tuple[Wanted, Fetched]]:
+        """Return what was asked for and the answers; the next fetch is sent before these are appended."""
+        if self._ahead is None:
+            asked, answers = ready, cluster.fetch(self.node, ready)
+        else:
+            asked, waiting = self._ahead
+            self._ahead = None
+            answers = waiting.result()
+        by_place = {each[:2]: each for each in asked}
+        pairs = [(by_place[found[:2]], found) for found in answers]
+        has_all = {each[:2] for each in ready} <= by_place.keys()
+        if has_all and any(len(found.records) >= _MANY_BYTES for found in answers):
+            following = [each.after(found) for each, found in pairs if found.error == NONE]
+            wanted = [each for each in following if each is not None]
+            if wanted:
+                self._ahead = wanted, self._sender.submit(cluster.fetch, self.node, wanted)
+        return pairs
 
     def _guarded(self, mirror: PartitionMirror, work: Callable[[], bool]) -> bool:
         """Do the work on one partition: an error of its own leaves the others alone."""

@@ -81,6 +81,12 @@ class PartitionMirror:
             partition.epochs.latest,
         )
 
+    def asks_for(self, asked: Wanted) -> bool:
+        """Whether the answer to `asked` can be taken: it continues the log, and comes from the present leader."""
+        wanted = self.wanted()
+        is_same = (wanted.offset, wanted.leader_epoch) == (asked.offset, asked.leader_epoch)
+        return is_same and not self.must_compare
+
     # What the leader answers.
 
     def compare(self, found: EpochEnd) -> bool:
