@@ -26,22 +26,42 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="HOST:PORT",
         help="the cluster: one broker or several, with commas",
     )
+    add_source(parser)
+    parser.add_argument(
+        "--once", action="store_true", help="stop at the ends that the topics have now"
+    )
+    add_log_dirs(parser)
+
+
+def add_source(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments for the topics to mirror, and for the options of the connection."""
     parser.add_argument(
         "--topics",
-        default=".*",
         metavar="REGEX",
-        help="the topics whose whole names match (default: all but Kafka's own)",
+        help="mirror the topics whose whole names match (default: all but Kafka's own)",
     )
     parser.add_argument(
         "--command-config",
         type=Path,
         metavar="FILE",
-        help="properties of the connection: TLS, SASL, timeouts",
+        help="properties of the connection to the cluster: TLS, SASL, timeouts",
     )
-    parser.add_argument(
-        "--once", action="store_true", help="stop at the ends that the topics have now"
-    )
-    add_log_dirs(parser)
+
+
+def source_of(arguments: argparse.Namespace) -> tuple[re.Pattern[str], dict[str, Any]]:
+    """Return the topics to mirror, and the options of the connection.
+
+    Raises `InvalidName` for a malformed regular expression, `InvalidSetting` for a wrong option, and `OSError`.
+    """
+    from logfs.mirror.options import read_options
+
+    try:
+        topics = re.compile(".*" if arguments.topics is None else arguments.topics)
+    except re.error as error:
+        raise InvalidName(
+            f"--topics {arguments.topics!r}: is no regular expression: {error}"
+        ) from None
+    return topics, read_options(arguments.command_config)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -52,16 +72,9 @@ def run(arguments: argparse.Namespace) -> int:
     """
     from logfs.mirror.cluster import Cluster
     from logfs.mirror.mirror import Mirror
-    from logfs.mirror.options import read_options
     from logfs.store.store import Store
 
-    try:
-        topics = re.compile(arguments.topics)
-    except re.error as error:
-        raise InvalidName(
-            f"--topics {arguments.topics!r}: is no regular expression: {error}"
-        ) from None
-    options = read_options(arguments.command_config)
+    topics, options = source_of(arguments)
     log_dirs = log_dirs_of(arguments.log_dirs, may_be_empty=True)
     shown = _Shown()
     # A cluster that cannot be reached must not leave a new log directory.
@@ -70,11 +83,16 @@ def run(arguments: argparse.Namespace) -> int:
         Store(log_dirs, progress=recovery_progress()) as store,
         Mirror(store, arguments.servers, topics, options) as mirror,
     ):
+
+        def tick(progress: Progress) -> None:
+            shown.update(progress)
+            store.upkeep()
+
         try:
             if arguments.once:
-                mirror.run_once(shown.update)
+                mirror.run_once(tick)
             else:
-                mirror.run(shown.update)
+                mirror.run(tick)
         finally:
             shown.close()
         return int(bool(mirror.progress().problems))

@@ -12,11 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from logfs.cli.common import isolation_level, path_argument
+from logfs.cli.mirror import add_source, source_of
 from logfs.errors import InvalidStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import TextIO
+
+    from logfs.mount.mounted_mirror import MirrorOptions
 
 # Options of mount(8) that logfs ignores: whole words here, prefixes in `_IGNORED_BEGINNINGS`.
 _IGNORED = frozenset(
@@ -93,6 +96,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-f", "--foreground", action="store_true", help="do not go to the background"
     )
+    parser.add_argument(
+        "--mirror",
+        metavar="HOST:PORT",
+        help="follow the topics of a Kafka cluster into the LOGDIR while it is mounted, as `logfs mirror` does",
+    )
+    add_source(parser)
     # The source to show in the mount table, for an fstab line that names several log directories.
     parser.add_argument("--source", help=argparse.SUPPRESS)
     parser.add_argument("--log-file", type=Path, help="the file for the daemon's log messages")
@@ -187,8 +196,22 @@ def _store_session(arguments: argparse.Namespace, words: list[str]) -> Callable[
         nonempty=nonempty,
         source=arguments.source,
         fuse_options=frozenset(fuse),
+        mirror=_mirror(arguments, read_only=read_only),
     )
     return partial(run, options)
+
+
+def _mirror(arguments: argparse.Namespace, *, read_only: bool) -> MirrorOptions | None:
+    """Return what the mount mirrors. Raises `InvalidStore` for options that do not fit, and as `source_of`."""
+    from logfs.mount.mounted_mirror import MirrorOptions
+
+    if arguments.mirror is None:
+        if arguments.topics is not None or arguments.command_config is not None:
+            raise InvalidStore("--topics, --command-config: need --mirror HOST:PORT")
+        return None
+    if read_only:
+        raise InvalidStore("--mirror: a read-only mount cannot mirror")
+    return MirrorOptions(arguments.mirror, *source_of(arguments))
 
 
 def _write_behind_session(arguments: argparse.Namespace, words: list[str]) -> Callable[..., None]:
@@ -210,6 +233,8 @@ def _write_behind_session(arguments: argparse.Namespace, words: list[str]) -> Ca
             raise _no_such_option(word)
     if arguments.read_only:
         raise InvalidStore("--write-behind: a mount that takes appends cannot be read-only")
+    if arguments.mirror is not None:
+        raise InvalidStore("--mirror: give it to the mount of the log directories")
     options = Options(
         mount=main.absolute(),
         mountpoint=mountpoint.absolute(),

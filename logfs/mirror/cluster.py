@@ -242,7 +242,7 @@ class Cluster:
         )
         answer = self._send(request, node)
         if answer.error_code:
-            reason = self.describe_error(answer.error_code)
+            reason = describe_error(answer.error_code)
             raise ClusterError(f"{self.servers}: broker {node} refuses a fetch: {reason}")
         return [
             Fetched(
@@ -286,10 +286,11 @@ class Cluster:
             for each in topic.partitions
         ]
 
-    def describe_error(self, code: int) -> str:
-        """Return the name of an error code, such as TOPIC_AUTHORIZATION_FAILED."""
-        found = self._kafka.errors.for_code(code)
-        return str(getattr(found, "message", found.__name__))
+
+def describe_error(code: int) -> str:
+    """Return the name of an error code, such as TOPIC_AUTHORIZATION_FAILED."""
+    found = _library().errors.for_code(code)
+    return str(getattr(found, "message", found.__name__))
 
 
 def _uuid(text: object) -> uuid.UUID | None:

@@ -110,7 +110,7 @@ class Fetcher:
             taker = by_place.get((found.topic, found.partition))
             # What was fetched ahead does not fit if the append before it has failed, or the leader has changed.
             if taker is not None and taker.asks_for(asked):
-                is_current &= self._guarded(taker, lambda m=taker, f=found: m.take(f))  # type: ignore[misc]
+                is_current &= self._guarded(taker, lambda m=taker, f=found: m.take(f, cluster))  # type: ignore[misc]
         return is_current
 
     def _fetched(self, cluster: Cluster, ready: Sequence[Wanted]) -> list[tuple[Wanted, Fetched]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from logfs.errors import ClusterError, InvalidSetting, LogfsError
@@ -34,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 # How often the topics, their settings and the groups are looked at.
 _METADATA_SECONDS = 5.0
-_TICK_SECONDS = 0.1
+_TICK_SECONDS = 0.2
 # Topics with the state of a cluster or a store, which mean nothing elsewhere.
 _OWN_TOPICS = frozenset(
     {"__consumer_offsets", "__transaction_state", "__share_group_state", "__remote_log_metadata"}
@@ -68,6 +69,7 @@ class Mirror:
         self._topics = topics
         self._connect: Callable[[], Cluster] = lambda: Cluster(servers, options)
         self._cluster = self._connect()
+        self._is_lost = False
         self._lock = threading.Lock()
         self._partitions: dict[str, PartitionMirror] = {}
         self._fetchers: dict[int, Fetcher] = {}
@@ -108,7 +110,10 @@ class Mirror:
     def run(
         self, report: Callable[[Progress], object], is_over: Callable[[], bool] = lambda: False
     ) -> None:
-        """Mirror until `is_over()`. `report` is called ten times a second, and may raise an error to end it."""
+        """Mirror until `is_over()`. `report` is called every 0.2 seconds, and may raise an error to end it.
+
+        Upkeep of the store is the caller's.
+        """
         next_refresh = time.monotonic() + _METADATA_SECONDS
         while not is_over():
             report(self.progress())
@@ -117,7 +122,6 @@ class Mirror:
                 self._asked.clear()
                 self._try_refresh()
                 next_refresh = time.monotonic() + _METADATA_SECONDS
-            self._store.upkeep()
         report(self.progress())
 
     def run_once(self, report: Callable[[Progress], object]) -> None:
@@ -147,14 +151,25 @@ class Mirror:
             problems,
         )
 
+    def lags(self) -> dict[str, int]:
+        """Return how many offsets each partition is behind its source."""
+        return {name: each.lag for name, each in list(self._partitions.items())}
+
     # What there is to mirror.
 
     def _try_refresh(self) -> None:
         try:
+            if self._is_lost:
+                self._cluster = self._connect()
+                self._is_lost = False
             self.refresh()
             self._problems.pop("cluster", None)
         except ClusterError as error:
             self._problems["cluster"] = str(error)
+            # The client does not find a cluster again all of whose brokers were away.
+            self._is_lost = True
+            with suppress(ClusterError):
+                self._cluster.close()
 
     def refresh(self) -> None:
         """Look at the topics, leaders, settings and groups of the cluster, and follow what has changed.
@@ -197,7 +212,7 @@ class Mirror:
             if name not in self._partitions:
                 if name not in store.homes:
                     store.create(name, mirrored_id=topic.topic_id)
-                self._partitions[name] = PartitionMirror(store, self._cluster, store[name])
+                self._partitions[name] = PartitionMirror(store, store[name])
             with self._lock:
                 self._partitions[name].follow(leader, leader_epoch)
 

@@ -25,6 +25,7 @@ def _flag(text: str) -> bool:
 
 # The options that may be set, and how their texts are read.
 _OPTIONS: Mapping[str, Callable[[str], Any]] = {
+    "bootstrap_timeout_ms": int,
     "api_version": lambda text: tuple(map(int, text.split("."))),
     "client_dns_lookup": str,
     "connections_max_idle_ms": int,

@@ -10,7 +10,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from logfs.log.append import follower
-from logfs.mirror.cluster import NONE, OFFSET_OUT_OF_RANGE, Wanted
+from logfs.mirror.cluster import NONE, OFFSET_OUT_OF_RANGE, Wanted, describe_error
 
 if TYPE_CHECKING:
     from logfs.log.append.partition import Partition
@@ -29,7 +29,7 @@ class PartitionMirror:
     as long as it is unknown. `problem` says why nothing is mirrored at the moment, or is "".
     """
 
-    def __init__(self, store: Store, cluster: Cluster, partition: Partition) -> None:
+    def __init__(self, store: Store, partition: Partition) -> None:
         self.partition = partition
         self.leader = -1
         self.high_watermark = -1
@@ -40,7 +40,6 @@ class PartitionMirror:
         # Whether the log is known to be a beginning of this leader's log.
         self._agrees = False
         self._store = store
-        self._cluster = cluster
 
     @property
     def name(self) -> str:
@@ -119,13 +118,14 @@ class PartitionMirror:
             self._store.truncate(self.name, point, of_mirror=True)
         self._agrees = not later or partition.epochs.latest == _NO_EPOCH
 
-    def take(self, found: Fetched) -> bool:
+    def take(self, found: Fetched, cluster: Cluster) -> bool:
         """Append what was fetched, and follow the log start; return False if the metadata are out of date.
 
-        Raises the errors of `follower.append_fetched`.
+        `cluster` tells the bounds of the source's log if they have passed the copy. Raises `ClusterError`, and the
+        errors of `follower.append_fetched`.
         """
         if found.error == OFFSET_OUT_OF_RANGE:
-            self._return_to_range()
+            self._return_to_range(cluster)
             return True
         if found.error != NONE:
             return self._failed(found.error)
@@ -145,13 +145,13 @@ class PartitionMirror:
 
     def _failed(self, error: int) -> bool:
         self._agrees = False
-        self.problem = self._cluster.describe_error(error)
+        self.problem = describe_error(error)
         return False
 
-    def _return_to_range(self) -> None:
+    def _return_to_range(self, cluster: Cluster) -> None:
         """Go on where the source's log begins now, if retention has deleted what would come next."""
         name = self.partition.name
-        first, end = self._cluster.offset_range(name.topic, name.partition)
+        first, end = cluster.offset_range(name.topic, name.partition)
         ours = self.partition.log_end_offset
         self._agrees = False
         if ours < first:

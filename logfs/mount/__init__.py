@@ -12,6 +12,7 @@
 - `watchdog`: the process that aborts the connection if the daemon is killed.
 - `handler_guard`: the error boundary: only an errno leaves a handler.
 - `errnos`: the mapping from errors to errno, and the last errors for `.logfs/errors`.
+- `mounted_mirror`: a mirror of a Kafka cluster beside the mount's own work.
 - `mount_metrics`: the metrics of the mount, for `.logfs/metrics`.
 - `remount`: other flags for an existing mount.
 - `write_behind`: a mount of its own that collects small writes in the page cache.

@@ -27,7 +27,8 @@ if the previous size is equally valid, that is, if all of the following hold:
 - The size is told by a GETATTR. Attributes told by a lookup cannot be invalidated while the lookup is in progress.
 - The thread that has the file open is alone, so no other thread reads without asking for the size.
 - Only writers of `append` and `.logfs/commit` make the log grow. This excludes the log of committed offsets, which
-  has many sources of appends, and all logs while a decided commit is not done: it may be done at any time.
+  has many sources of appends, the logs that mirror a cluster, and all logs while a decided commit is not done: it may
+  be done at any time.
 
 Sizes of segment files are never kept. The files of the active segment are opened with direct_io, but splice and
 sendfile use the kernel's page cache nevertheless.
@@ -191,6 +192,7 @@ class GrowingSizes:
             or not node.grows_by_appends
             or node.context.store.read_only  # Appends of another process invalidate nothing.
             or node.partition.topic == GROUPS_TOPIC
+            or node.context.store.settings.log_config(node.partition.topic).logfs_mirror_source
             or node.context.store.commits.pending()
             or not self._is_alone(node, thread, told.since_open)
         ):

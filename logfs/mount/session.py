@@ -26,6 +26,7 @@ from logfs.log.read.read_committed import Isolation
 from logfs.mount import threads
 from logfs.mount.admin_requests import AdminRequests
 from logfs.mount.errnos import ErrorLog
+from logfs.mount.mounted_mirror import MirrorOptions, MountedMirror
 from logfs.mount.mounting import first_error, mounted, prepare_mountpoint, start_notifier
 from logfs.mount.nodes.base import Context
 from logfs.mount.nodes.root import RootDirectory
@@ -75,6 +76,7 @@ class Options:
     # The source that the mount table shows; None for the log directories.
     source: str | None = None
     fuse_options: frozenset[str] = field(default_factory=frozenset)
+    mirror: MirrorOptions | None = None
 
 
 def run(
@@ -97,9 +99,9 @@ def run(
         Store(options.log_dirs, read_only=options.read_only, lazy=True) as store,
     ):
         store.disk.forbid_blocking()
-        context = Context(
-            store, ErrorLog(store.clock), logfs.__version__, AdminRequests(), options.isolation
-        )
+        mirror = None if options.mirror is None else MountedMirror(store, options.mirror)
+        errors, requests = ErrorLog(store.clock), AdminRequests()
+        context = Context(store, errors, logfs.__version__, requests, options.isolation, mirror)
         operations = Operations(RootDirectory(context))
         threads.start()
         # The path as the mount table will show it; once it is mounted, resolving it would wait for an answer.
@@ -197,11 +199,16 @@ async def _serve(
                 alarm = _Alarm()
                 worker.wake = alarm.ring
                 nursery.start_soon(_upkeep, worker.run_due, _UPKEEP_SECONDS, alarm.sleep)
+        mirror = operations.context.mirror
+        if mirror is not None:
+            nursery.start_soon(run_in_thread, mirror.run)
         nursery.start_soon(_load, store)
         nursery.start_soon(_warm_up, operations, stopping)
         nursery.start_soon(_announce, store, mountpoint, ready)
         await pyfuse3.main(max_tasks=_MAX_TASKS)
         stopping.set()
+        if mirror is not None:
+            mirror.stop()
         store.compactor.stop()
         store.mover.stop()
         store.remote_log_manager.stop()

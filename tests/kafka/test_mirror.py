@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import signal
 import subprocess
@@ -17,6 +18,7 @@ from logfs.format.files import checkpoint
 from logfs.store.store import Store
 from tests.kafka import topics
 from tests.kafka.client import COMMITTED, UNCOMMITTED
+from tests.support.mounts import refuses
 from tests.support.processes import wait_for
 from tests.support.stores import assert_clean
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
     from tests.kafka.broker import Broker
     from tests.kafka.client import Client
+    from tests.support.mounts import Mount
 
 ANY = re.compile(".*")
 
@@ -282,3 +285,66 @@ def test_a_topic_that_is_not_a_mirror_is_left_alone(
         assert [record.value for record in store["own-0"].read()] == [b"ours"]
         assert [record.value for record in store["again-0"].read()] == [b"theirs"]
     assert_clean(log_dir)
+
+
+def test_a_mount_follows_a_cluster(
+    make_broker: Callable[..., Broker],
+    connect: Callable[[Broker], Client],
+    make_mount: Callable[..., Mount],
+) -> None:
+    """`tail -f` of a mounted mirror shows what is produced, also after the broker was away; appends are refused."""
+    broker = make_broker()
+    client = connect(broker)
+    client.create_topic("orders")
+    client.create_topic("other")
+    broker.stop()
+    # The mount need not wait for the cluster.
+    mount = make_mount("--mirror", broker.servers, "--topics", "orders")
+    assert (mount.path / ".logfs/metrics").exists()
+    broker.start()
+    client.produce("orders", [Record(b"first")])
+    records = mount.path / "orders-0/records"
+    wait_for(lambda: records.exists() and records.read_bytes() == b"first\n", 60)
+    with subprocess.Popen(["tail", "-n+1", "-f", records], stdout=subprocess.PIPE) as tail:
+        assert tail.stdout is not None
+        assert tail.stdout.readline() == b"first\n"
+        client.produce("orders", [Record(b"second")])
+        assert tail.stdout.readline() == b"second\n"
+        broker.restart()
+        client.produce("orders", [Record(b"third")])
+        wait_for(lambda: records.read_bytes().endswith(b"third\n"), 30)
+        assert tail.stdout.readline() == b"third\n"
+        tail.kill()
+    with refuses(errno.EROFS):
+        (mount.path / "orders-0/append").write_text("ours\n")
+    assert not (mount.path / "other-0").exists()
+    metrics = (mount.path / ".logfs/metrics").read_text()
+    assert 'logfs_mirror_lag{topic="orders",partition="0"} 0' in metrics
+    assert "logfs_mirror_problems 0" in metrics
+    run(mount.log_dirs[0], "promote", "orders")
+    (mount.path / "orders-0/append").write_text("ours\n")
+    assert records.read_bytes() == b"first\nsecond\nthird\nours\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--topics", "orders"], "need --mirror HOST:PORT"),
+        (["--read-only", "--mirror", "localhost:1"], "a read-only mount cannot mirror"),
+        (["--mirror", "localhost:1", "--topics", "("], "is no regular expression"),
+        (["--mirror", "localhost:1", "--command-config", "nowhere"], "nowhere"),
+    ],
+)
+def test_a_mount_refuses_options_that_do_not_fit(
+    tmp_path: Path, words: list[str], message: str
+) -> None:
+    """Wrong options are said before anything is mounted."""
+    (tmp_path / "log").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-m", "logfs", "mount", *words, tmp_path / "log", tmp_path / "mnt"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert message in done.stderr

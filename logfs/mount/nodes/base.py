@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from logfs.log.read.reader import Reader
     from logfs.mount.admin_requests import AdminRequests
     from logfs.mount.errnos import ErrorLog
+    from logfs.mount.mounted_mirror import MountedMirror
     from logfs.store.directory.permissions import PermissionTable
     from logfs.store.store import Store
 
@@ -36,7 +37,7 @@ def first_found(store: Store) -> os.stat_result:
     """
     for log_dir in store.log_dirs:
         with suppress(OSError):
-            return log_dir.disk.stat(log_dir.path)
+            return log_dir.disk.stat(log_dir.path, follow=True)
     (first, *_) = (log_dir.found for log_dir in store.log_dirs if log_dir.found is not None)
     return first
 
@@ -74,6 +75,7 @@ class Context(NamedTuple):
     version: str
     requests: AdminRequests
     isolation: Isolation = Isolation.READ_UNCOMMITTED
+    mirror: MountedMirror | None = None
 
 
 class Node:

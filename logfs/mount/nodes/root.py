@@ -195,7 +195,9 @@ class SelfDirectory(DirectoryNode):
         return json.dumps(status, indent=2).encode() + b"\n"
 
     def _metrics(self) -> bytes:
-        return metrics(self.context.store, families(self.context.errors))
+        mirror = self.context.mirror
+        more = () if mirror is None else mirror.families()
+        return metrics(self.context.store, [*families(self.context.errors), *more])
 
 
 def _readme() -> bytes:

@@ -1,0 +1,93 @@
+"""A mirror of a Kafka cluster in the process of a mount, which goes on whatever happens to the cluster."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from logfs.errors import LogfsError
+from logfs.store.observe.metrics import COUNTER, GAUGE, Family, Sample
+
+if TYPE_CHECKING:
+    import re
+    from collections.abc import Iterator, Mapping
+
+    from logfs.mirror.mirror import Mirror
+    from logfs.store.store import Store
+
+logger = logging.getLogger(__name__)
+
+# An unmount waits for the attempt to reach the cluster.
+_BOOTSTRAP = {"bootstrap_timeout_ms": 3000}
+_FIRST_PAUSE_SECONDS = 1.0
+_LONGEST_PAUSE_SECONDS = 30.0
+
+
+class MirrorOptions(NamedTuple):
+    """What a mount mirrors: the cluster's addresses, the topics, and the options of the connection."""
+
+    servers: str
+    topics: re.Pattern[str]
+    connection: Mapping[str, Any]
+
+
+class MountedMirror:
+    """Mirrors until it is stopped. The cluster need not be there when the mount begins, nor stay."""
+
+    def __init__(self, store: Store, options: MirrorOptions) -> None:
+        self._store = store
+        self._options = options
+        self._stopped = threading.Event()
+        self._mirror: Mirror | None = None
+        self._problem = ""
+        # The bytes of earlier connections.
+        self._fetched_bytes = 0
+
+    def stop(self) -> None:
+        """Have `run` return soon."""
+        self._stopped.set()
+
+    def run(self) -> None:
+        """Mirror until `stop`. An error that ends the mirror is logged, and it begins again after a pause."""
+        from logfs.mirror.mirror import Mirror
+
+        pause = _FIRST_PAUSE_SECONDS
+        while not self._stopped.is_set():
+            try:
+                servers, topics, connection = self._options
+                with Mirror(self._store, servers, topics, {**_BOOTSTRAP, **connection}) as mirror:
+                    self._mirror, self._problem, pause = mirror, "", _FIRST_PAUSE_SECONDS
+                    mirror.run(lambda _: None, self._stopped.is_set)
+            except (LogfsError, OSError) as error:
+                if self._problem != str(error):
+                    logger.error("mirror of %s: %s", self._options.servers, error)
+                self._problem = str(error)
+            finally:
+                if self._mirror is not None:
+                    self._fetched_bytes += self._mirror.progress().fetched_bytes
+                    self._mirror = None
+            self._stopped.wait(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+    def families(self) -> Iterator[Family]:
+        """Yield the metrics of the mirror."""
+        mirror = self._mirror
+        fetched, problems = self._fetched_bytes, int(bool(self._problem))
+        lags: Mapping[str, int] = {}
+        if mirror is not None:
+            progress = mirror.progress()
+            fetched, problems = fetched + progress.fetched_bytes, len(progress.problems)
+            lags = mirror.lags()
+        text = "Offsets of a mirrored partition that are not here yet."
+        samples = [Sample(lag, _labels(name)) for name, lag in sorted(lags.items())]
+        yield Family("logfs_mirror_lag", GAUGE, text, samples)
+        text = "Bytes of batches that the mirror has appended."
+        yield Family("logfs_mirror_bytes_total", COUNTER, text, [Sample(fetched)])
+        text = "Topics, partitions and brokers that cannot be mirrored at the moment."
+        yield Family("logfs_mirror_problems", GAUGE, text, [Sample(problems)])
+
+
+def _labels(name: str) -> dict[str, object]:
+    topic, _, number = name.rpartition("-")
+    return {"topic": topic, "partition": number}
