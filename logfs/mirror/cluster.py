@@ -7,6 +7,7 @@ is therefore fixed to one release (`pyproject.toml`, extra `mirror`).
 from __future__ import annotations
 
 import logging
+import re
 import uuid
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from typing import Self
 
-logging.getLogger("kafka").setLevel(logging.CRITICAL)
-
 # The last version of Fetch that names topics by their names; it has all that a follower needs.
 _FETCH_VERSION = 12
 _CONSUMER = -1
@@ -30,6 +29,11 @@ FETCH_WAIT_MS = 500
 _FETCH_BYTES = 16 << 20
 _PARTITION_BYTES = 4 << 20
 _EARLIEST, _LATEST = -2, -1
+
+# The messages of kafka-python about a connection that has failed.
+_FAILURE = re.compile(
+    r"(?:Connection|Bootstrap connection to \S+) failed: (.*?)(?: \(backoff .*)?$"
+)
 
 # Error codes of answers (kafka-storage does not list them: they are of the protocol).
 NONE = 0
@@ -106,6 +110,7 @@ class Cluster:
     def __init__(self, servers: str, options: Mapping[str, Any]) -> None:
         """Connect to `servers`, host:port separated by commas, with `options` of kafka-python."""
         kafka = _library()
+        _failures.attach()
         self.servers = servers
         self._kafka = kafka
         with _told(servers):
@@ -326,6 +331,29 @@ def _library() -> Any:
     return kafka
 
 
+class _Failures(logging.Handler):
+    """Takes the messages of kafka-python, and keeps why the last connection has failed: its errors do not say it."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.last = ""
+
+    def attach(self) -> None:
+        """Take the place of the handlers of kafka-python's logger."""
+        logger = logging.getLogger("kafka")
+        logger.handlers, logger.propagate = [self], False
+        self.last = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep the reason in a message about a failed connection."""
+        found = _FAILURE.match(record.getMessage())
+        if found is not None:
+            self.last = found[1]
+
+
+_failures = _Failures()
+
+
 @contextmanager
 def _told(servers: str) -> Iterator[None]:
     """Raise errors of kafka-python in the context as `ClusterError`, with the addresses of the cluster."""
@@ -335,8 +363,8 @@ def _told(servers: str) -> Iterator[None]:
         yield
     except KafkaTimeoutError as error:
         raise ClusterError(
-            f"{servers}: no broker answers: check the addresses, the network, and the options of --command-config, "
-            "such as security.protocol"
+            f"{servers}: no broker answers ({_failures.last or error}): check the addresses, the network, and the "
+            "options of --command-config, such as security.protocol"
         ) from error
     except (KafkaError, OSError) as error:
         reason = str(error) or type(error).__name__

@@ -8,6 +8,7 @@ password. No value is ever shown: any may be a password.
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +50,7 @@ _OPTIONS: Mapping[str, Callable[[str], Any]] = {
     "ssl_keyfile": str,
     "ssl_password": str,
 }
+_FILES = frozenset({"ssl_cafile", "ssl_certfile", "ssl_crlfile", "ssl_keyfile"})
 _JAAS = "sasl_jaas_config"
 _JAAS_VALUE = re.compile(r'\b(username|password)\s*=\s*"((?:[^"\\]|\\.)*)"')
 
@@ -80,4 +82,6 @@ def read_options(path: Path | None) -> dict[str, Any]:
             found[name] = _OPTIONS[name](text.strip())
         except ValueError:
             raise InvalidSetting(f"{path}: the value of {given} is refused") from None
+        if name in _FILES and not os.access(found[name], os.R_OK):
+            raise InvalidSetting(f"{path}: {given} names no file that can be read")
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ from logfs.errors import NotWritable
 from logfs.format.files import checkpoint
 from logfs.store.store import Store
 from tests.kafka import topics
+from tests.kafka.broker import Broker
 from tests.kafka.client import COMMITTED, UNCOMMITTED
 from tests.support.mounts import refuses
 from tests.support.processes import wait_for
@@ -26,8 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from tests.kafka.broker import Broker
     from tests.kafka.client import Client
+    from tests.kafka.distribution import Distribution
     from tests.support.mounts import Mount
 
 ANY = re.compile(".*")
@@ -348,3 +350,91 @@ def test_a_mount_refuses_options_that_do_not_fit(
     )
     assert done.returncode == 1
     assert message in done.stderr
+
+
+PASSWORD = "not-to-be-shown"
+
+
+@pytest.fixture
+def secured(kafka: Distribution, tmp_path: Path) -> Iterator[tuple[Broker, str, Path]]:
+    """A broker with a listener that asks for TLS and SASL; its address, and the certificate of its authority."""
+    store, certificate = tmp_path / "keys.p12", tmp_path / "ca.pem"
+    key = ["keytool", "-keystore", str(store), "-storepass", PASSWORD, "-alias", "broker"]
+    run_tool(
+        *key, "-genkeypair", "-keyalg", "RSA", "-dname", "CN=broker", "-ext", "SAN=ip:127.0.0.1"
+    )
+    run_tool(*key, "-exportcert", "-rfc", "-file", str(certificate))
+    login = "org.apache.kafka.common.security.plain.PlainLoginModule required"
+    secure = f"127.0.0.1:{free_port()}"
+    broker = Broker(
+        kafka,
+        tmp_path / "broker",
+        **{
+            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SECURE:SASL_SSL",
+            "sasl.enabled.mechanisms": "PLAIN",
+            "listener.name.secure.plain.sasl.jaas.config": f'{login} user_mirror="{PASSWORD}";',
+            "listener.name.secure.ssl.keystore.location": store,
+            "listener.name.secure.ssl.keystore.password": PASSWORD,
+            "listener.name.secure.ssl.keystore.type": "PKCS12",
+        },
+    )
+    for name in ("listeners", "advertised.listeners"):
+        broker.settings[name] = f"{broker.settings[name]},SECURE://{secure}"
+    with broker:
+        broker.start()
+        yield broker, secure, certificate
+
+
+def run_tool(*words: str) -> None:
+    """Run a tool of the JDK."""
+    subprocess.run(words, check=True, capture_output=True)
+
+
+def free_port() -> int:
+    """Return a port that nobody uses."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def test_tls_and_sasl_by_a_file_of_properties(
+    secured: tuple[Broker, str, Path], connect: Callable[[Broker], Client], tmp_path: Path
+) -> None:
+    """The right options mirror; wrong ones are errors, which show neither user nor password."""
+    broker, servers, certificate = secured
+    client = connect(broker)
+    client.create_topic("orders")
+    client.produce("orders", [Record(b"secret business")])
+    right = {
+        "security.protocol": "SASL_SSL",
+        "ssl.cafile": str(certificate),
+        "sasl.mechanism": "PLAIN",
+        "sasl.plain.username": "mirror",
+        "sasl.plain.password": PASSWORD,
+        "bootstrap.timeout.ms": "5000",
+    }
+    changes: list[tuple[dict[str, str], str]] = [
+        ({"sasl.plain.password": "wrong-" + PASSWORD}, "uthentication"),
+        ({"security.protocol": "PLAINTEXT"}, "no broker answers"),
+        ({"security.protocol": "SASL_PLAINTEXT"}, "no broker answers"),
+        ({"ssl.cafile": str(tmp_path / "nowhere.pem")}, "ssl.cafile names no file"),
+        ({"sasl.mechanism": "PLAIN-TEXT"}, "UnsupportedSaslMechanism"),
+        ({}, ""),
+    ]
+    for change, message in changes:
+        options = tmp_path / "client.properties"
+        options.write_text("".join(f"{n}={text}\n" for n, text in {**right, **change}.items()))
+        log_dir = tmp_path / "mirror"
+        log_dir.mkdir(exist_ok=True)
+        words = ["--from", servers, "--command-config", str(options), "--topics", "orders"]
+        done = subprocess.run(
+            [sys.executable, "-m", "logfs", "mirror", "--once", *words, log_dir],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert message in done.stderr, change
+        assert PASSWORD not in done.stdout + done.stderr
+        assert "Traceback" not in done.stderr
+        assert done.returncode == (1 if message else 0), done.stderr
+        assert bool(message) != (log_dir / "orders-0").exists()
+    assert values(log_dir, "orders-0") == [b"secret business"]
