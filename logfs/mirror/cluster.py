@@ -35,6 +35,8 @@ _FAILURE = re.compile(
     r"(?:Connection|Bootstrap connection to \S+) failed: (.*?)(?: \(backoff .*)?$"
 )
 
+_SAYS_LITTLE = re.compile("disconnected|[Tt]imeout")
+
 # Error codes of answers (kafka-storage does not list them: they are of the protocol).
 NONE = 0
 OFFSET_OUT_OF_RANGE = 1
@@ -345,9 +347,9 @@ class _Failures(logging.Handler):
         self.last = ""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep the reason in a message about a failed connection."""
+        """Keep the reason in a message about a failed connection, unless it says less than the one before."""
         found = _FAILURE.match(record.getMessage())
-        if found is not None:
+        if found is not None and not (self.last and _SAYS_LITTLE.search(found[1])):
             self.last = found[1]
 
 
