@@ -410,7 +410,7 @@ def test_tls_and_sasl_by_a_file_of_properties(
         "sasl.mechanism": "PLAIN",
         "sasl.plain.username": "mirror",
         "sasl.plain.password": PASSWORD,
-        "bootstrap.timeout.ms": "15000",
+        "bootstrap.timeout.ms": "8000",
     }
     # The reason does not matter, so it need not be found on a busy machine.
     soon = {"bootstrap.timeout.ms": "3000"}
