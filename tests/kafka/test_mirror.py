@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import random
 import re
 import signal
 import socket
@@ -32,7 +34,8 @@ if TYPE_CHECKING:
     from tests.kafka.distribution import Distribution
     from tests.support.mounts import Mount
 
-ANY = re.compile(".*")
+# How often the mirror and its source are killed; a campaign does it some hundred times.
+KILLS = int(os.environ.get("LOGFS_MIRROR_KILLS", "4"))
 
 
 def mirror_once(store: Store, servers: str, pattern: str = ".*") -> None:
@@ -237,27 +240,46 @@ def test_what_the_source_loses_is_dropped(
     assert_clean(log_dir)
 
 
-def test_a_killed_mirror_goes_on_where_its_log_ends(
-    broker: Broker, client: Client, follow: Callable[[str], tuple[MirrorCommand, Path]]
+def test_kills_of_the_mirror_and_of_the_broker(
+    make_broker: Callable[..., Broker], connect: Callable[[Broker], Client], tmp_path: Path
 ) -> None:
-    """SIGKILL in the midst of the work, several times: nothing is lost or there twice."""
-    client.create_topic("killed", internal_segment_bytes=200_000)
-    command, log_dir = follow("killed")
-    wanted: list[bytes | None] = []
-    with client.producer(enable_idempotence=False, linger_ms=0) as producer:
-        for turn in range(4):
-            records = [
-                Record(b"%d " % number * 50) for number in range(turn * 5000, turn * 5000 + 5000)
-            ]
-            producer.send("killed", *[records[n : n + 50] for n in range(0, 5000, 50)])
-            wanted += [record.value for record in records]
-            wait_for(lambda: (log_dir / "killed-0").exists())
-            time.sleep(0.1 * turn)
+    """SIGKILL of either or both at any time: nothing is lost, there twice, or invented."""
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    broker = make_broker(unclean_leader_election_enable="true")
+    client = connect(broker)
+    client.create_topic("killed", partitions=2, internal_segment_bytes=200_000)
+    log_dir = tmp_path / "followed"
+    log_dir.mkdir()
+    command = MirrorCommand(broker.servers, log_dir, "--topics", "killed")
+    try:
+        wanted: dict[int, list[bytes | None]] = {0: [], 1: []}
+        for turn in range(KILLS):
+            for number, sent in wanted.items():
+                records = [Record(b"%d " % (turn * 2000 + n) * 50) for n in range(2000)]
+                batches = [records[n : n + 50] for n in range(0, 2000, 50)]
+                client.produce("killed", *batches, partition=number, enable_idempotence=False)
+                sent += [record.value for record in records]
+            time.sleep(chance.random() * 1.5)
+            victim = chance.choice(["mirror", "broker", "both"])
+            if victim != "broker":
+                command.end(signal.SIGKILL)
+            if victim != "mirror":
+                broker.kill()
+                broker.start()
+            if victim != "broker":
+                command.start()
+        for number, sent in wanted.items():
+            name = f"killed-{number}"
+            wait_for(lambda name=name, sent=sent: values(log_dir, name) == sent, 120)
+        command.end()
+    finally:
+        if command.process.poll() is None:
             command.end(signal.SIGKILL)
-            command.start()
-    wait_for(lambda: values(log_dir, "killed-0") == wanted, 60)
-    command.end()
-    assert log_bytes(log_dir / "killed-0") == log_bytes(broker.partition("killed-0"))
+    for number in wanted:
+        name = f"killed-{number}"
+        assert log_bytes(log_dir / name) == log_bytes(broker.partition(name))
     assert_clean(log_dir)
 
 
