@@ -160,7 +160,10 @@ class Cluster:
         ]
 
     def settings(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
-        """Return the settings of topics that differ from Kafka's defaults: texts by name, by topic."""
+        """Return the settings of topics that differ from Kafka's defaults: texts by name, by topic.
+
+        Topics whose settings may not be read are left out.
+        """
         if not topics:
             return {}
         kind = self._kafka.admin.ConfigResourceType.TOPIC
@@ -175,17 +178,21 @@ class Cluster:
                 if told["value"] is not None and told["config_source"] != "DEFAULT_CONFIG"
             }
             for topic, each in found.items()
+            if each
         }
 
-    def group_offsets(self) -> Iterator[tuple[str, dict[tuple[str, int], int]]]:
-        """Yield each consumer group, with its committed offset for each (topic, partition)."""
+    def groups(self) -> list[str]:
+        """Return the names of the consumer groups."""
         with _told(self.servers):
-            groups = sorted({each["group_id"] for each in self._admin.list_groups()})
-        for group in groups:
-            with _told(self.servers):
-                offsets = self._admin.list_group_offsets(group)[group]
-            found = {(at.topic, at.partition): told.offset for at, told in offsets.items()}
-            yield group, {at: offset for at, offset in found.items() if offset >= 0}
+            return sorted({each["group_id"] for each in self._admin.list_groups()})
+
+    def group_offsets(self, group: str) -> dict[tuple[str, int], int]:
+        """Return the offsets that a group has committed, by (topic, partition)."""
+        with _told(self.servers):
+            found = self._admin.list_group_offsets(group)[group]
+        return {
+            (at.topic, at.partition): told.offset for at, told in found.items() if told.offset >= 0
+        }
 
     def end_offsets(self, partitions: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
         """Return the high watermark of each (topic, partition)."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -18,14 +17,12 @@ if TYPE_CHECKING:
     from logfs.mirror.cluster import Cluster, Fetched, Wanted
     from logfs.mirror.partition_mirror import PartitionMirror
 
-logger = logging.getLogger(__name__)
-
 _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 5.0
 # A fetch that brought so much is followed by another one at once.
 _MANY_BYTES = 1 << 18
 # How often the thread looks for partitions while its broker leads none.
-_IDLE_SECONDS = 0.2
+_IDLE_SECONDS = 0.1
 
 
 class Fetcher:
@@ -80,7 +77,7 @@ class Fetcher:
                     cluster = None
             if not is_current:
                 self._ask_metadata()
-            if failed or not is_current:
+            if failed:
                 self._stopped.wait(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
             else:
@@ -91,8 +88,8 @@ class Fetcher:
                 cluster.close()
 
     def _turn(self, cluster: Cluster) -> bool:
-        """Compare or fetch once; return False if the metadata are out of date, or nothing could be taken in."""
-        mine = self._led(self.node)
+        """Compare or fetch once; return False if the metadata are out of date."""
+        mine = [each for each in self._led(self.node) if not each.is_waiting]
         if not mine:
             self._stopped.wait(_IDLE_SECONDS)
             return True
@@ -138,7 +135,5 @@ class Fetcher:
         except ClusterError:
             raise
         except (LogfsError, OSError) as error:
-            if mirror.problem != str(error):
-                logger.error("%s: %s", mirror.name, error)
-            mirror.problem = str(error)
-            return False
+            mirror.fail(str(error))
+            return True

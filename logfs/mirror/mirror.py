@@ -18,7 +18,7 @@ from logfs.format.base.names import TopicPartition, parse_directory
 from logfs.mirror.cluster import Cluster
 from logfs.mirror.fetcher import Fetcher
 from logfs.mirror.partition_mirror import PartitionMirror
-from logfs.setting import MIRROR_SOURCE, TOPIC_SETTINGS
+from logfs.setting import MIRROR_SOURCE, RETENTION_MS, TOPIC_SETTINGS
 from logfs.store.directory.topic_id import read_topic_id, write_topic_id
 
 if TYPE_CHECKING:
@@ -181,22 +181,39 @@ class Mirror:
             for each in self._cluster.topics()
             if self._topics.fullmatch(each.name) and each.name not in _OWN_TOPICS
         ]
-        settings = self._cluster.settings([each.name for each in found])
+        settings = self._settings([each.name for each in found])
         self._homes.clear()
         for name in self._store.homes:
             self._homes.setdefault(parse_directory(name).topic, []).append(name)
         for topic in found:
             try:
-                self._follow_topic(topic, settings.get(topic.name, {}))
+                self._follow_topic(topic, None if settings is None else settings.get(topic.name))
                 self._problems.pop(topic.name, None)
             except (LogfsError, OSError) as error:
                 if self._problems.get(topic.name) != str(error):
                     logger.error("%s: %s", topic.name, error)
                 self._problems[topic.name] = str(error)
+        self._forget_others({each.name for each in found})
         self._follow_leaders({each.leader for each in self._partitions.values()})
         self._mirror_groups()
 
-    def _follow_topic(self, topic: RemoteTopic, settings: Mapping[str, str]) -> None:
+    def _settings(self, topics: Sequence[str]) -> Mapping[str, Mapping[str, str]] | None:
+        """Return the settings of topics; None if they cannot be had, as without the permission."""
+        try:
+            found = self._cluster.settings(topics)
+        except ClusterError as error:
+            self._problems["settings"] = str(error)
+            return None
+        self._problems.pop("settings", None)
+        return found
+
+    def _forget_others(self, topics: set[str]) -> None:
+        """Mirror no more what the cluster does not have any more; the copies stay."""
+        for topic in {each.partition.name.topic for each in self._partitions.values()} - topics:
+            logger.warning("%s: is no longer in the cluster; its copy stays as it is", topic)
+            self._forget(topic)
+
+    def _follow_topic(self, topic: RemoteTopic, settings: Mapping[str, str] | None) -> None:
         store = self._store
         try:
             self._check_copy(topic)
@@ -206,15 +223,20 @@ class Mirror:
         # Before the first partition: after a crash in between, the partition must not seem to be a log of its own.
         if MIRROR_SOURCE not in store.settings.topic_overrides(topic.name):
             store.settings.set_topic(topic.name, MIRROR_SOURCE, self._cluster_id)
-        self._follow_settings(topic.name, settings)
+        if settings is not None:
+            self._follow_settings(topic.name, settings)
+        elif topic.name not in self._homes:
+            # Kafka's default would delete what is older than a week.
+            store.settings.set_topic(topic.name, RETENTION_MS, "-1")
         for number, (leader, leader_epoch) in topic.leaders.items():
             name = TopicPartition(topic.name, number).directory
             if name not in self._partitions:
                 if name not in store.homes:
                     store.create(name, mirrored_id=topic.topic_id)
-                self._partitions[name] = PartitionMirror(store, store[name])
-            with self._lock:
-                self._partitions[name].follow(leader, leader_epoch)
+                mirror = PartitionMirror(store, store[name])
+                with self._lock:
+                    self._partitions[name] = mirror
+            self._partitions[name].follow(leader, leader_epoch)
 
     def _check_copy(self, topic: RemoteTopic) -> None:
         """Raise `InvalidSetting` if what the store has under the topic's name is something else than its copy."""
@@ -244,9 +266,10 @@ class Mirror:
         self._known_ids[name] = topic.topic_id
 
     def _forget(self, topic: str) -> None:
-        for name in [*self._partitions]:
-            if parse_directory(name).topic == topic:
-                del self._partitions[name]
+        with self._lock:
+            for name in [*self._partitions]:
+                if parse_directory(name).topic == topic:
+                    del self._partitions[name]
 
     def _follow_settings(self, topic: str, settings: Mapping[str, str]) -> None:
         """Give a topic the settings that it has in the cluster, as far as they concern storage."""
@@ -278,15 +301,29 @@ class Mirror:
 
     def _mirror_groups(self) -> None:
         """Commit here what groups have committed in the cluster for the mirrored partitions."""
-        for group, offsets in self._cluster.group_offsets():
-            changed = {}
-            for (topic, number), offset in offsets.items():
-                mirror = self._partitions.get(TopicPartition(topic, number).directory)
-                # A group may be ahead of the copy: its offset is committed once the copy has come so far.
-                if mirror is not None and offset <= mirror.partition.log_end_offset:
-                    offset = max(offset, mirror.partition.log_start_offset)
-                    known = self._store.groups.committed(group, mirror.name)
-                    if known is None or known.offset != offset:
-                        changed[mirror.name] = offset
-            if changed:
-                self._store.groups.commit_all(group, changed)
+        problem = ""
+        try:
+            for group in self._cluster.groups():
+                try:
+                    self._mirror_group(group)
+                except (LogfsError, OSError) as error:
+                    problem = f"group {group}: {error}"
+        except ClusterError as error:
+            problem = str(error)
+        if problem:
+            self._problems["groups"] = problem
+        else:
+            self._problems.pop("groups", None)
+
+    def _mirror_group(self, group: str) -> None:
+        changed = {}
+        for (topic, number), offset in self._cluster.group_offsets(group).items():
+            mirror = self._partitions.get(TopicPartition(topic, number).directory)
+            # A group may be ahead of the copy: its offset is committed once the copy has come so far.
+            if mirror is not None and offset <= mirror.partition.log_end_offset:
+                offset = max(offset, mirror.partition.log_start_offset)
+                known = self._store.groups.committed(group, mirror.name)
+                if known is None or known.offset != offset:
+                    changed[mirror.name] = offset
+        if changed:
+            self._store.groups.commit_all(group, changed)

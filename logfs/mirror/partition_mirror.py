@@ -7,6 +7,7 @@ leader finds a difference, the leader epochs decide up to where the two logs are
 from __future__ import annotations
 
 import logging
+import time
 from typing import TYPE_CHECKING
 
 from logfs.log.append import follower
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _NO_EPOCH = -1
+_FIRST_PAUSE_SECONDS = 0.1
+_LONGEST_PAUSE_SECONDS = 5.0
 
 
 class PartitionMirror:
@@ -37,6 +40,9 @@ class PartitionMirror:
         self.fetched_bytes = 0
         self.problem = ""
         self._leader_epoch = _NO_EPOCH
+        # After an error, the time before which nothing is asked, and the pause after the next one (seconds).
+        self._not_before = 0.0
+        self._pause = _FIRST_PAUSE_SECONDS
         # Whether the log is known to be a beginning of this leader's log.
         self._agrees = False
         self._store = store
@@ -61,8 +67,23 @@ class PartitionMirror:
         if (leader, leader_epoch) != (self.leader, self._leader_epoch):
             self.leader, self._leader_epoch = leader, leader_epoch
             self._agrees = False
+            self._not_before = 0.0
+
+    def fail(self, problem: str) -> None:
+        """Take note of an error: nothing is asked for some time, and then it is compared with the leader again."""
+        if self.problem != problem:
+            logger.error("%s: %s", self.name, problem)
+        self.problem = problem
+        self._agrees = False
+        self._not_before = time.monotonic() + self._pause
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE_SECONDS)
 
     # What to ask the leader.
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether nothing may be asked yet, because of an error."""
+        return time.monotonic() < self._not_before
 
     @property
     def must_compare(self) -> bool:
@@ -129,7 +150,7 @@ class PartitionMirror:
             return True
         if found.error != NONE:
             return self._failed(found.error)
-        self.problem = ""
+        self.problem, self._pause = "", _FIRST_PAUSE_SECONDS
         if found.diverging is not None:
             self._agree_up_to(*found.diverging)
             self._agrees = False
@@ -144,8 +165,7 @@ class PartitionMirror:
         return True
 
     def _failed(self, error: int) -> bool:
-        self._agrees = False
-        self.problem = describe_error(error)
+        self.fail(describe_error(error))
         return False
 
     def _return_to_range(self, cluster: Cluster) -> None:
@@ -166,7 +186,7 @@ class PartitionMirror:
             self.problem = ""
         elif ours > end:
             # Only epochs can tell that records are not the source's. It may be a new leader that lags.
-            self.problem = f"the source ends at offset {end}, before the end of the copy, {ours}"
+            self.fail(f"the source ends at offset {end}, before the end of the copy, {ours}")
 
     def _follow_start(self, offset: int) -> None:
         """Delete what the source has deleted at the beginning of its log."""
