@@ -281,15 +281,23 @@ class Mirror:
             if name in TOPIC_SETTINGS and not name.startswith("remote.")
         }
         known = here.topic_overrides(topic)
+        refused = []
         for name in sorted({*known, *wanted}):
             if name.startswith(("logfs.", "remote.")) or known.get(name) == wanted.get(name):
                 continue
             text = wanted.get(name)
-            if text is not None:
-                setting = TOPIC_SETTINGS[name]
-                text = setting.format(setting.parse(text))
-            if known.get(name) != text:
-                here.set_topic(topic, name, text)
+            try:
+                if text is not None:
+                    setting = TOPIC_SETTINGS[name]
+                    text = setting.format(setting.parse(text))
+                if known.get(name) != text:
+                    here.set_topic(topic, name, text)
+            except InvalidSetting as error:
+                refused.append(str(error))
+        if refused:
+            self._problems[f"settings of {topic}"] = "; ".join(refused)
+        else:
+            self._problems.pop(f"settings of {topic}", None)
 
     def _follow_leaders(self, leaders: set[int]) -> None:
         for node in leaders - {-1} - {*self._fetchers}:

@@ -59,8 +59,8 @@ class PartitionMirror:
 
     @property
     def has_reached_goal(self) -> bool:
-        """Whether the copy has all that `goal` asks for."""
-        return self.goal is not None and self.partition.log_end_offset >= self.goal
+        """Whether the copy has all that `goal` asks for, if that is anything."""
+        return self.goal is None or self.partition.log_end_offset >= self.goal
 
     def follow(self, leader: int, leader_epoch: int) -> None:
         """Take note of who leads the partition now."""
@@ -137,6 +137,7 @@ class PartitionMirror:
                 end - point,
             )
             self._store.truncate(self.name, point, of_mirror=True)
+            self.goal = None if self.goal is None else min(self.goal, point)
         self._agrees = not later or partition.epochs.latest == _NO_EPOCH
 
     def take(self, found: Fetched, cluster: Cluster) -> bool:
