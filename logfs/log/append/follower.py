@@ -6,7 +6,7 @@ A leader checks what producers send, and assigns offsets. A follower takes what 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.errors import Corrupt, OffsetOutOfRange
 from logfs.format.base.batch_rows import PRODUCER_ID
@@ -48,6 +48,26 @@ def append_fetched(
     `UnknownPartition`; and the `OSError` of a full disk. What was appended before the error stays.
     """
     view = memoryview(data)
+    first = _take(partition, view, may_have_gaps=False)
+    appended = first.size_bytes
+    if first.has_gap:
+        # Without the partition's lock: what records it has locks that come before.
+        note_gap()
+        appended += _take(partition, view[first.end :], may_have_gaps=True).size_bytes
+    partition.flush_if_due()
+    return appended
+
+
+class _Taken(NamedTuple):
+    """What was appended of fetched bytes: its size, where it ended, and whether a gap stopped the append."""
+
+    size_bytes: int
+    end: int
+    has_gap: bool
+
+
+def _take(partition: Partition, view: memoryview, *, may_have_gaps: bool) -> _Taken:
+    """Append the whole batches in `view`, but without `may_have_gaps` only those before the first gap."""
     appended = 0
     with partition.disk.hold(partition.lock):
         partition.check_changeable()
@@ -57,13 +77,13 @@ def append_fetched(
             batches = list(run.infos())
             ends = [partition.log_end_offset, *(batch.next_offset for batch in batches[:-1])]
             if [batch.base_offset for batch in batches] != ends:
-                note_gap()
+                if not may_have_gaps:
+                    return _Taken(appended, position, True)
                 partition.active.gaps = True
             _append(partition, run, batches)
             position += run.end
             appended += run.end
-    partition.flush_if_due()
-    return appended
+    return _Taken(appended, position, False)
 
 
 def _skip_known(partition: Partition, view: memoryview) -> int:
@@ -165,18 +185,19 @@ def skip_to(partition: Partition, offset: int, note_gap: Callable[[], object]) -
     A log without records then begins there; otherwise `note_gap` is called as by `append_fetched`, and a new segment
     begins at `offset`. Raises `OffsetOutOfRange` below the log end, and as `append_fetched`.
     """
+    end = partition.log_end_offset
+    if offset < end:
+        raise OffsetOutOfRange(
+            f"{partition.name.directory}: has offset {offset} already; it ends at {end}"
+        )
+    is_empty = partition.log_start_offset == end
+    if not is_empty and offset > end:
+        note_gap()
     with partition.flusher.lock, partition.disk.hold(partition.lock):
         partition.check_changeable()
-        if offset <= partition.log_end_offset:
-            if offset == partition.log_end_offset:
-                return
-            raise OffsetOutOfRange(
-                f"{partition.name.directory}: has offset {offset} already; it ends at {partition.log_end_offset}"
-            )
-        is_empty = partition.log_start_offset == partition.log_end_offset
-        if not is_empty:
-            note_gap()
-            partition.active.gaps = True
+        if offset == end:
+            return
+        partition.active.gaps = not is_empty
         try:
             _begin_segment(partition, offset)
         except OSError as error:
