@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import sys
 from pathlib import Path
@@ -74,6 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
     from logfs.mirror.mirror import Mirror
     from logfs.store.store import Store
 
+    logging.basicConfig(level=logging.WARNING, format="logfs mirror: %(message)s", force=True)
     topics, options = source_of(arguments)
     log_dirs = log_dirs_of(arguments.log_dirs, may_be_empty=True)
     shown = _Shown()
@@ -99,18 +101,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 class _Shown:
-    """What is shown of a mirror: problems as they come up, and on a terminal one line that is kept up to date."""
+    """One line on a terminal about a mirror, which is kept up to date."""
 
     def __init__(self) -> None:
         self._bar: Any = None
-        self._told: dict[str, str] = {}
 
     def update(self, progress: Progress) -> None:
         """Show the progress of a mirror."""
-        for where, problem in progress.problems.items():
-            if self._told.get(where) != problem:
-                print(f"logfs mirror: {where}: {problem}", file=sys.stderr)
-        self._told = dict(progress.problems)
         if not sys.stderr.isatty():
             return
         if self._bar is None:

@@ -375,6 +375,6 @@ def _told(servers: str) -> Iterator[None]:
             f"{servers}: no broker answers ({_failures.last or error}): check the addresses, the network, and the "
             "options of --command-config, such as security.protocol"
         ) from error
-    except (KafkaError, OSError) as error:
+    except (KafkaError, OSError, ValueError) as error:
         reason = str(error) or type(error).__name__
         raise ClusterError(f"{servers}: {reason}") from error

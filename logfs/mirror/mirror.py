@@ -74,6 +74,8 @@ class Mirror:
         self._partitions: dict[str, PartitionMirror] = {}
         self._fetchers: dict[int, Fetcher] = {}
         self._problems: dict[str, str] = {}
+        # Those that were logged.
+        self._told: Mapping[str, str] = {}
         # The partitions of the store at the last refresh by topic, and the ids that their files have.
         self._homes: dict[str, list[str]] = {}
         self._known_ids: dict[str, uuid.UUID] = {}
@@ -116,13 +118,22 @@ class Mirror:
         """
         next_refresh = time.monotonic() + _METADATA_SECONDS
         while not is_over():
-            report(self.progress())
+            report(self._told_progress())
             self._asked.wait(_TICK_SECONDS)
             if self._asked.is_set() or time.monotonic() >= next_refresh:
                 self._asked.clear()
                 self._try_refresh()
                 next_refresh = time.monotonic() + _METADATA_SECONDS
-        report(self.progress())
+        report(self._told_progress())
+
+    def _told_progress(self) -> Progress:
+        """Return the progress, and log the problems that are new."""
+        progress = self.progress()
+        for where, problem in progress.problems.items():
+            if self._told.get(where) != problem:
+                logger.error("%s: %s", where, problem)
+        self._told = progress.problems
+        return progress
 
     def run_once(self, report: Callable[[Progress], object]) -> None:
         """Mirror what the cluster has at this moment, and make it durable."""
@@ -190,8 +201,6 @@ class Mirror:
                 self._follow_topic(topic, None if settings is None else settings.get(topic.name))
                 self._problems.pop(topic.name, None)
             except (LogfsError, OSError) as error:
-                if self._problems.get(topic.name) != str(error):
-                    logger.error("%s: %s", topic.name, error)
                 self._problems[topic.name] = str(error)
         self._forget_others({each.name for each in found})
         self._follow_leaders({each.leader for each in self._partitions.values()})
@@ -280,24 +289,31 @@ class Mirror:
             # Where its segments go is decided here.
             if name in TOPIC_SETTINGS and not name.startswith("remote.")
         }
-        known = here.topic_overrides(topic)
-        refused = []
-        for name in sorted({*known, *wanted}):
-            if name.startswith(("logfs.", "remote.")) or known.get(name) == wanted.get(name):
-                continue
-            text = wanted.get(name)
-            try:
-                if text is not None:
-                    setting = TOPIC_SETTINGS[name]
-                    text = setting.format(setting.parse(text))
-                if known.get(name) != text:
-                    here.set_topic(topic, name, text)
-            except InvalidSetting as error:
-                refused.append(str(error))
-        if refused:
-            self._problems[f"settings of {topic}"] = "; ".join(refused)
+        changes: dict[str, str | None] = {
+            name: wanted.get(name)
+            for name in sorted({*here.topic_overrides(topic), *wanted})
+            if not name.startswith(("logfs.", "remote."))
+        }
+        # A setting may contradict another one until that is changed, too.
+        while (left := self._set(topic, changes)) and len(left) < len(changes):
+            changes = {name: changes[name] for name in left}
+        if left:
+            self._problems[f"settings of {topic}"] = "; ".join(left.values())
         else:
             self._problems.pop(f"settings of {topic}", None)
+
+    def _set(self, topic: str, changes: Mapping[str, str | None]) -> dict[str, str]:
+        """Change settings of a topic; return those that were refused, each with the reason."""
+        here, refused = self._store.settings, {}
+        for name, text in changes.items():
+            setting = TOPIC_SETTINGS[name]
+            try:
+                wanted = None if text is None else setting.format(setting.parse(text))
+                if here.topic_overrides(topic).get(name) != wanted:
+                    here.set_topic(topic, name, wanted)
+            except InvalidSetting as error:
+                refused[name] = str(error)
+        return refused
 
     def _follow_leaders(self, leaders: set[int]) -> None:
         for node in leaders - {-1} - {*self._fetchers}:
@@ -311,7 +327,8 @@ class Mirror:
         """Commit here what groups have committed in the cluster for the mirrored partitions."""
         problem = ""
         try:
-            for group in self._cluster.groups():
+            # A group without a name may commit in Kafka, but not here.
+            for group in filter(None, self._cluster.groups()):
                 try:
                     self._mirror_group(group)
                 except (LogfsError, OSError) as error:

@@ -71,8 +71,6 @@ class PartitionMirror:
 
     def fail(self, problem: str) -> None:
         """Take note of an error: nothing is asked for some time, and then it is compared with the leader again."""
-        if self.problem != problem:
-            logger.error("%s: %s", self.name, problem)
         self.problem = problem
         self._agrees = False
         self._not_before = time.monotonic() + self._pause
