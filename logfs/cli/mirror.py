@@ -58,7 +58,7 @@ def source_of(arguments: argparse.Namespace) -> tuple[re.Pattern[str], dict[str,
 
     try:
         topics = re.compile(".*" if arguments.topics is None else arguments.topics)
-    except re.error as error:
+    except (re.error, OverflowError, RecursionError) as error:
         raise InvalidName(
             f"--topics {arguments.topics!r}: is no regular expression: {error}"
         ) from None

@@ -115,6 +115,7 @@ class Cluster:
         _failures.attach()
         self.servers = servers
         self._kafka = kafka
+        _check_addresses(servers)
         with _told(servers):
             self._admin = kafka.admin.KafkaAdminClient(
                 bootstrap_servers=servers.split(","), client_id="logfs", **options
@@ -311,6 +312,16 @@ def _uuid(text: object) -> uuid.UUID | None:
     """Return a topic's id; None for that of a broker before Kafka 2.8, which has none."""
     found = uuid.UUID(str(text)) if text else uuid.UUID(int=0)
     return found if found.int else None
+
+
+def _check_addresses(servers: str) -> None:
+    """Raise `ClusterError` unless these are addresses, host:port separated by commas."""
+    for each in servers.split(","):
+        host, _, port = each.strip().rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+            raise ClusterError(
+                f"{servers!r}: give the addresses of brokers as HOST:PORT, separated by commas"
+            )
 
 
 def _by_topic(wanted: Sequence[Wanted]) -> list[tuple[str, list[Wanted]]]:

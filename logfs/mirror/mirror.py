@@ -36,6 +36,8 @@ logger = logging.getLogger(__name__)
 # How often the topics, their settings and the groups are looked at.
 _METADATA_SECONDS = 5.0
 _TICK_SECONDS = 0.2
+# How long a mirror that shall end tries again after errors.
+_GIVE_UP_SECONDS = 30.0
 # Topics with the state of a cluster or a store, which mean nothing elsewhere.
 _OWN_TOPICS = frozenset(
     {"__consumer_offsets", "__transaction_state", "__share_group_state", "__remote_log_metadata"}
@@ -74,7 +76,9 @@ class Mirror:
         self._partitions: dict[str, PartitionMirror] = {}
         self._fetchers: dict[int, Fetcher] = {}
         self._problems: dict[str, str] = {}
-        # Those that were logged.
+        # The bytes of partitions that are no longer mirrored.
+        self._past_bytes = 0
+        # The problems that were logged.
         self._told: Mapping[str, str] = {}
         # The partitions of the store at the last refresh by topic, and the ids that their files have.
         self._homes: dict[str, list[str]] = {}
@@ -136,7 +140,10 @@ class Mirror:
         return progress
 
     def run_once(self, report: Callable[[Progress], object]) -> None:
-        """Mirror what the cluster has at this moment, and make it durable."""
+        """Mirror what the cluster has at this moment, and make it durable.
+
+        A partition that could not be mirrored for 30 seconds is left as it is; `progress` says why.
+        """
         ends = self._cluster.end_offsets(
             (each.partition.name.topic, each.partition.name.partition)
             for each in self._partitions.values()
@@ -144,7 +151,14 @@ class Mirror:
         for each in self._partitions.values():
             name = each.partition.name
             each.goal = ends[name.topic, name.partition]
-        self.run(report, lambda: all(each.has_reached_goal for each in self._partitions.values()))
+
+        def is_over() -> bool:
+            return all(
+                each.has_reached_goal or each.failing_seconds > _GIVE_UP_SECONDS
+                for each in self._partitions.values()
+            )
+
+        self.run(report, is_over)
         self._mirror_groups()
         for each in self._partitions.values():
             each.partition.flush()
@@ -156,7 +170,7 @@ class Mirror:
         problems |= {f"broker {n}": f.problem for n, f in self._fetchers.items() if f.problem}
         problems |= {each.name: each.problem for each in mirrors if each.problem}
         return Progress(
-            sum(each.fetched_bytes for each in mirrors),
+            self._past_bytes + sum(each.fetched_bytes for each in mirrors),
             sum(each.lag for each in mirrors),
             len(mirrors),
             problems,
@@ -239,10 +253,12 @@ class Mirror:
             store.settings.set_topic(topic.name, RETENTION_MS, "-1")
         for number, (leader, leader_epoch) in topic.leaders.items():
             name = TopicPartition(topic.name, number).directory
-            if name not in self._partitions:
+            known = self._partitions.get(name)
+            if known is None or store.partitions.get(name) is not known.partition:
+                # It is new, or its copy was deleted here.
                 if name not in store.homes:
                     store.create(name, mirrored_id=topic.topic_id)
-                mirror = PartitionMirror(store, store[name])
+                mirror = PartitionMirror(store, store[name], self._cluster_id)
                 with self._lock:
                     self._partitions[name] = mirror
             self._partitions[name].follow(leader, leader_epoch)
@@ -278,7 +294,7 @@ class Mirror:
         with self._lock:
             for name in [*self._partitions]:
                 if parse_directory(name).topic == topic:
-                    del self._partitions[name]
+                    self._past_bytes += self._partitions.pop(name).fetched_bytes
 
     def _follow_settings(self, topic: str, settings: Mapping[str, str]) -> None:
         """Give a topic the settings that it has in the cluster, as far as they concern storage."""
@@ -289,6 +305,9 @@ class Mirror:
             # Where its segments go is decided here.
             if name in TOPIC_SETTINGS and not name.startswith("remote.")
         }
+        if wanted.get("cleanup.policy") == "":
+            # Kafka then deletes nothing. Here, an empty text would stand for the default.
+            wanted |= {"cleanup.policy": "delete", RETENTION_MS: "-1", "retention.bytes": "-1"}
         changes: dict[str, str | None] = {
             name: wanted.get(name)
             for name in sorted({*here.topic_overrides(topic), *wanted})

@@ -24,25 +24,36 @@ def _flag(text: str) -> bool:
     return ("false", "true").index(text.lower()) == 1
 
 
+def _positive(text: str) -> int:
+    if int(text) <= 0:
+        raise ValueError(text)
+    return int(text)
+
+
+def _one_of(*words: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        return words[words.index(text)]
+
+    return parse
+
+
 # The options that may be set, and how their texts are read.
 _OPTIONS: Mapping[str, Callable[[str], Any]] = {
-    "bootstrap_timeout_ms": int,
-    "api_version": lambda text: tuple(map(int, text.split("."))),
-    "client_dns_lookup": str,
-    "connections_max_idle_ms": int,
-    "metadata_max_age_ms": int,
-    "proxy_url": str,
-    "receive_message_max_bytes": int,
-    "reconnect_backoff_ms": int,
-    "reconnect_backoff_max_ms": int,
-    "request_timeout_ms": int,
-    "retry_backoff_ms": int,
+    "bootstrap_timeout_ms": _positive,
+    "client_dns_lookup": _one_of("use_all_dns_ips", "resolve_canonical_bootstrap_servers_only"),
+    "connections_max_idle_ms": _positive,
+    "metadata_max_age_ms": _positive,
+    "receive_message_max_bytes": _positive,
+    "reconnect_backoff_ms": _positive,
+    "reconnect_backoff_max_ms": _positive,
+    "request_timeout_ms": _positive,
+    "retry_backoff_ms": _positive,
     "sasl_kerberos_domain_name": str,
     "sasl_kerberos_service_name": str,
     "sasl_mechanism": str,
     "sasl_plain_password": str,
     "sasl_plain_username": str,
-    "security_protocol": str,
+    "security_protocol": _one_of("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"),
     "ssl_cafile": str,
     "ssl_certfile": str,
     "ssl_check_hostname": _flag,
@@ -71,13 +82,19 @@ def read_options(path: Path | None) -> dict[str, Any]:
     for given, text in told.items():
         name = given.replace(".", "_").replace("-", "_")
         if name == _JAAS:
-            for key, value in _JAAS_VALUE.findall(text):
+            values = _JAAS_VALUE.findall(text)
+            if {key for key, _ in values} != {"username", "password"}:
+                raise InvalidSetting(f'{path}: {given} needs username="…" and password="…"')
+            for key, value in values:
                 found[f"sasl_plain_{key}"] = re.sub(r"\\(.)", r"\1", value)
             continue
         if name not in _OPTIONS:
             near = difflib.get_close_matches(name, [*_OPTIONS, _JAAS], n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise InvalidSetting(f"{path}: there is no option {given}{hint}")
+            # What resembles no option may be a part of a password.
+            what = (
+                f"option {given}; did you mean {near[0]}?" if near else "such option as one in it"
+            )
+            raise InvalidSetting(f"{path}: there is no {what}")
         try:
             found[name] = _OPTIONS[name](text.strip())
         except ValueError:

@@ -32,8 +32,10 @@ class PartitionMirror:
     as long as it is unknown. `problem` says why nothing is mirrored at the moment, or is "".
     """
 
-    def __init__(self, store: Store, partition: Partition) -> None:
+    def __init__(self, store: Store, partition: Partition, source: str) -> None:
+        """Mirror into `partition`, whose `logfs.mirror.source` is `source`."""
         self.partition = partition
+        self._source = source
         self.leader = -1
         self.high_watermark = -1
         self.goal: int | None = None
@@ -43,6 +45,7 @@ class PartitionMirror:
         # After an error, the time before which nothing is asked, and the pause after the next one (seconds).
         self._not_before = 0.0
         self._pause = _FIRST_PAUSE_SECONDS
+        self._failing_since: float | None = None
         # Whether the log is known to be a beginning of this leader's log.
         self._agrees = False
         self._store = store
@@ -59,8 +62,13 @@ class PartitionMirror:
 
     @property
     def has_reached_goal(self) -> bool:
-        """Whether the copy has all that `goal` asks for, if that is anything."""
-        return self.goal is None or self.partition.log_end_offset >= self.goal
+        """Whether the copy has all that `goal` asks for, if that is anything, and none of it differs."""
+        return self.goal is None or (self._agrees and self.partition.log_end_offset >= self.goal)
+
+    @property
+    def failing_seconds(self) -> float:
+        """For how long there have been only errors."""
+        return 0.0 if self._failing_since is None else time.monotonic() - self._failing_since
 
     def follow(self, leader: int, leader_epoch: int) -> None:
         """Take note of who leads the partition now."""
@@ -73,6 +81,7 @@ class PartitionMirror:
         """Take note of an error: nothing is asked for some time, and then it is compared with the leader again."""
         self.problem = problem
         self._agrees = False
+        self._failing_since = self._failing_since or time.monotonic()
         self._not_before = time.monotonic() + self._pause
         self._pause = min(2 * self._pause, _LONGEST_PAUSE_SECONDS)
 
@@ -134,7 +143,7 @@ class PartitionMirror:
                 point,
                 end - point,
             )
-            self._store.truncate(self.name, point, of_mirror=True)
+            self._store.truncate(self.name, point, mirror_of=self._source)
             self.goal = None if self.goal is None else min(self.goal, point)
         self._agrees = not later or partition.epochs.latest == _NO_EPOCH
 
@@ -149,7 +158,7 @@ class PartitionMirror:
             return True
         if found.error != NONE:
             return self._failed(found.error)
-        self.problem, self._pause = "", _FIRST_PAUSE_SECONDS
+        self.problem, self._pause, self._failing_since = "", _FIRST_PAUSE_SECONDS, None
         if found.diverging is not None:
             self._agree_up_to(*found.diverging)
             self._agrees = False
@@ -158,7 +167,7 @@ class PartitionMirror:
         self.high_watermark = found.high_watermark
         if found.records:
             self.fetched_bytes += follower.append_fetched(
-                self.partition, found.records, self._note_gap
+                self.partition, found.records, self._note_gap, self._source
             )
         self._follow_start(found.log_start_offset)
         return True
@@ -181,7 +190,7 @@ class PartitionMirror:
                     ours,
                     first - 1,
                 )
-            follower.skip_to(self.partition, first, self._note_gap)
+            follower.skip_to(self.partition, first, self._note_gap, self._source)
             self.problem = ""
         elif ours > end:
             # Only epochs can tell that records are not the source's. It may be a new leader that lags.
@@ -191,7 +200,7 @@ class PartitionMirror:
         """Delete what the source has deleted at the beginning of its log."""
         start = min(offset, self.partition.log_end_offset)
         if start > self.partition.log_start_offset:
-            self._store.delete_records(self.name, start, of_mirror=True)
+            self._store.delete_records(self.name, start, mirror_of=self._source)
 
     def _note_gap(self) -> None:
         """Record that offsets may be missing from the partition, before they are: loading expects none otherwise."""

@@ -63,6 +63,10 @@ class MountedMirror:
                 if self._problem != str(error):
                     logger.error("mirror of %s: %s", self._options.servers, error)
                 self._problem = str(error)
+            except Exception as error:
+                # It is unexpected, and must not end the mount.
+                logger.exception("mirror of %s", self._options.servers)
+                self._problem = repr(error)
             finally:
                 if self._mirror is not None:
                     self._fetched_bytes += self._mirror.progress().fetched_bytes

@@ -356,17 +356,17 @@ class Store(PartitionRegistry):
                 error,
             )
 
-    def truncate(self, name: str, offset: int, *, of_mirror: bool = False) -> bool:
+    def truncate(self, name: str, offset: int, *, mirror_of: str | None = None) -> bool:
         """Drop the records of a partition at or above an offset, for good, and return whether anything changed.
 
-        `of_mirror` is given by the mirror of a cluster, the only one that may change the topics that it mirrors.
-        Raises `OffsetOutOfRange` for a negative offset, and `NotWritable`.
+        `mirror_of` is given by the mirror of a cluster, the only one that may change the topics that it mirrors: it
+        is their `logfs.mirror.source`. Raises `OffsetOutOfRange` for a negative offset, and `NotWritable`.
         """
         if offset < 0:
             raise OffsetOutOfRange(f"{name}: no such offset {offset}")
         partition = self[name]
         with self.lock:
-            self._check_changeable(partition, of_mirror=of_mirror)
+            self._check_changeable(partition, mirror_of)
             partition.check_truncatable(offset)
             self.commits.clear_place(name)
             if offset < partition.recovery_point:
@@ -374,24 +374,27 @@ class Store(PartitionRegistry):
                 partition.flusher.lower_recovery_point(offset)
                 self.checkpoints.write()
             self.tiered.forget_from(partition, offset)
-            changed = partition.truncate(offset)
+            with partition.flusher.lock, partition.lock:
+                # Again: since a promotion, records of others may be there.
+                self._check_changeable(partition, mirror_of)
+                changed = partition.truncate(offset)
             if changed:
                 self.checkpoints.write()
                 if (self.checkpoints.cleaner_offset(name) or 0) > partition.log_end_offset:
                     self.checkpoints.set_cleaner_offset(partition, partition.active.base_offset)
             return changed
 
-    def _check_changeable(self, partition: Partition, *, of_mirror: bool) -> None:
-        if of_mirror:
-            partition.check_changeable()
-        else:
+    def _check_changeable(self, partition: Partition, mirror_of: str | None) -> None:
+        if mirror_of is None:
             partition.check_appendable()
+        else:
+            partition.check_mirror(mirror_of)
 
-    def delete_records(self, name: str, offset: int, *, of_mirror: bool = False) -> int:
+    def delete_records(self, name: str, offset: int, *, mirror_of: str | None = None) -> int:
         """Make the records below an offset unreadable, for good; return the log start offset (Kafka's DeleteRecords).
 
         -1 stands for the log end offset. An offset below the log start changes nothing. The next `retain` drops the
-        segments that lie wholly below the new log start. `of_mirror` is given by the mirror of a cluster, as to
+        segments that lie wholly below the new log start. `mirror_of` is given by the mirror of a cluster, as to
         `truncate`. Raises `OffsetOutOfRange` above the log end and below -1, `NotWritable`, and `InvalidSetting` if
         `cleanup.policy` has no `delete`.
         """
@@ -399,8 +402,8 @@ class Store(PartitionRegistry):
             raise OffsetOutOfRange(f"{name}: no such offset {offset}")
         partition = self[name]
         with self.lock:
-            self._check_changeable(partition, of_mirror=of_mirror)
-            if not partition.config.is_deleted and not of_mirror:
+            self._check_changeable(partition, mirror_of)
+            if not partition.config.is_deleted and mirror_of is None:
                 raise InvalidSetting(
                     f"{name}: cleanup.policy has no 'delete', so its records cannot be deleted by offset"
                 )

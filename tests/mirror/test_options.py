@@ -18,7 +18,7 @@ def test_options_are_those_of_kafka_python(tmp_path: Path) -> None:
     path = tmp_path / "client.properties"
     path.write_text(
         "# a comment\nsecurity.protocol=SASL_SSL\nssl_check_hostname=False\nrequest.timeout.ms = 5000\n"
-        "api.version=2.8\n"
+        "client.dns.lookup=use_all_dns_ips\n"
         "sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule required "
         'username="me" password="a b\\\\"c";\n'
     )
@@ -26,7 +26,7 @@ def test_options_are_those_of_kafka_python(tmp_path: Path) -> None:
         "security_protocol": "SASL_SSL",
         "ssl_check_hostname": False,
         "request_timeout_ms": 5000,
-        "api_version": (2, 8),
+        "client_dns_lookup": "use_all_dns_ips",
         "sasl_plain_username": "me",
         "sasl_plain_password": 'a b"c',
     }
@@ -42,7 +42,13 @@ def test_options_are_those_of_kafka_python(tmp_path: Path) -> None:
         ),
         ("request.timeout.ms=secret", r"the value of request\.timeout\.ms is refused"),
         ("ssl.check.hostname=secret", r"the value of ssl\.check\.hostname is refused"),
-        ("something.else=secret", r"no option something\.else"),
+        ("something.else=secret", "no such option as one in it"),
+        ("secret2", "no such option as one in it"),
+        ("security.protocol=sasl_ssl secret", r"the value of security\.protocol is refused"),
+        ("security.protocol=", r"the value of security\.protocol is refused"),
+        ("sasl.jaas.config=secret", "needs username=.*password="),
+        ("request.timeout.ms=-5", r"the value of request\.timeout\.ms is refused"),
+        ("client.dns.lookup=secret", r"the value of client\.dns\.lookup is refused"),
         ("secret\\u12", "is no file of properties"),
     ],
 )

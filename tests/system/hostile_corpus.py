@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 from unittest.mock import patch
 
-from logfs.format.base.names import DELETED
+from logfs.format.base.names import DELETED, PARTITION_METADATA
 from logfs.format.batches.compression import Codec
 from logfs.format.batches.record import Record
 from logfs.format.files import checkpoint
@@ -26,7 +26,7 @@ from logfs.log.compaction.cleaner import clean
 from logfs.log.compaction.cleaning import Dirty
 from logfs.log.segment.batch_iterator import Damage
 from logfs.store.directory.log_dir import CLEAN_SHUTDOWN, META_PROPERTIES
-from logfs.store.store import PARTITION_METADATA, Store
+from logfs.store.store import Store
 from tests.support.batches import batch
 from tests.support.legacy_encoder import Old, message, wrapper
 from tests.support.staging import stage

@@ -36,24 +36,26 @@ def append_fetched(
     partition: Partition,
     data: bytes | memoryview,
     note_gap: Callable[[], object] = lambda: None,
+    source: str = "",
 ) -> int:
     """Append the whole batches in `data` that lie at or above the log end, and return how many bytes they have.
 
     `data` is what Kafka's Fetch returns for an offset: it may begin with batches that this log has already, and end
     with a part of a batch; both are left out. `note_gap` is called before a batch is appended whose base offset is
     above the log end, as after compaction: the caller then records that offsets may be missing from this log. The
-    batches are readable at once, and durable after `flush`.
+    batches are readable at once, and durable after `flush`. `source` is the log's `logfs.mirror.source`: once it has
+    another value, nothing is appended any more.
 
     Raises `Diverged`; `Corrupt` for bytes that are no valid batch; `NotWritable`, `PartitionFailed`,
     `UnknownPartition`; and the `OSError` of a full disk. What was appended before the error stays.
     """
     view = memoryview(data)
-    first = _take(partition, view, may_have_gaps=False)
+    first = _take(partition, view, source, may_have_gaps=False)
     appended = first.size_bytes
     if first.has_gap:
         # Without the partition's lock: what records it has locks that come before.
         note_gap()
-        appended += _take(partition, view[first.end :], may_have_gaps=True).size_bytes
+        appended += _take(partition, view[first.end :], source, may_have_gaps=True).size_bytes
     partition.flush_if_due()
     return appended
 
@@ -66,11 +68,11 @@ class _Taken(NamedTuple):
     has_gap: bool
 
 
-def _take(partition: Partition, view: memoryview, *, may_have_gaps: bool) -> _Taken:
+def _take(partition: Partition, view: memoryview, source: str, *, may_have_gaps: bool) -> _Taken:
     """Append the whole batches in `view`, but without `may_have_gaps` only those before the first gap."""
     appended = 0
     with partition.disk.hold(partition.lock):
-        partition.check_changeable()
+        partition.check_mirror(source)
         partition.disk.check_may_block()
         position = _skip_known(partition, view)
         while (run := _valid_batches(partition, view[position:])) is not None:
@@ -179,7 +181,9 @@ def _note(
     partition.note_appended(records, size, appended[-1].max_timestamp, now_ms)
 
 
-def skip_to(partition: Partition, offset: int, note_gap: Callable[[], object]) -> None:
+def skip_to(
+    partition: Partition, offset: int, note_gap: Callable[[], object], source: str = ""
+) -> None:
     """Let the log continue at `offset`, because the other log does not have the records before it any more.
 
     A log without records then begins there; otherwise `note_gap` is called as by `append_fetched`, and a new segment
@@ -194,7 +198,7 @@ def skip_to(partition: Partition, offset: int, note_gap: Callable[[], object]) -
     if not is_empty and offset > end:
         note_gap()
     with partition.flusher.lock, partition.disk.hold(partition.lock):
-        partition.check_changeable()
+        partition.check_mirror(source)
         if offset == end:
             return
         partition.active.gaps = not is_empty

@@ -370,6 +370,12 @@ class Partition(Reader):
                 f"{self.name.directory}: is a mirror of {source}; 'logfs promote' makes it a log of its own"
             )
 
+    def check_mirror(self, source: str) -> None:
+        """Raise `NotWritable` unless the topic still mirrors `source`, and as `check_changeable`; under `lock`."""
+        self.check_changeable()
+        if self.config.logfs_mirror_source != source:
+            raise NotWritable(f"{self.name.directory}: is no longer a mirror of {source}")
+
     def check_changeable(self) -> None:
         """Raise as `check_appendable`, but not for a mirror: for the process that mirrors, and for upkeep."""
         if self.failure is not None:
