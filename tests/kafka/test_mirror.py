@@ -453,7 +453,7 @@ def test_tls_and_sasl_by_a_file_of_properties(
         ({"security.protocol": "PLAINTEXT", **soon}, "no broker answers"),
         ({"security.protocol": "SASL_PLAINTEXT", **soon}, "no broker answers"),
         ({"ssl.cafile": str(tmp_path / "nowhere.pem")}, "ssl.cafile names no file"),
-        ({"sasl.mechanism": "PLAIN-TEXT"}, "UnsupportedSaslMechanism"),
+        ({"sasl.mechanism": "PLAIN-TEXT", **soon}, "no broker answers"),
         ({}, ""),
     ]
     for change, message in changes:
