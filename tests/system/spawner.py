@@ -43,7 +43,11 @@ class Child:
         self.output_path = output
         self._spawner = spawner
         self._number = number
-        self._pidfd = os.pidfd_open(pid)
+        try:
+            self._pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            # It has ended, and the server knows how.
+            self._pidfd = -1
 
     @property
     def output(self) -> str:
@@ -52,6 +56,8 @@ class Child:
 
     def kill(self, number: int = signal.SIGKILL) -> bool:
         """Send a signal, and return whether the process still existed."""
+        if self._pidfd < 0:
+            return False
         try:
             signal.pidfd_send_signal(self._pidfd, number)
         except ProcessLookupError:
