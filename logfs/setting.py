@@ -222,8 +222,8 @@ _BUCKET = Pattern(
     "a URL such as s3://bucket/prefix, gs://…, az://… or file:///directory, without credentials",
 )
 # Commas separate the names, so that a name with a comma cannot be given.
-MIRROR_SOURCE = "logfs.mirror.source"
 _GROUPS = Pattern(r"([^,]+(,[^,]+)*)?", "the names of consumer groups")
+MIRROR_SOURCE = "logfs.mirror.source"
 _CLUSTER = Pattern(r"[A-Za-z0-9._:,/\[\]-]*", "the addresses or the id of a cluster")
 _KEY_PREFIX = Pattern(r"[A-Za-z0-9._/-]*", "letters, digits and . _ - /")
 _KEY_NAME = Pattern(r"[A-Za-z0-9._-]{0,200}", "letters, digits and . _ -")

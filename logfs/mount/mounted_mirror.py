@@ -7,6 +7,7 @@ import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from logfs.errors import LogfsError
+from logfs.format.base.names import parse_directory
 from logfs.store.observe.metrics import COUNTER, GAUGE, Family, Sample
 
 if TYPE_CHECKING:
@@ -93,5 +94,5 @@ class MountedMirror:
 
 
 def _labels(name: str) -> dict[str, object]:
-    topic, _, number = name.rpartition("-")
+    topic, number = parse_directory(name)
     return {"topic": topic, "partition": number}

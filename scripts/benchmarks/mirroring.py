@@ -25,7 +25,7 @@ def kafka_mirror(bench: Bench, kafka: Kafka) -> list[Result]:
         command = '"$1" -m logfs mirror --once --from "$2" --topics "$3" "$4"'
         words = (sys.executable, filled.broker.servers, TOPIC, target)
         seconds = timed(lambda: shell(command, *words))
-        (log,) = (filled.broker.partition(filled.partition)).glob("*.log")
+        (log,) = filled.broker.partition(filled.partition).glob("*.log")
         same = filecmp.cmp(log, target / filled.partition / log.name, shallow=False)
         expect("whether the .log files are equal", same, True)
         shutil.rmtree(target)

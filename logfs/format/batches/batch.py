@@ -170,7 +170,7 @@ def parse_header(data: bytes | memoryview | bytearray, position: int = 0) -> Hea
     return Header._make(HEADER.unpack_from(data, position))
 
 
-def whole_batches(data: bytes) -> Iterator[Header]:
+def whole_batches(data: bytes | memoryview) -> Iterator[Header]:
     """Yield the headers of the batches in `data`, but not of one that is cut off at the end; nothing is checked."""
     position = 0
     while len(data) - position >= HEADER_SIZE:

@@ -16,7 +16,7 @@ from logfs.format.batches.batch import (
     MAGIC,
     START,
     Batch,
-    parse_header,
+    whole_batches,
 )
 from logfs.log.segment.batch_scanner import scan, scan_one
 from logfs.log.segment.segment import Segment
@@ -91,8 +91,7 @@ def _take(partition: Partition, view: memoryview, source: str, *, may_have_gaps:
 def _skip_known(partition: Partition, view: memoryview) -> int:
     """Return the position of the first batch in `view` that the log does not have."""
     end, position = partition.log_end_offset, 0
-    while len(view) - position >= HEADER_SIZE:
-        header = parse_header(view, position)
+    for header in whole_batches(view):
         if header.base_offset >= end:
             break
         if header.next_offset > end:
@@ -105,7 +104,7 @@ def _skip_known(partition: Partition, view: memoryview) -> int:
                 f"{header.base_offset} to {header.next_offset - 1}"
             )
         position += max(header.size_bytes, HEADER_SIZE)
-    return min(position, len(view))
+    return position
 
 
 def _valid_batches(partition: Partition, view: memoryview) -> ScannedBatches | None:
