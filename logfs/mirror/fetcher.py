@@ -93,18 +93,18 @@ class Fetcher:
         if not mine:
             self._stopped.wait(_IDLE_SECONDS)
             return True
-        by_place = {(each.wanted().topic, each.wanted().partition): each for each in mine}
+        by_place = {each.wanted()[:2]: each for each in mine}
         is_current = True
         compared = [each.wanted() for each in mine if each.must_compare]
         if compared:
             for end in cluster.epoch_ends(self.node, compared):
-                mirror = by_place[end.topic, end.partition]
+                mirror = by_place[end[:2]]
                 is_current &= self._guarded(mirror, lambda m=mirror, e=end: m.compare(e))  # type: ignore[misc]
         ready = [each.wanted() for each in mine if not each.must_compare]
         if not ready:
             return is_current
         for asked, found in self._fetched(cluster, ready):
-            taker = by_place.get((found.topic, found.partition))
+            taker = by_place.get(found[:2])
             # What was fetched ahead does not fit if the append before it has failed, or the leader has changed.
             if taker is not None and taker.asks_for(asked):
                 is_current &= self._guarded(taker, lambda m=taker, f=found: m.take(f, cluster))  # type: ignore[misc]

@@ -158,7 +158,6 @@ class PartitionMirror:
             return True
         if found.error != NONE:
             return self._failed(found.error)
-        self.problem, self._pause, self._failing_since = "", _FIRST_PAUSE_SECONDS, None
         if found.diverging is not None:
             self._agree_up_to(*found.diverging)
             self._agrees = False
@@ -170,6 +169,8 @@ class PartitionMirror:
                 self.partition, found.records, self._note_gap, self._source
             )
         self._follow_start(found.log_start_offset)
+        # Only now: an answer that cannot be appended, as on a full disk, ends no series of errors.
+        self.problem, self._pause, self._failing_since = "", _FIRST_PAUSE_SECONDS, None
         return True
 
     def _failed(self, error: int) -> bool:
