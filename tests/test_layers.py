@@ -18,9 +18,10 @@ PACKAGE = ROOT / "logfs"
 LAYERS = [
     "cli",
     "mount spark",
-    "schema mirror",
+    "schema mirror push",
     "store",
     "log",
+    "cluster",
     "format",
     "config",
     "setting",
@@ -91,7 +92,7 @@ IMPORTERS = {
     "pyiceberg": ["spark/jobs/export_iceberg.py"],
     "requests": ["schema/registry.py"],
     "urllib3": ["schema/registry.py"],
-    "kafka": ["mirror/cluster.py"],
+    "kafka": ["cluster/"],
     "obstore": ["log/remote/object_store.py"],
     "Cryptodome": ["log/remote/encryption.py"],
     "fcntl": [

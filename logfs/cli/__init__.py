@@ -53,6 +53,7 @@ COMMANDS = {
     "config": "show or change settings",
     "spark": "verify, rebuild, compact, export, import and count with Spark",
     "mirror": "follow topics of a Kafka cluster, batch by batch",
+    "push": "send topics into a Kafka cluster, batch by batch",
     "promote": "make a mirrored topic a log of its own",
     "groups": "show the committed offsets and the lag of consumer groups",
 }

@@ -34,12 +34,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_log_dirs(parser)
 
 
-def add_source(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments for the topics to mirror, and for the options of the connection."""
+def add_source(parser: argparse.ArgumentParser, verb: str = "mirror") -> None:
+    """Add the arguments for the topics, and for the options of the connection. `verb` is what is done with them."""
     parser.add_argument(
         "--topics",
         metavar="REGEX",
-        help="mirror the topics whose whole names match (default: all but Kafka's own)",
+        help=f"{verb} the topics whose whole names match (default: all but Kafka's own)",
     )
     parser.add_argument(
         "--command-config",
@@ -50,11 +50,11 @@ def add_source(parser: argparse.ArgumentParser) -> None:
 
 
 def source_of(arguments: argparse.Namespace) -> tuple[re.Pattern[str], dict[str, Any]]:
-    """Return the topics to mirror, and the options of the connection.
+    """Return the topics that are meant, and the options of the connection.
 
     Raises `InvalidName` for a malformed regular expression, `InvalidSetting` for a wrong option, and `OSError`.
     """
-    from logfs.mirror.options import read_options
+    from logfs.cluster.options import read_options
 
     try:
         topics = re.compile(".*" if arguments.topics is None else arguments.topics)
@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
     The exit code is 1 if a topic or a partition could not be mirrored. Raises `InvalidName` for a malformed regular
     expression, and the errors of opening a store and of `Mirror`.
     """
-    from logfs.mirror.cluster import Cluster
+    from logfs.cluster.cluster import Cluster
     from logfs.mirror.mirror import Mirror
     from logfs.store.store import Store
 

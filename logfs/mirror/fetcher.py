@@ -7,14 +7,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from logfs.cluster.cluster import NONE
 from logfs.errors import ClusterError, LogfsError
-from logfs.mirror.cluster import NONE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from concurrent.futures import Future
 
-    from logfs.mirror.cluster import Cluster, Fetched, Wanted
+    from logfs.cluster.cluster import Cluster, Fetched, Wanted
     from logfs.mirror.partition_mirror import PartitionMirror
 
 _FIRST_PAUSE_SECONDS = 0.1

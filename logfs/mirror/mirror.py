@@ -13,9 +13,9 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from logfs.cluster.cluster import OWN_TOPICS, Cluster
 from logfs.errors import ClusterError, InvalidSetting, LogfsError
 from logfs.format.base.names import TopicPartition, parse_directory
-from logfs.mirror.cluster import Cluster
 from logfs.mirror.fetcher import Fetcher
 from logfs.mirror.partition_mirror import PartitionMirror
 from logfs.setting import MIRROR_SOURCE, RETENTION_MS, TOPIC_SETTINGS
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Self
 
-    from logfs.mirror.cluster import RemoteTopic
+    from logfs.cluster.cluster import RemoteTopic
     from logfs.store.store import Store
 
 logger = logging.getLogger(__name__)
@@ -37,10 +37,6 @@ _METADATA_SECONDS = 5.0
 _TICK_SECONDS = 0.2
 # How long a mirror that shall end tries again after errors.
 _GIVE_UP_SECONDS = 30.0
-# Topics with the state of a cluster or a store, which mean nothing elsewhere.
-_OWN_TOPICS = frozenset(
-    {"__consumer_offsets", "__transaction_state", "__share_group_state", "__remote_log_metadata"}
-)
 
 
 class Progress(NamedTuple):
@@ -64,7 +60,7 @@ class Mirror:
     ) -> None:
         """Connect to the cluster, and begin to mirror the topics whose whole names match `topics`.
 
-        `servers` are host:port separated by commas; `options` are those of `mirror.options`. Raises `ClusterError`.
+        `servers` are host:port separated by commas; `options` are those of `cluster.options`. Raises `ClusterError`.
         """
         self._store = store
         self._topics = topics
@@ -198,7 +194,7 @@ class Mirror:
         found = [
             each
             for each in self._cluster.topics()
-            if self._topics.fullmatch(each.name) and each.name not in _OWN_TOPICS
+            if self._topics.fullmatch(each.name) and each.name not in OWN_TOPICS
         ]
         settings = self._settings([each.name for each in found])
         self._homes.clear()

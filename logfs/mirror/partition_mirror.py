@@ -10,12 +10,13 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
+from logfs.cluster.cluster import NONE, OFFSET_OUT_OF_RANGE, Wanted
+from logfs.cluster.library import error_name
 from logfs.log.append import follower
-from logfs.mirror.cluster import NONE, OFFSET_OUT_OF_RANGE, Wanted, describe_error
 
 if TYPE_CHECKING:
+    from logfs.cluster.cluster import Cluster, EpochEnd, Fetched
     from logfs.log.append.partition import Partition
-    from logfs.mirror.cluster import Cluster, EpochEnd, Fetched
     from logfs.store.store import Store
 
 logger = logging.getLogger(__name__)
@@ -174,7 +175,7 @@ class PartitionMirror:
         return True
 
     def _failed(self, error: int) -> bool:
-        self.fail(describe_error(error))
+        self.fail(error_name(error))
         return False
 
     def _return_to_range(self, cluster: Cluster) -> None:

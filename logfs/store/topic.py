@@ -125,23 +125,27 @@ class Topic:
         for partition in self.partitions:
             partition.flush()
 
-    def read(self, *, committed: bool = False) -> Iterator[PartitionRecord]:
+    def read(
+        self, *, committed: bool = False, start: Mapping[int, int] | None = None
+    ) -> Iterator[PartitionRecord]:
         """Yield the records of all partitions up to their ends as they are now, merged by time.
 
         The order is (time, partition, offset), where the time of a record is the greatest timestamp so far in its
-        partition, so that each partition keeps its order. `committed` hides aborted and open transactions. Raises as
+        partition, so that each partition keeps its order. `committed` hides aborted and open transactions. `start`
+        has the first offset for each partition by number; others are read from their log start. Raises as
         `Reader.read` does.
         """
         readers: Sequence[Reader] = [
             partition.committed if committed else partition for partition in self.partitions
         ]
-        return (found for _, found in heapq.merge(*map(_timed, readers), key=lambda each: each[0]))
+        timed = [_timed(each, (start or {}).get(each.partition)) for each in readers]
+        return (found for _, found in heapq.merge(*timed, key=lambda each: each[0]))
 
 
-def _timed(reader: Reader) -> Iterator[tuple[tuple[int, int], PartitionRecord]]:
-    """Yield the records of a partition, each with its place in the order of the topic."""
+def _timed(reader: Reader, start: int | None) -> Iterator[tuple[tuple[int, int], PartitionRecord]]:
+    """Yield the records of a partition from an offset on, each with its place in the order of the topic."""
     reached = -1
-    for record in reader.read():
+    for record in reader.read(start):
         if record.timestamp is not None:
             reached = max(reached, record.timestamp)
         yield (reached, reader.partition), PartitionRecord(reader.partition, record)

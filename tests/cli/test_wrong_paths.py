@@ -43,6 +43,7 @@ ON_LOG_DIRS = (
     "groups LOGDIR --commit billing orders-0 1",
     "mirror --from 127.0.0.1:1 LOGDIR",
     "promote LOGDIR orders",
+    "push --to 127.0.0.1:1 LOGDIR",
     "recover LOGDIR",
     "retain LOGDIR",
     "retain --dry-run LOGDIR",

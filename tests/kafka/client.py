@@ -73,6 +73,10 @@ class Client:
         """Change settings of a topic. None restores the default."""
         self.call("alterTopic", topic=topic, configs=_settings(configs))
 
+    def topic_settings(self, topic: str) -> dict[str, str]:
+        """Return the settings that were made for the topic itself, by name."""
+        return dict(self.call("topicSettings", topic=topic))
+
     def topic_ids(self) -> dict[str, str]:
         """Return the ids of all topics by name, including internal topics."""
         return dict(self.call("topicIds"))

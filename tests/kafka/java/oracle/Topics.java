@@ -35,6 +35,7 @@ final class Topics {
         calls.put("growTopic", Topics::grow);
         calls.put("topicIds", Topics::ids);
         calls.put("alterTopic", Topics::alter);
+        calls.put("topicSettings", Topics::settings);
         calls.put("deleteRecords", Topics::deleteRecords);
         calls.put("listOffsets", Topics::listOffsets);
         calls.put("groupOffsets", Topics::groupOffsets);
@@ -114,6 +115,18 @@ final class Topics {
         ConfigResource topic = new ConfigResource(ConfigResource.Type.TOPIC, arguments.get("topic").textValue());
         admin(arguments).incrementalAlterConfigs(Map.of(topic, changes)).all().get();
         return null;
+    }
+
+    /** The settings that were made for the topic itself, by name. */
+    private static Object settings(JsonNode arguments) throws Exception {
+        ConfigResource topic = new ConfigResource(ConfigResource.Type.TOPIC, arguments.get("topic").textValue());
+        Map<String, Object> found = new HashMap<>();
+        admin(arguments).describeConfigs(List.of(topic)).all().get().get(topic).entries().forEach(entry -> {
+            if (entry.source() == ConfigEntry.ConfigSource.DYNAMIC_TOPIC_CONFIG) {
+                found.put(entry.name(), entry.value());
+            }
+        });
+        return found;
     }
 
     private static Object deleteRecords(JsonNode arguments) throws Exception {

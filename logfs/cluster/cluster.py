@@ -1,24 +1,27 @@
-"""A Kafka cluster over the network: what the mirror asks of it. The only module that uses kafka-python.
+"""A Kafka cluster over the network: what a mirror and a push ask of it.
 
-Fetches and epochs are requests of the protocol itself, which kafka-python offers to its own clients only. Its version
-is therefore fixed to one release (`pyproject.toml`, extra `mirror`).
+Fetches, epochs and produced batches are requests of the protocol itself, which kafka-python offers to its own clients
+only. Its version is therefore fixed to one release (`pyproject.toml`, extra `mirror`).
 """
 
 from __future__ import annotations
 
-import logging
-import re
 import uuid
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from logfs.cluster.library import error_name, failures, kafka_python, naming_cluster
 from logfs.errors import ClusterError
 from logfs.format.batches.batch import whole_batches
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from typing import Self
+
+# Topics with the state of a cluster or a store, which mean nothing elsewhere.
+OWN_TOPICS = frozenset(
+    {"__consumer_offsets", "__transaction_state", "__share_group_state", "__remote_log_metadata"}
+)
 
 # The last version of Fetch that names topics by their names; it has all that a follower needs.
 _FETCH_VERSION = 12
@@ -29,19 +32,18 @@ FETCH_WAIT_MS = 500
 _FETCH_BYTES = 16 << 20
 _PARTITION_BYTES = 4 << 20
 _EARLIEST, _LATEST = -2, -1
-
-# The messages of kafka-python about a connection that has failed.
-_FAILURE = re.compile(
-    r"(?:Connection|Bootstrap connection to \S+) failed: (.*?)(?: \(backoff .*)?$"
-)
-
-_SAYS_LITTLE = re.compile("disconnected|[Tt]imeout")
+# The last version of Produce that names topics by their names. -1 waits for all replicas that are in sync.
+_PRODUCE_VERSION = 12
+_ALL_IN_SYNC = -1
+_PRODUCE_TIMEOUT_MS = 20_000
 
 # Error codes of answers (kafka-storage does not list them: they are of the protocol).
 NONE = 0
 OFFSET_OUT_OF_RANGE = 1
 _MOVED = frozenset({3, 5, 6, 9, 56, 74, 75, 100, 103})
 """The partition has another leader now, or its leader is about to change: the metadata is out of date."""
+# Also a batch that was answered with one of these may be in the log: it timed out, or waits for replicas.
+_UNSURE = _MOVED | {7, 13, 19, 20}
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,37 @@ class Fetched(NamedTuple):
         return self.error in _MOVED
 
 
+class Outgoing(NamedTuple):
+    """One batch for a partition. `data` is the whole batch with the base offset 0, which is to become `offset`.
+
+    `records` is the number of its records.
+    """
+
+    topic: str
+    partition: int
+    data: bytes | bytearray | memoryview
+    offset: int
+    records: int
+
+
+class Produced(NamedTuple):
+    """The answer for a batch: an error code, the text that comes with it or "", and the base offset in the log."""
+
+    topic: str
+    partition: int
+    error: int
+    message: str
+    base_offset: int
+
+    @property
+    def is_unsure(self) -> bool:
+        """Whether the batch may be in the log or not; the end of the log tells."""
+        return self.error in _UNSURE
+
+
+_Part = TypeVar("_Part", Wanted, Outgoing)
+
+
 class EpochEnd(NamedTuple):
     """Where an epoch ends in the leader's log: the greatest epoch up to the one that was asked for, and its end."""
 
@@ -111,12 +144,12 @@ class Cluster:
 
     def __init__(self, servers: str, options: Mapping[str, Any]) -> None:
         """Connect to `servers`, host:port separated by commas, with `options` of kafka-python."""
-        kafka = _library()
-        _failures.attach()
+        kafka = kafka_python()
+        failures.attach()
         self.servers = servers
         self._kafka = kafka
         _check_addresses(servers)
-        with _told(servers):
+        with naming_cluster(servers):
             self._admin = kafka.admin.KafkaAdminClient(
                 bootstrap_servers=servers.split(","), client_id="logfs", **options
             )
@@ -138,14 +171,14 @@ class Cluster:
         async def answered() -> Any:
             return await manager.send(request, node_id=node)
 
-        with _told(self.servers):
+        with naming_cluster(self.servers):
             return manager.run(answered)
 
     # What there is.
 
     def topics(self) -> list[RemoteTopic]:
         """Return all topics, without those that are Kafka's own."""
-        with _told(self.servers):
+        with naming_cluster(self.servers):
             found = self._admin.describe_topics()
         return [
             RemoteTopic(
@@ -169,7 +202,7 @@ class Cluster:
             return {}
         kind = self._kafka.admin.ConfigResourceType.TOPIC
         wanted = [self._kafka.admin.ConfigResource(kind, topic) for topic in topics]
-        with _told(self.servers):
+        with naming_cluster(self.servers):
             found = self._admin.describe_configs(wanted, config_filter="all")["topic"]
         return {
             topic: {
@@ -184,12 +217,12 @@ class Cluster:
 
     def groups(self) -> list[str]:
         """Return the names of the consumer groups."""
-        with _told(self.servers):
+        with naming_cluster(self.servers):
             return sorted({each["group_id"] for each in self._admin.list_groups()})
 
     def group_offsets(self, group: str) -> dict[tuple[str, int], int]:
         """Return the offsets that a group has committed, by (topic, partition)."""
-        with _told(self.servers):
+        with naming_cluster(self.servers):
             found = self._admin.list_group_offsets(group)[group]
         return {
             (at.topic, at.partition): told.offset for at, told in found.items() if told.offset >= 0
@@ -197,26 +230,31 @@ class Cluster:
 
     def end_offsets(self, partitions: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
         """Return the high watermark of each (topic, partition)."""
-        kafka = self._kafka
-        wanted = {kafka.TopicPartition(*each): _LATEST for each in partitions}
+        return self._offsets(partitions, _LATEST)
+
+    def start_offsets(self, partitions: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
+        """Return the log start offset of each (topic, partition)."""
+        return self._offsets(partitions, _EARLIEST)
+
+    def _offsets(
+        self, partitions: Iterable[tuple[str, int]], which: int
+    ) -> dict[tuple[str, int], int]:
+        wanted = {self._kafka.TopicPartition(*each): which for each in partitions}
         if not wanted:
             return {}
-        with _told(self.servers):
+        with naming_cluster(self.servers):
             found = self._admin.list_partition_offsets(wanted)
         return {(at.topic, at.partition): told.offset for at, told in found.items()}
 
     def offset_range(self, topic: str, partition: int) -> tuple[int, int]:
         """Return the log start offset and the high watermark of a partition."""
-        at = self._kafka.TopicPartition(topic, partition)
-        with _told(self.servers):
-            first = self._admin.list_partition_offsets({at: _EARLIEST})[at].offset
-            end = self._admin.list_partition_offsets({at: _LATEST})[at].offset
-        return first, end
+        at = (topic, partition)
+        return self.start_offsets([at])[at], self.end_offsets([at])[at]
 
     @property
     def cluster_id(self) -> str:
         """The id of the cluster."""
-        with _told(self.servers):
+        with naming_cluster(self.servers):
             return str(self._admin.describe_cluster()["cluster_id"])
 
     # What a follower asks.
@@ -257,7 +295,7 @@ class Cluster:
         )
         answer = self._send(request, node)
         if answer.error_code:
-            reason = describe_error(answer.error_code)
+            reason = error_name(answer.error_code)
             raise ClusterError(f"{self.servers}: broker {node} refuses a fetch: {reason}")
         return [
             Fetched(
@@ -301,11 +339,81 @@ class Cluster:
             for each in topic.partitions
         ]
 
+    # What a producer sends.
 
-def describe_error(code: int) -> str:
-    """Return the name of an error code, such as TOPIC_AUTHORIZATION_FAILED."""
-    found = _library().errors.for_code(code)
-    return str(getattr(found, "message", found.__name__))
+    def create_topic(
+        self, topic: str, partitions: int, replicas: int, settings: Mapping[str, str]
+    ) -> None:
+        """Create a topic, and wait until its partitions have leaders. -1 `replicas` are the cluster's default."""
+        options = {
+            "num_partitions": partitions,
+            "replication_factor": replicas,
+            "configs": dict(settings),
+        }
+        with naming_cluster(self.servers):
+            self._admin.create_topics({topic: options}, wait_for_metadata=True)
+
+    def alter_settings(self, topic: str, changes: Mapping[str, str | None]) -> None:
+        """Change settings of a topic; None restores the cluster's default."""
+        admin = self._kafka.admin
+        operations = {
+            name: (admin.AlterConfigOp.DELETE if text is None else admin.AlterConfigOp.SET, text)
+            for name, text in changes.items()
+        }
+        resource = admin.ConfigResource(admin.ConfigResourceType.TOPIC, topic, configs=operations)
+        with naming_cluster(self.servers):
+            self._admin.alter_configs([resource])
+
+    def delete_records(self, topic: str, partition: int, before: int) -> None:
+        """Raise the log start offset of a partition to `before`."""
+        with naming_cluster(self.servers):
+            self._admin.delete_records({self._kafka.TopicPartition(topic, partition): before})
+
+    def commit(self, group: str, offsets: Mapping[tuple[str, int], tuple[int, str]]) -> None:
+        """Commit (offset, metadata) of a group for each (topic, partition). The group must have no members."""
+        kafka = self._kafka
+        wanted = {
+            kafka.TopicPartition(*at): kafka.OffsetAndMetadata(offset, metadata, None)
+            for at, (offset, metadata) in offsets.items()
+        }
+        with naming_cluster(self.servers):
+            found = self._admin.alter_group_offsets(group, wanted)
+        for at, error in found.items():
+            if error.errno:
+                raise ClusterError(
+                    f"{self.servers}: group {group}: {at.topic}-{at.partition}: "
+                    f"{error_name(error.errno)}; stop the group's members, and push again"
+                ) from error()
+
+    def produce(self, node: int, batches: Sequence[Outgoing]) -> list[Produced]:
+        """Send batches to the broker that leads their partitions, one for each, and wait for all replicas in sync."""
+        from kafka.protocol.producer.produce import ProduceRequest
+
+        kind = ProduceRequest.TopicProduceData
+        request = ProduceRequest(
+            transactional_id=None,
+            acks=_ALL_IN_SYNC,
+            timeout_ms=_PRODUCE_TIMEOUT_MS,
+            topic_data=[
+                kind(
+                    name=topic,
+                    partition_data=[
+                        kind.PartitionProduceData(index=each.partition, records=bytes(each.data))
+                        for each in some
+                    ],
+                )
+                for topic, some in _by_topic(batches)
+            ],
+            max_version=_PRODUCE_VERSION,
+        )
+        answer = self._send(request, node)
+        return [
+            Produced(
+                topic.name, each.index, each.error_code, each.error_message or "", each.base_offset
+            )
+            for topic in answer.responses
+            for each in topic.partition_responses
+        ]
 
 
 def _uuid(text: object) -> uuid.UUID | None:
@@ -324,8 +432,8 @@ def _check_addresses(servers: str) -> None:
             )
 
 
-def _by_topic(wanted: Sequence[Wanted]) -> list[tuple[str, list[Wanted]]]:
-    found: dict[str, list[Wanted]] = {}
+def _by_topic(wanted: Sequence[_Part]) -> list[tuple[str, list[_Part]]]:
+    found: dict[str, list[_Part]] = {}
     for each in wanted:
         found.setdefault(each.topic, []).append(each)
     return list(found.items())
@@ -336,56 +444,3 @@ def _diverging(answer: Any) -> tuple[int, int] | None:
     if told is None or told.end_offset < 0:
         return None
     return told.epoch, told.end_offset
-
-
-def _library() -> Any:
-    """Return kafka-python. Raises `ClusterError` if it is not installed."""
-    try:
-        import kafka
-        import kafka.admin
-        import kafka.errors
-    except ImportError as error:
-        raise ClusterError(
-            f"a mirror needs kafka-python ({error}); install logfs[mirror]"
-        ) from None
-    return kafka
-
-
-class _Failures(logging.Handler):
-    """Takes the messages of kafka-python, and keeps why the last connection has failed: its errors do not say it."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.last = ""
-
-    def attach(self) -> None:
-        """Take the place of the handlers of kafka-python's logger."""
-        logger = logging.getLogger("kafka")
-        logger.handlers, logger.propagate = [self], False
-        self.last = ""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Keep the reason in a message about a failed connection, unless it says less than the one before."""
-        found = _FAILURE.match(record.getMessage())
-        if found is not None and not (self.last and _SAYS_LITTLE.search(found[1])):
-            self.last = found[1]
-
-
-_failures = _Failures()
-
-
-@contextmanager
-def _told(servers: str) -> Iterator[None]:
-    """Raise errors of kafka-python in the context as `ClusterError`, with the addresses of the cluster."""
-    from kafka.errors import KafkaError, KafkaTimeoutError
-
-    try:
-        yield
-    except KafkaTimeoutError as error:
-        raise ClusterError(
-            f"{servers}: no broker answers ({_failures.last or error}): check the addresses, the network, and the "
-            "options of --command-config, such as security.protocol"
-        ) from error
-    except (KafkaError, OSError, ValueError) as error:
-        reason = str(error) or type(error).__name__
-        raise ClusterError(f"{servers}: {reason}") from error

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from logfs.cluster.options import read_options
 from logfs.errors import InvalidSetting
-from logfs.mirror.options import read_options
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,0 +1,124 @@
+"""`logfs push`: send topics into a Kafka cluster, batch for batch and offset for offset."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from logfs.cli.common import add_log_dirs, log_dirs_of, not_empty, path_argument, progress_bar
+from logfs.cli.mirror import add_source, source_of
+
+if TYPE_CHECKING:
+    from logfs.push.push import Progress, TopicPlan
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments: the cluster, the topics, the log directories, and options."""
+    parser.add_argument(
+        "--to",
+        dest="servers",
+        required=True,
+        type=not_empty,
+        metavar="HOST:PORT",
+        help="the cluster: one broker or several, with commas",
+    )
+    add_source(parser, "push")
+    parser.add_argument(
+        "--translate",
+        type=path_argument,
+        metavar="MAP",
+        help="give records new offsets where batches cannot go as they are, and tell which in this file",
+    )
+    parser.add_argument(
+        "--replication-factor",
+        type=_replicas,
+        default=-1,
+        metavar="N",
+        help="the replicas of new topics (default: the cluster's)",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="only tell what would be done")
+    add_log_dirs(parser)
+
+
+def _replicas(text: str) -> int:
+    with suppress(ValueError):
+        if 0 < int(text) < 1 << 15:
+            return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r}: give a number of replicas")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Push topics, and print what was done. The exit code is 1 if a topic cannot be pushed: then nothing is sent.
+
+    Raises `InvalidName` for a malformed regular expression, and the errors of opening a store and of `Push`.
+    """
+    from logfs.push.push import Push
+    from logfs.store.store import Store
+
+    logging.basicConfig(level=logging.WARNING, format="logfs push: %(message)s", force=True)
+    topics, options = source_of(arguments)
+    shown = _Shown()
+    with (
+        Store(log_dirs_of(arguments.log_dirs), read_only=True) as store,
+        Push(
+            store,
+            arguments.servers,
+            topics,
+            options,
+            map_path=arguments.translate,
+            replicas=arguments.replication_factor,
+        ) as push,
+    ):
+        try:
+            plans = push.plan(shown.update)
+            shown.close()
+            refused = [plan for plan in plans if plan.is_refused]
+            for plan in refused:
+                _tell_reasons(plan, may_translate=arguments.translate is None)
+            if refused:
+                print("logfs push: nothing was sent", file=sys.stderr)
+                return 1
+            if not arguments.dry_run:
+                push.run(plans, shown.update)
+        finally:
+            shown.close()
+        for plan in plans:
+            how = "with new offsets" if plan.is_translated else "as they are"
+            of = f"{len(plan.readers)} partition{'s' * (len(plan.readers) > 1)}"
+            print(f"{plan.name}: {plan.left} offsets of {of} {how}")
+    return 0
+
+
+def _tell_reasons(plan: TopicPlan, *, may_translate: bool) -> None:
+    """Print why a topic cannot be pushed, and whether a translation would help."""
+    print(f"logfs push: {plan.name} cannot be pushed as it is:", file=sys.stderr)
+    for reason in [*plan.refusals, *plan.obstacles]:
+        print(f"  {reason}", file=sys.stderr)
+    if may_translate and not plan.refusals:
+        print("  --translate MAP gives its records new offsets", file=sys.stderr)
+
+
+class _Shown:
+    """A bar on a terminal for the work that is being done."""
+
+    def __init__(self) -> None:
+        self._bar: Any = None
+        self._work = ""
+
+    def update(self, progress: Progress) -> None:
+        """Show the progress of a push."""
+        if progress.work != self._work:
+            self.close()
+            self._work = progress.work
+            self._bar = progress_bar(progress.work, progress.total_bytes)
+        self._bar.total = progress.total_bytes
+        self._bar.update(progress.done_bytes - self._bar.n)
+
+    def close(self) -> None:
+        """Remove the bar."""
+        if self._bar is not None:
+            self._bar.close()
+        self._bar, self._work = None, ""

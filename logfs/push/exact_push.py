@@ -1,0 +1,49 @@
+"""The batches of one partition, as they are: at the same offsets, with the same bytes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from logfs.cluster.cluster import Outgoing
+from logfs.format.batches.batch import START
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from logfs.format.batches.batch import Batch
+    from logfs.log.read.reader import Reader
+
+# The leader epoch, which the cluster's leader sets, and which the CRC does not cover (kafka-storage 2.1).
+_LEADER_EPOCH = slice(12, 16)
+
+
+def first_offset(reader: Reader) -> int:
+    """Return the base offset of the first batch. The log may start in the midst of it."""
+    start = reader.log_start_offset
+    for batch in reader.batches(start):
+        return min(batch.header.base_offset, start)
+    return start
+
+
+def exact_batches(reader: Reader, offset: int, end: int) -> Iterator[Sequence[Outgoing]]:
+    """Yield the batches in [offset, end) one by one, each as a producer sends it: with the base offset 0.
+
+    `offset` is the base offset of a batch.
+    """
+    topic, number = reader.name
+    for batch in reader.batches(max(offset, reader.log_start_offset), end):
+        header = batch.header
+        data = bytearray(batch.data)
+        START.pack_into(data, 0, 0, header.batch_length)
+        yield [Outgoing(topic, number, data, header.base_offset, header.record_count)]
+
+
+def holds_last_batch(reader: Reader, end: int, theirs: bytes) -> bool:
+    """Return whether the batch before `end` is the one with which `theirs` begins, but for the leader epoch."""
+    ours: Batch | None = next(iter(reader.batches(end - 1, end)), None)
+    if ours is None or ours.header.next_offset != end:
+        return False
+    compared = [bytearray(ours.data), bytearray(theirs[: len(ours.data)])]
+    for data in compared:
+        data[_LEADER_EPOCH] = bytes(4)
+    return compared[0] == compared[1]

@@ -1,0 +1,199 @@
+"""The file that says which offsets records have got in another cluster: a line for each run of records.
+
+```
+# cluster Qm7v2tVfRk2r8C1nJ4x9eA
+topic,partition,offset,records,to_partition,to_offset
+orders,0,5,100,0,0
+```
+
+The 100 records of orders-0 from offset 5 on, with consecutive offsets, are at the offsets from 0 on of partition 0.
+
+A line is in the file, and durable, before its records are sent. So after a crash the end of the log in the cluster
+tells which of the last lines are true, and no record need be sent twice.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from bisect import bisect_right
+from typing import TYPE_CHECKING, NamedTuple
+
+from logfs.errors import ClusterError
+from logfs.format.base import names
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+_HEADING = "topic,partition,offset,records,to_partition,to_offset"
+
+
+class Run(NamedTuple):
+    """Records with consecutive offsets here and there: `records` of them, from `offset` and from `to_offset` on."""
+
+    topic: str
+    partition: int
+    offset: int
+    records: int
+    to_partition: int
+    to_offset: int
+
+    @property
+    def end(self) -> int:
+        """The offset after the last record, here."""
+        return self.offset + self.records
+
+    @property
+    def to_end(self) -> int:
+        """The offset after the last record, there."""
+        return self.to_offset + self.records
+
+
+class OffsetMap:
+    """The runs of one file. For one thread."""
+
+    def __init__(self, path: Path, cluster_id: str) -> None:
+        """Read the file, which need not exist yet.
+
+        Raises `ClusterError` if it is malformed or tells about another cluster, and `OSError`.
+        """
+        self._path = path
+        self._first_line = f"# cluster {cluster_id}"
+        # By topic and partition here, and partition there, in the order of their offsets.
+        self._runs: dict[tuple[str, int, int], list[Run]] = {}
+        if not path.parent.is_dir():
+            raise FileNotFoundError(errno.ENOENT, "no such directory", str(path.parent))
+        data = path.read_bytes() if path.exists() else b""
+        # The last line may have been cut off by a crash, before its records were sent.
+        *lines, _ = data.decode("utf-8", "replace").split("\n")
+        if lines and lines[0] != self._first_line:
+            raise ClusterError(f"{path}: is no map of offsets for the cluster {cluster_id}")
+        for number, line in enumerate(lines[2:], 3):
+            self._add(self._parsed(number, line))
+        # Whether the file has whole lines alone, and can grow.
+        self._is_whole = False
+
+    def _parsed(self, number: int, line: str) -> Run:
+        words = line.split(",")
+        try:
+            topic, *numbers = words
+            run = Run(topic, *map(int, numbers))
+            names.check_topic(topic)
+            if min(run[1:]) < 0:
+                raise ValueError(line)
+        except (ValueError, TypeError):
+            raise ClusterError(f"{self._path}: line {number} is malformed: {_HEADING}") from None
+        return run
+
+    def _add(self, run: Run) -> None:
+        self._runs.setdefault((run.topic, run.partition, run.to_partition), []).append(run)
+
+    def _write_all(self) -> None:
+        """Replace the file by one with the runs that are known."""
+        runs = sorted((run for some in self._runs.values() for run in some), key=_place_there)
+        temporary = self._path.with_name(f"{self._path.name}.tmp")
+        with temporary.open("w") as file:
+            file.writelines([f"{self._first_line}\n", f"{_HEADING}\n", *map(_line, runs)])
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(self._path)
+        directory = os.open(self._path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+        self._is_whole = True
+
+    def __contains__(self, topic: str) -> bool:
+        """Whether records of a topic have been sent."""
+        return any(each == topic for each, _, _ in self._runs)
+
+    def add(self, runs: Sequence[Run]) -> None:
+        """Add runs, and make them durable. Their records may be sent then. Raises `OSError`."""
+        if not self._is_whole:
+            self._write_all()
+        with self._path.open("a") as file:
+            file.writelines(map(_line, runs))
+            file.flush()
+            os.fsync(file.fileno())
+        for run in runs:
+            self._add(run)
+
+    def keep_sent(self, topic: str, ends: Mapping[int, int]) -> None:
+        """Forget the runs that were not sent; `ends` are the log ends in the cluster.
+
+        Raises `ClusterError` if a log does not end where a run does, and so has other records, too.
+        """
+        last: dict[int, int] = {}
+        changed = False
+        for place, runs in self._runs.items():
+            if place[0] != topic:
+                continue
+            kept = [run for run in runs if run.to_offset < ends[place[2]]]
+            changed |= len(kept) < len(runs)
+            begin = min(run.to_offset for run in runs)
+            last[place[2]] = max([last.get(place[2], begin), *(run.to_end for run in kept)])
+            runs[:] = kept
+        for number, end in last.items():
+            if end != ends[number]:
+                raise ClusterError(
+                    f"{topic}-{number}: ends at offset {ends[number]} in the cluster, but at {end} by {self._path}: "
+                    "another program writes to the topic. Delete the topic and the map, and push again"
+                )
+        # The next write leaves out what was forgotten.
+        self._is_whole &= not changed
+
+    def sent_up_to(self, topic: str, partition: int, to_partition: int) -> int:
+        """Return the offset up to which the records of a partition that go to another one have been sent."""
+        runs = self._runs.get((topic, partition, to_partition))
+        return runs[-1].end if runs else 0
+
+    def translated(
+        self, topic: str, committed: Mapping[int, int], ends: Mapping[int, int]
+    ) -> dict[int, int]:
+        """Return the offsets of a group in the cluster, by partition there.
+
+        `committed` are its offsets here by partition, and `ends` the log ends in the cluster. In each partition there
+        it is the first record that the group has not read here. So a group reads some records again if their order
+        among several partitions is another one there, but misses none.
+        """
+        found: dict[int, int] = {}
+        for (name, partition, there), runs in self._runs.items():
+            if name == topic and partition in committed:
+                next_there = _first_from(runs, committed[partition])
+                if next_there is not None:
+                    found[there] = min(found.get(there, next_there), next_there)
+                else:
+                    found.setdefault(there, ends[there])
+        return found
+
+
+def _first_from(runs: Sequence[Run], offset: int) -> int | None:
+    """Return where the first record with at least this offset is there; None if there is none."""
+    at = bisect_right(runs, offset, key=lambda run: run.end)
+    if at == len(runs):
+        return None
+    run = runs[at]
+    return run.to_offset + max(offset - run.offset, 0)
+
+
+def runs_of(topic: str, places: Iterable[tuple[int, int]], there: int, to_offset: int) -> list[Run]:
+    """Return the runs of one batch: `places` are (partition, offset) of its records, which begin at `to_offset`."""
+    found: list[Run] = []
+    for partition, offset in places:
+        last = found[-1] if found else None
+        if last is not None and (partition, offset) == (last.partition, last.end):
+            found[-1] = last._replace(records=last.records + 1)
+        else:
+            found.append(Run(topic, partition, offset, 1, there, to_offset))
+        to_offset += 1
+    return found
+
+
+def _line(run: Run) -> str:
+    return ",".join(map(str, run)) + "\n"
+
+
+def _place_there(run: Run) -> tuple[str, int, int]:
+    return run.topic, run.to_partition, run.to_offset

@@ -1,0 +1,213 @@
+"""Sends batches to the leaders of their partitions, so that each is in the log exactly once, at a known offset.
+
+Batches are sent as they are, mostly without a producer id, so brokers cannot recognise one that comes twice. Instead,
+there is only one batch of a partition on its way. Its offset is known before it is sent: it is the end of the log. If
+no answer comes, the end of the log tells whether the batch is in it.
+"""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from logfs.cluster.cluster import NONE, Wanted
+from logfs.cluster.library import error_name
+from logfs.errors import ClusterError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from typing import Self
+
+    from logfs.cluster.cluster import Cluster, Outgoing, Produced
+
+    Place = tuple[str, int]
+
+_REQUEST_BYTES = 8 << 20
+_BROKERS_AT_ONCE = 16
+# For so long the end of a log must not change until no request is taken to be on its way any more, also none of a
+# push that was killed.
+_QUIET_SECONDS = 2.0
+_PAUSE_SECONDS = 0.3
+# How long a batch is sent again, or the end of a log is asked for, before it is an error.
+_GIVE_UP_SECONDS = 120.0
+_NO_EPOCH = -1
+
+
+class Sender:
+    """Connections to the brokers of a cluster, for one thread. A context manager, which closes them.
+
+    Places are (topic, partition). Methods raise `ClusterError`.
+    """
+
+    def __init__(self, connect: Callable[[], Cluster]) -> None:
+        """Connect to a cluster; `connect` is called again if all connections are lost."""
+        self._connect = connect
+        self.cluster = connect()
+        self._pool = ThreadPoolExecutor(_BROKERS_AT_ONCE, "sender")
+        # The node and the leader epoch of each partition, as far as they were asked for.
+        self._leaders: dict[Place, tuple[int, int]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._pool.shutdown(cancel_futures=True)
+        with suppress(ClusterError):
+            self.cluster.close()
+
+    # The ends of logs.
+
+    def settled_ends(self, places: Iterable[Place]) -> dict[Place, int]:
+        """Return the log end offset of each partition, once it has not changed for two seconds.
+
+        By then, all of it is on all replicas that are in sync.
+        """
+        wanted = list(places)
+        if not wanted:
+            return {}
+        deadline = time.monotonic() + _GIVE_UP_SECONDS
+        seen, since = None, 0.0
+        problem = "its end does not come to rest: other programs write to it"
+        while time.monotonic() < deadline:
+            try:
+                found = self._ends(wanted)
+            except ClusterError as error:
+                found, problem = None, str(error)
+                self._reconnect()
+            if found is None or found != seen:
+                seen, since = found, time.monotonic()
+            elif time.monotonic() - since >= _QUIET_SECONDS:
+                return found
+            time.sleep(_PAUSE_SECONDS)
+        names = ", ".join(f"{topic}-{number}" for topic, number in wanted[:3])
+        raise ClusterError(f"{self.cluster.servers}: {names}: {problem}")
+
+    def _ends(self, places: Sequence[Place]) -> dict[Place, int] | None:
+        """Return the log end offsets; None as long as one of them is not yet on all replicas that are in sync."""
+        self._find_leaders()
+        by_node: dict[int, list[Wanted]] = {}
+        for place in places:
+            node, epoch = self._leader(place)
+            by_node.setdefault(node, []).append(Wanted(*place, -1, epoch, epoch))
+        found = {}
+        for node, wanted in by_node.items():
+            for end in self.cluster.epoch_ends(node, wanted):
+                if end.error != NONE:
+                    raise ClusterError(f"{end.topic}-{end.partition}: {error_name(end.error)}")
+                found[end.topic, end.partition] = end.end_offset
+        return found if found == self.cluster.end_offsets(places) else None
+
+    def _find_leaders(self) -> None:
+        self._leaders = {
+            (topic.name, number): leader
+            for topic in self.cluster.topics()
+            for number, leader in topic.leaders.items()
+        }
+
+    def _leader(self, place: Place) -> tuple[int, int]:
+        node, epoch = self._leaders.get(place, (-1, _NO_EPOCH))
+        if node < 0:
+            raise ClusterError(f"{place[0]}-{place[1]}: has no leader")
+        return node, epoch
+
+    def last_batch(self, place: Place, end: int) -> bytes:
+        """Return the batch before `end` in the log, with what follows it; empty if it was deleted."""
+        self._find_leaders()
+        node, epoch = self._leader(place)
+        (found,) = self.cluster.fetch(node, [Wanted(*place, end - 1, epoch, _NO_EPOCH)])
+        return found.records if found.error == NONE else b""
+
+    def _reconnect(self) -> None:
+        """Connect anew: the client does not find a cluster again all of whose brokers were away."""
+        with suppress(ClusterError):
+            self.cluster.close()
+        with suppress(ClusterError):
+            self.cluster = self._connect()
+
+    # Batches.
+
+    def send(self, batches: Sequence[Outgoing]) -> None:
+        """Return when all batches are on all replicas that are in sync, each at its offset.
+
+        There is at most one batch for a partition. Raises `ClusterError` if brokers refuse one, if no answer comes
+        for two minutes, and if one is at another offset because other programs write to the partition.
+        """
+        deadline = time.monotonic() + _GIVE_UP_SECONDS
+        left = list(batches)
+        while left:
+            unsure = {(batch.topic, batch.partition): batch for batch in left}
+            problem = "no answer"
+            for answer in self._produce(left):
+                batch = unsure[answer.topic, answer.partition]
+                if answer.is_unsure:
+                    problem = error_name(answer.error)
+                    continue
+                self._check(batch, answer)
+                del unsure[answer.topic, answer.partition]
+            if unsure and time.monotonic() > deadline:
+                batch = next(iter(unsure.values()))
+                raise ClusterError(
+                    f"{self.cluster.servers}: {batch.topic}-{batch.partition}: offset {batch.offset} could not be "
+                    f"sent: {problem}; push again once the cluster is well"
+                )
+            left = self._missing(list(unsure.values()))
+
+    def _produce(self, batches: Sequence[Outgoing]) -> list[Produced]:
+        """Send batches once, to all brokers at the same time; return the answers that came."""
+        if any((batch.topic, batch.partition) not in self._leaders for batch in batches):
+            self._find_leaders()
+        by_node: dict[int, list[Outgoing]] = {}
+        for batch in batches:
+            node, _ = self._leaders.get((batch.topic, batch.partition), (-1, _NO_EPOCH))
+            if node >= 0:
+                by_node.setdefault(node, []).append(batch)
+        sent = [self._pool.submit(self._send_to, node, some) for node, some in by_node.items()]
+        return [answer for each in sent for answer in each.result()]
+
+    def _send_to(self, node: int, batches: Sequence[Outgoing]) -> list[Produced]:
+        """Send batches to a broker, in requests that it accepts; return the answers until the first failure."""
+        answers: list[Produced] = []
+        some: list[Outgoing] = []
+        size = 0
+        with suppress(ClusterError):
+            for batch in batches:
+                if some and size + len(batch.data) > _REQUEST_BYTES:
+                    answers += self.cluster.produce(node, some)
+                    some, size = [], 0
+                some.append(batch)
+                size += len(batch.data)
+            answers += self.cluster.produce(node, some)
+        return answers
+
+    def _check(self, batch: Outgoing, answer: Produced) -> None:
+        where = f"{self.cluster.servers}: {batch.topic}-{batch.partition}"
+        if answer.error != NONE:
+            reason = ": ".join(filter(None, [error_name(answer.error), answer.message]))
+            raise ClusterError(f"{where}: the batch at offset {batch.offset} is refused: {reason}")
+        if answer.base_offset != batch.offset:
+            raise ClusterError(_NOT_ALONE.format(where, batch.offset, answer.base_offset))
+
+    def _missing(self, unsure: Sequence[Outgoing]) -> list[Outgoing]:
+        """Return those of the batches that are not in the log."""
+        ends = self.settled_ends([(batch.topic, batch.partition) for batch in unsure])
+        missing = []
+        for batch in unsure:
+            end = ends[batch.topic, batch.partition]
+            if end == batch.offset:
+                missing.append(batch)
+            elif end != batch.offset + batch.records:
+                where = f"{self.cluster.servers}: {batch.topic}-{batch.partition}"
+                raise ClusterError(_NOT_ALONE.format(where, batch.offset, end))
+        return missing
+
+
+_NOT_ALONE = (
+    "{}: where offset {} was to be next, the log is at {}: another program writes to the topic. Delete the topic in "
+    "the cluster, stop that program, and push again"
+)

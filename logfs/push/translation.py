@@ -1,0 +1,115 @@
+"""The records of a topic in new batches, at new offsets, where its batches cannot be pushed as they are.
+
+Readers at the level read_committed see the same records in both logs. Transactions are over: aborted records are left
+out, and the others are plain ones. With another number of partitions, Kafka's default partitioner chooses again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from logfs.cluster.cluster import Outgoing
+from logfs.format.base.murmur2 import partition_of
+from logfs.format.batches.compression import Codec
+from logfs.format.batches.record import NO_TIMESTAMP
+from logfs.format.encoding.batch_builder import BatchFormat, build_records
+from logfs.push.offset_map import runs_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from logfs.format.batches.record import Record
+    from logfs.push.offset_map import OffsetMap
+    from logfs.store.topic import PartitionRecord, Topic
+
+# A batch is sent once it has so many bytes or records.
+_BATCH_BYTES = 1 << 19
+_BATCH_RECORDS = 10_000
+# The most bytes that a record's frame takes.
+_RECORD_OVERHEAD = 32
+_NO_LIMIT = 2**31 - 1
+
+
+class Translation:
+    """Yields the records of a topic that are not in the cluster yet, as batches. For one thread."""
+
+    def __init__(self, topic: Topic, ends: Mapping[int, int], offsets: OffsetMap) -> None:
+        """Translate a topic for a cluster where the logs of its partitions end at `ends`.
+
+        `offsets` has what was sent before, and gets what is sent now.
+        """
+        self._topic = topic
+        self._partitions = len(ends)
+        self._next = dict(ends)
+        self._map = offsets
+        self._pending: dict[int, list[PartitionRecord]] = {}
+        self._sizes: dict[int, int] = {}
+
+    def batches(self) -> Iterator[Sequence[Outgoing]]:
+        """Yield batches, at most one for a partition at a time. Raises the errors of `Topic.read` and `OSError`."""
+        here = [each.partition for each in self._topic.partitions]
+        is_same = self._partitions == len(here) and max(here) < self._partitions
+        form = BatchFormat(self._codec(), limit_bytes=_NO_LIMIT)
+        sent = {
+            (number, there): self._map.sent_up_to(self._topic.name, number, there)
+            for number in here
+            for there in range(self._partitions)
+        }
+        for found in self._topic.read(committed=True, start=self._start(here, is_same=is_same)):
+            number, record = found
+            there = number if is_same else self._partition_of(number, record)
+            assert record.offset is not None
+            if record.offset < sent[number, there]:
+                continue
+            self._pending.setdefault(there, []).append(found)
+            size = self._sizes.get(there, 0) + _size_of(record)
+            self._sizes[there] = size
+            if size >= _BATCH_BYTES or len(self._pending[there]) >= _BATCH_RECORDS:
+                yield self._built([there], form)
+        if self._pending:
+            yield self._built(sorted(self._pending), form)
+
+    def _start(self, here: Sequence[int], *, is_same: bool) -> dict[int, int]:
+        """Return where to begin in each partition: behind what was sent, if that is known without looking at it."""
+        if not is_same:
+            return {}
+        found = {}
+        for each in self._topic.partitions:
+            sent = self._map.sent_up_to(self._topic.name, each.partition, each.partition)
+            found[each.partition] = min(
+                max(sent, each.log_start_offset), each.committed.log_end_offset
+            )
+        return found
+
+    def _codec(self) -> Codec:
+        """Return the codec of the first batch that has one; batches get it again."""
+        first = [next(each.batches(each.log_start_offset), None) for each in self._topic.partitions]
+        return max((batch.header.codec for batch in first if batch), default=Codec.NONE)
+
+    def _partition_of(self, number: int, record: Record) -> int:
+        """Return the partition for a record in another number of partitions: that of its key, or one like its own."""
+        if record.key is None:
+            return number % self._partitions
+        return partition_of(record.key, self._partitions)
+
+    def _built(self, chosen: Sequence[int], form: BatchFormat) -> Sequence[Outgoing]:
+        """Return the pending records of some partitions as batches, after their offsets are in the map."""
+        name = self._topic.name
+        batches, runs = [], []
+        for there in chosen:
+            rows = self._pending.pop(there)
+            self._sizes.pop(there)
+            built = build_records([row.record for row in rows], form, NO_TIMESTAMP)
+            (batch,) = built.batches
+            offset = self._next[there]
+            batches.append(Outgoing(name, there, batch.data, offset, batch.record_count))
+            places = [(row.partition, row.record.offset or 0) for row in rows]
+            runs += runs_of(name, places, there, offset)
+            self._next[there] = offset + batch.record_count
+        self._map.add(runs)
+        return batches
+
+
+def _size_of(record: Record) -> int:
+    headers = sum(len(name) + len(value or b"") for name, value in record.headers)
+    return len(record.value or b"") + len(record.key or b"") + headers + _RECORD_OVERHEAD

@@ -1,0 +1,343 @@
+"""A push into a real broker: equal batches at equal offsets, groups that go on, refusals before anything is sent."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from logfs import Record
+from logfs.format.base.murmur2 import partition_of
+from logfs.store.store import Store
+from tests.kafka import topics
+from tests.support.stores import assert_clean
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from logfs.push.push import TopicPlan
+    from tests.kafka.broker import Broker
+    from tests.kafka.client import Client
+
+# How often a push and its broker are killed; a campaign does it some hundred times.
+KILLS = int(os.environ.get("LOGFS_PUSH_KILLS", "3"))
+
+
+def push(
+    log_dir: Path, servers: str, pattern: str = ".*", map_path: Path | None = None
+) -> dict[str, TopicPlan]:
+    """Push topics unless one is refused; return the plans by topic."""
+    from logfs.push.push import Push
+
+    with (
+        Store(log_dir, read_only=True) as store,
+        Push(store, servers, re.compile(pattern), {}, map_path=map_path) as pushed,
+    ):
+        plans = pushed.plan(lambda progress: None)
+        if not any(plan.is_refused for plan in plans):
+            pushed.run(plans, lambda progress: None)
+    return {plan.name: plan for plan in plans}
+
+
+def without_epochs(directory: Path) -> list[bytes]:
+    """Return the batches of a partition directory, without their leader epochs."""
+    with Store(directory.parent, read_only=True) as store:
+        found = [bytearray(batch.data) for batch in store[directory.name].batches(0)]
+    for data in found:
+        data[12:16] = bytes(4)
+    return [bytes(data) for data in found]
+
+
+# The kinds of topics whose batches a producer may send.
+EXACT = [
+    *(f"codec-{codec}" for codec in topics.CODECS),
+    "empty",
+    "idempotent",
+    "odd",
+    "recompressed",
+    "segments",
+    "unordered",
+]
+
+
+@pytest.fixture(scope="module")
+def broker(make_broker: Callable[..., Broker]) -> Broker:
+    return make_broker(
+        log_initial_task_delay_ms=0, log_flush_start_offset_checkpoint_interval_ms=100
+    )
+
+
+@pytest.fixture(scope="module")
+def copy(broker: Broker, client: Client, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A log directory with topics of every kind, and groups."""
+    from logfs.mirror.mirror import Mirror
+
+    topics.create(client)
+    for turn in range(2):
+        topics.append(client, broker.log_dir, turn)
+    log_dir = tmp_path_factory.mktemp("copy")
+    with Store(log_dir) as store, Mirror(store, broker.servers, re.compile(".*"), {}) as mirror:
+        mirror.run_once(lambda progress: None)
+    return log_dir
+
+
+@pytest.fixture(scope="module")
+def target(make_broker: Callable[..., Broker]) -> Broker:
+    """Another cluster."""
+    return make_broker(log_message_timestamp_after_max_ms=1)
+
+
+def test_a_push_has_the_same_batches(
+    copy: Path, target: Broker, connect: Callable[[Broker], Client]
+) -> None:
+    """All codecs, producers, sizes and times: equal bytes at equal offsets, settings, and groups; twice is once."""
+    there = connect(target)
+    for turn in range(2):
+        plans = push(copy, target.servers, "|".join(EXACT))
+        assert not any(plan.obstacles for plan in plans.values())
+        assert all(
+            (plan.left == 0) == (turn == 1 or plan.name == "empty") for plan in plans.values()
+        )
+        with Store(copy, read_only=True) as store:
+            for topic in EXACT:
+                ours, theirs = copy / f"{topic}-0", target.partition(f"{topic}-0")
+                assert without_epochs(ours) == without_epochs(theirs), topic
+                assert there.consume(topic) == list(store[ours.name].read())
+                settings = there.topic_settings(topic)
+                overrides = store.settings.topic_overrides(topic)
+                assert settings == {n: t for n, t in overrides.items() if "logfs" not in n}, topic
+            for group in ("billing", "shipping", "audit", "members-classic", "members-consumer"):
+                wanted = {w.topic: c[:2] for g, w, c in store.groups if g == group}
+                found = {
+                    each.topic: (each.offset, each.metadata) for each in there.committed(group)
+                }
+                assert {t: (o, m) for t, (o, m) in wanted.items() if t in EXACT} == found
+
+
+@pytest.mark.parametrize(
+    ("topic", "reason"),
+    [
+        ("transactions", "of transactions or their markers, .* the first at offset 0"),
+        ("compacted", "lack records, after compaction"),
+        ("append-time", "LogAppendTime"),
+        ("trimmed", "begins at offset [0-9]+ here, but its log there ends at 0"),
+    ],
+)
+def test_what_brokers_would_change_is_refused(
+    copy: Path, target: Broker, connect: Callable[[Broker], Client], topic: str, reason: str
+) -> None:
+    """The reason is said before anything is sent: other topics that could go are not even created."""
+    done = run_push(copy, target, "--topics", f"{topic}|compacted-away")
+    assert done.returncode == 1
+    assert re.search(reason, done.stderr), done.stderr
+    assert "--translate MAP" in done.stderr
+    assert topic not in connect(target).topic_ids()
+    assert not done.stdout
+
+
+def run_push(log_dir: Path, broker: Broker, *words: object) -> subprocess.CompletedProcess[str]:
+    """Run `logfs push`."""
+    command = [sys.executable, "-m", "logfs", "push", "--to", broker.servers, *map(str, words)]
+    return subprocess.run([*command, log_dir], capture_output=True, text=True, check=False)
+
+
+def contents(records: list[Record]) -> list[tuple[object, ...]]:
+    """Return what a producer gives of records: all but their offsets, and what their timestamps mean."""
+    return [(each.value, each.key, each.headers, each.timestamp) for each in records]
+
+
+TRANSLATED = [
+    "transactions",
+    "compacted-transactions",
+    "append-time",
+    "trimmed",
+    "compacted",
+    "segments",
+]
+
+
+def test_records_with_new_offsets(
+    copy: Path,
+    make_broker: Callable[..., Broker],
+    connect: Callable[[Broker], Client],
+    tmp_path: Path,
+) -> None:
+    """What cannot go as it is has the same committed records; each group goes on at the record that it was at."""
+    broker = make_broker()
+    there = connect(broker)
+    map_path = tmp_path / "offsets.csv"
+    with Store(copy, read_only=True) as store:
+        wanted = {topic: list(store[f"{topic}-0"].committed.read()) for topic in TRANSLATED}
+        for turn in range(2):
+            done = run_push(copy, broker, "--topics", "|".join(TRANSLATED), "--translate", map_path)
+            assert done.returncode == 0, done.stderr
+            for topic, ours in wanted.items():
+                theirs = there.consume(topic)
+                assert contents(theirs) == contents(ours), (topic, turn)
+        lines = map_path.read_text().splitlines()
+        assert lines[1] == "topic,partition,offset,records,to_partition,to_offset"
+        moved = {}
+        for topic, _, offset, count, _, to_offset in (line.split(",") for line in lines[2:]):
+            for n in range(int(count)):
+                moved[topic, int(offset) + n] = int(to_offset) + n
+        for topic in TRANSLATED[:-1]:
+            assert [moved[topic, each.offset] for each in wanted[topic]] == list(
+                range(len(wanted[topic]))
+            )
+        assert not any(topic == "segments" for topic, _ in moved)
+        committed = {w.topic: c.offset for g, w, c in store.groups if g == "within"}
+        found = {each.topic: each.offset for each in there.committed("within")}
+        assert found.keys() == {"transactions", "compacted-transactions"}
+        for topic, offset in found.items():
+            assert offset == sum(each.offset < committed[topic] for each in wanted[topic])
+
+
+def test_another_number_of_partitions(
+    target: Broker, connect: Callable[[Broker], Client], tmp_path: Path
+) -> None:
+    """Keys go to the partitions of Kafka's own producer, in their order; a group misses nothing; more may come."""
+    there = connect(target)
+    there.create_topic("spread", 3)
+    log_dir, map_path = tmp_path / "log", tmp_path / "map"
+    sent: list[Record] = []
+    with Store(log_dir) as store:
+        topic = store.topic("spread")
+        topic.create(2)
+    for turn in range(3):
+        with Store(log_dir) as store:
+            records = [
+                Record(
+                    b"%d" % (turn * 500 + n),
+                    b"key %d" % (n % 37),
+                    timestamp=topics.T + turn * 500 + n,
+                )
+                for n in range(500)
+            ]
+            store.topic("spread").append(records)
+            sent += records
+            if turn == 0:
+                store.groups.commit_all("halfway", {"spread-0": 100, "spread-1": 90})
+        assert "has 2 partitions here, but 3 there" in run_push(log_dir, target).stderr
+        plans = push(log_dir, target.servers, "spread", map_path)
+        assert plans["spread"].is_translated
+    with Store(log_dir, read_only=True) as store:
+        read = {
+            r.value for n, end in ((0, 100), (1, 90)) for r in store[f"spread-{n}"].read(0, end)
+        }
+    offsets = {each.partition: each.offset for each in there.committed("halfway")}
+    found: list[Record] = []
+    for number in range(3):
+        records = there.consume("spread", number)
+        found += records
+        for each in records:
+            assert each.key is not None
+            assert partition_of(each.key, 3) == number
+        assert [each.value for each in records] == [
+            each.value
+            for each in sent
+            if each.key is not None and partition_of(each.key, 3) == number
+        ]
+        assert {each.value for each in records[: offsets[number]]} <= read
+    assert sorted(contents(found)) == sorted(contents(sent))
+
+
+@pytest.mark.parametrize("is_translated", [False, True])
+def test_kills_of_the_push_and_of_the_broker(
+    make_broker: Callable[..., Broker],
+    connect: Callable[[Broker], Client],
+    tmp_path: Path,
+    *,
+    is_translated: bool,
+) -> None:
+    """SIGKILL of either or both at any time: nothing is lost or there twice, and the offsets are the same."""
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    log_dir = tmp_path / "log"
+    broker = make_broker()
+    connect(broker).create_topic("killed", 2)
+    words = ["--translate", tmp_path / "map"] if is_translated else []
+    with Store(log_dir) as store:
+        for number in range(2):
+            partition = store.create(f"killed-{number}")
+            for n in range(1000):
+                partition.append([Record(b"%d " % (n * 20 + m) * 20) for m in range(20)])
+            if is_translated:
+                store.delete_records(partition.name.directory, 7777)
+    command = [
+        sys.executable,
+        "-m",
+        "logfs",
+        "push",
+        "--to",
+        broker.servers,
+        *map(str, words),
+        str(log_dir),
+    ]
+    for _ in range(KILLS):
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        time.sleep(3 + chance.random() * 3)
+        victim = chance.choice(["push", "broker", "both"])
+        if victim != "push":
+            broker.kill()
+            broker.start()
+        if victim != "broker":
+            process.kill()
+        process.communicate()
+    done = run_push(log_dir, broker, *words)
+    assert done.returncode == 0, done.stderr
+    with Store(log_dir, read_only=True) as store:
+        for name, partition in [(each, store[each]) for each in store]:
+            theirs = connect(broker).consume("killed", partition.partition)
+            ours = list(partition.read())
+            assert contents(theirs) == contents(ours), name
+            if not is_translated:
+                assert without_epochs(log_dir / name) == without_epochs(broker.partition(name))
+    assert_clean(log_dir)
+
+
+def test_what_is_there_already(
+    target: Broker, connect: Callable[[Broker], Client], tmp_path: Path
+) -> None:
+    """A log goes on where it ends there; other records at the same offsets, and damage, are refused."""
+    there = connect(target)
+    for topic in ("goes-on", "differs", "longer"):
+        there.create_topic(topic)
+        there.produce(
+            topic,
+            [Record(b"first", timestamp=1)],
+            [Record(b"second", timestamp=2)],
+            enable_idempotence=False,
+        )
+    there.produce("longer", [Record(b"third")] * 5)
+    log_dir = tmp_path / "log"
+    with Store(log_dir) as store:
+        for topic in ("goes-on", "differs", "longer", "damaged"):
+            partition = store.create(f"{topic}-0")
+            partition.append([Record(b"first", timestamp=1)])
+            partition.append([Record(b"second" if topic == "goes-on" else b"other", timestamp=2)])
+            partition.append([Record(b"third", timestamp=3)])
+    (file,) = (log_dir / "damaged-0").glob("*.log")
+    data = bytearray(file.read_bytes())
+    data[-3] ^= 1
+    file.write_bytes(data)
+    for topic, reason in (
+        ("differs", "its log there has other records before offset 2"),
+        ("longer", "ends at offset 3 here, but at 7 there"),
+        ("damaged", "'logfs check' shows the damage"),
+        ("none", "no topic here matches 'none'"),
+    ):
+        done = run_push(log_dir, target, "--topics", topic)
+        assert (done.returncode, reason in done.stderr) == (1, True), done.stderr
+    done = run_push(log_dir, target, "--topics", "goes-on", "--dry-run")
+    assert done.stdout == "goes-on: 1 offsets of 1 partition as they are\n"
+    assert len(there.consume("goes-on")) == 2
+    assert run_push(log_dir, target, "--topics", "goes-on").returncode == 0
+    assert [each.value for each in there.consume("goes-on")] == [b"first", b"second", b"third"]

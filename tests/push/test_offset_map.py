@@ -1,0 +1,158 @@
+"""The map of offsets: what it keeps over crashes, and the offsets of groups that it translates."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from logfs.errors import ClusterError
+from logfs.push.offset_map import OffsetMap, runs_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TOPIC = "orders"
+
+# For each record in the order of its arrival: the partition here, how many offsets are left out before it, and the
+# partition there.
+records = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(0, 2)), max_size=60)
+sizes = st.lists(st.integers(1, 9), min_size=1)
+
+
+def placed(moves: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    """Return (partition here, offset here, partition there) of records."""
+    ends = [0, 0, 0]
+    found = []
+    for here, skipped, there in moves:
+        offset = ends[here] + skipped
+        ends[here] = offset + 1
+        found.append((here, offset, there))
+    return found
+
+
+def fill(
+    path: Path, moves: list[tuple[int, int, int]], batches: list[int]
+) -> dict[tuple[int, int], tuple[int, int]]:
+    """Write a map as a translation does, in batches of some sizes; return (there, offset there) by place here."""
+    offsets = OffsetMap(path, "A")
+    ends = [0, 0, 0]
+    found: dict[tuple[int, int], tuple[int, int]] = {}
+    rows = placed(moves)
+    turn = 0
+    while rows:
+        size = batches[turn % len(batches)]
+        turn += 1
+        some, rows = rows[:size], rows[size:]
+        for there in {row[2] for row in some}:
+            mine = [row[:2] for row in some if row[2] == there]
+            offsets.add(runs_of(TOPIC, mine, there, ends[there]))
+            for place in mine:
+                found[place] = there, ends[there]
+                ends[there] += 1
+    return found
+
+
+def ends_of(found: dict[tuple[int, int], tuple[int, int]]) -> dict[int, int]:
+    """Return the log ends in the cluster if all of these records are there."""
+    return {n: sum(there == n for there, _ in found.values()) for n in range(3)}
+
+
+@given(moves=records, batches=sizes, committed=st.lists(st.integers(0, 80), min_size=3, max_size=3))
+def test_groups_miss_nothing_and_go_on_as_far_as_they_can(
+    tmp_path_factory: pytest.TempPathFactory,
+    moves: list[tuple[int, int, int]],
+    batches: list[int],
+    committed: list[int],
+) -> None:
+    """In each partition there a group begins with the first record that it has not read, or at the end."""
+    path = tmp_path_factory.mktemp("map") / "map"
+    found = fill(path, moves, batches)
+    ends = ends_of(found)
+    offsets = OffsetMap(path, "A")
+    there = offsets.translated(TOPIC, dict(enumerate(committed)), ends)
+    for number in {number for number, _ in found.values()}:
+        unread = [
+            offset
+            for (here, at), (n, offset) in found.items()
+            if n == number and at >= committed[here]
+        ]
+        assert there[number] == min(unread, default=ends[number])
+    assert set(there) == {number for number, _ in found.values()}
+
+
+@given(moves=records.filter(bool), batches=sizes, data=st.data())
+def test_a_map_that_was_cut_off_goes_on(
+    tmp_path_factory: pytest.TempPathFactory,
+    moves: list[tuple[int, int, int]],
+    batches: list[int],
+    data: st.DataObject,
+) -> None:
+    """Whatever a crash leaves of the last line: the map has the records that are in the cluster, and no others."""
+    path = tmp_path_factory.mktemp("map") / "map"
+    found = fill(path, moves, batches)
+    whole = path.read_bytes()
+    cut = data.draw(st.integers(whole.index(b"\n") + 1, len(whole)))
+    path.write_bytes(whole[:cut])
+    lines = whole[:cut].decode().split("\n")[2:-1]
+    ends = {0: 0, 1: 0, 2: 0}
+    for line in lines:
+        _, _, _, count, there, to_offset = line.split(",")
+        ends[int(there)] = int(to_offset) + int(count)
+    # The records of the last line in each partition need not have arrived.
+    arrived = {
+        n: end if data.draw(st.booleans()) else last_start(lines, n) for n, end in ends.items()
+    }
+    offsets = OffsetMap(path, "A")
+    offsets.keep_sent(TOPIC, arrived)
+    for here in range(3):
+        for there in range(3):
+            sent = [
+                at
+                for (p, at), (n, to) in found.items()
+                if (p, n) == (here, there) and to < arrived[n]
+            ]
+            assert offsets.sent_up_to(TOPIC, here, there) == max(sent, default=-1) + 1
+    offsets.add(runs_of(TOPIC, [(0, 1000)], 0, arrived[0]))
+    again = OffsetMap(path, "A")
+    assert again.sent_up_to(TOPIC, 0, 0) == 1001
+
+
+def last_start(lines: list[str], number: int) -> int:
+    """Return where the last run of a partition there begins; 0 without one."""
+    starts = [line.split(",")[5] for line in lines if line.split(",")[4] == str(number)]
+    return int(starts[-1]) if starts else 0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "# cluster B\n",
+        "orders,0,0,1,0,0\n",
+        "# cluster A\nheading\norders,0,0,1,0\n",
+        "# cluster A\nheading\norders,0,x,1,0,0\n",
+        "# cluster A\nheading\norders,0,-1,1,0,0\n",
+        "# cluster A\nheading\n../up,0,0,1,0,0\n",
+        "\0\n" * 9,
+    ],
+)
+def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
+    """A map of another cluster, or another file, is an error that names it, and it is not changed."""
+    path = tmp_path / "map"
+    path.write_text(text)
+    with pytest.raises(ClusterError, match="map: "):
+        OffsetMap(path, "A")
+    assert path.read_text() == text
+
+
+def test_other_records_in_the_cluster_are_told(tmp_path: Path) -> None:
+    """A log that ends elsewhere than by the map has other records, too."""
+    offsets = OffsetMap(tmp_path / "map", "A")
+    offsets.add(runs_of(TOPIC, [(0, 0), (0, 1)], 0, 0))
+    for end in (1, 3):
+        with pytest.raises(ClusterError, match=f"ends at offset {end} in the cluster, but at"):
+            OffsetMap(tmp_path / "map", "A").keep_sent(TOPIC, {0: end})
+    with pytest.raises(FileNotFoundError):
+        OffsetMap(tmp_path / "nowhere/map", "A")
