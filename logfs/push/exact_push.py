@@ -40,7 +40,9 @@ def exact_batches(reader: Reader, offset: int, end: int) -> Iterator[Sequence[Ou
 
 def holds_last_batch(reader: Reader, end: int, theirs: bytes) -> bool:
     """Return whether the batch before `end` is the one with which `theirs` begins, but for the leader epoch."""
-    ours: Batch | None = next(iter(reader.batches(end - 1, end)), None)
+    # The log may start in the midst of a batch.
+    offset = max(end - 1, reader.log_start_offset)
+    ours: Batch | None = next(iter(reader.batches(offset)), None)
     if ours is None or ours.header.next_offset != end:
         return False
     compared = [bytearray(ours.data), bytearray(theirs[: len(ours.data)])]

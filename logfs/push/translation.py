@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from logfs.store.topic import PartitionRecord, Topic
 
 # A batch is sent once it has so many bytes or records.
-_BATCH_BYTES = 1 << 19
+_BATCH_BYTES = 1 << 17
 _BATCH_RECORDS = 10_000
 # The most bytes that a record's frame takes.
 _RECORD_OVERHEAD = 32

@@ -44,6 +44,7 @@ DEFAULTS = {
     "broker.session.timeout.ms": 2000,
     "broker.heartbeat.interval.ms": 200,
 }
+BOOTSTRAP = "controller.quorum.bootstrap.servers"
 # Options of its log output, which leave out the values of all settings.
 LOGGING = [
     "-Dorg.slf4j.simpleLogger.showShortLogName=true",
@@ -62,7 +63,7 @@ class Broker:
     def __init__(
         self, kafka: Distribution, directory: Path, jvm: Sequence[str] = JVM, **settings: object
     ) -> None:
-        """Format the log directory `directory`/data, without starting the broker. `jvm` are options of its JVM."""
+        """Prepare the log directory `directory`/data, without starting the broker. `jvm` are options of its JVM."""
         self.kafka = kafka
         self._jvm = jvm
         self.directory = directory
@@ -73,18 +74,18 @@ class Broker:
         self._ports = [_reserved_port(), _reserved_port()]
         own, controller = (held.getsockname()[1] for held in self._ports)
         self.servers = f"127.0.0.1:{own}"
+        self.controller = f"127.0.0.1:{controller}"
+        self.cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         self.settings = {
             **DEFAULTS,
-            "listeners": f"PLAINTEXT://{self.servers},CONTROLLER://127.0.0.1:{controller}",
+            "listeners": f"PLAINTEXT://{self.servers},CONTROLLER://{self.controller}",
             "advertised.listeners": f"PLAINTEXT://{self.servers}",
-            "controller.quorum.bootstrap.servers": f"127.0.0.1:{controller}",
+            BOOTSTRAP: self.controller,
             "log.dirs": self.log_dir,
             **{name.replace("_", "."): value for name, value in settings.items()},
         }
         self._properties = directory / "server.properties"
         self.log_dir.mkdir(parents=True)
-        self._write_properties()
-        self._format()
 
     def __enter__(self) -> Broker:
         return self
@@ -92,10 +93,22 @@ class Broker:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def reserve_port(self) -> int:
+        """Return one more loopback port, for another listener."""
+        self._ports.append(_reserved_port())
+        return int(self._ports[-1].getsockname()[1])
+
     def start(self, seconds: float = START_SECONDS) -> Broker:
         """Start the broker, and wait until it serves requests, for so many seconds at most."""
+        self.launch()
+        return self.await_start(seconds)
+
+    def launch(self) -> None:
+        """Start the broker, without waiting for it. Its log directory is formatted at the first time."""
         assert self.process is None, "it runs"
         self._write_properties()
+        if not self.log_dir.joinpath("meta.properties").exists():
+            self._format()
         self._log_start = self._log.stat().st_size if self._log.exists() else 0
         # The kernel kills the broker when this process ends for any reason.
         command = ["setpriv", "--pdeathsig", "KILL", *self._java(*self._jvm, *LOGGING)]
@@ -106,6 +119,9 @@ class Broker:
                 stdout=log,
                 stderr=log,
             )
+
+    def await_start(self, seconds: float = START_SECONDS) -> Broker:
+        """Wait until the broker serves requests, for so many seconds at most."""
         self._await(STARTED, seconds)
         return self
 
@@ -177,8 +193,9 @@ class Broker:
         self._properties.write_text("".join(lines))
 
     def _format(self) -> None:
-        cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        options = ["--standalone", f"--cluster-id={cluster}", f"--config={self._properties}"]
+        options = [f"--cluster-id={self.cluster_id}", f"--config={self._properties}"]
+        if BOOTSTRAP in self.settings:
+            options.append("--standalone")
         done = subprocess.run(
             [*self._java(*JVM, "-Xmx256m"), "kafka.tools.StorageTool", "format", *options],
             capture_output=True,

@@ -61,6 +61,17 @@ class Client:
             self.call("createTopic", topic=topic, partitions=partitions, configs=_settings(configs))
         )
 
+    def place_topic(self, topic: str, replicas: Sequence[Sequence[int]], **configs: object) -> None:
+        """Create a topic as `create_topic` does, each partition on the brokers in `replicas`, its leader first."""
+        settings = _settings(configs)
+        self.call(
+            "createTopic",
+            topic=topic,
+            partitions=len(replicas),
+            replicas=replicas,
+            configs=settings,
+        )
+
     def grow_topic(self, topic: str, partitions: int) -> None:
         """Increase the number of partitions of a topic to `partitions`, and wait until they are served."""
         self.call("growTopic", topic=topic, partitions=partitions)

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import errno
-import os
-import random
 import re
-import signal
 import socket
 import subprocess
 import sys
-import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -22,6 +18,7 @@ from logfs.store.store import Store
 from tests.kafka import topics
 from tests.kafka.broker import Broker
 from tests.kafka.client import COMMITTED, UNCOMMITTED
+from tests.kafka.copies import MirrorCommand, log_bytes, values
 from tests.support.mounts import refuses
 from tests.support.processes import wait_for
 from tests.support.stores import assert_clean
@@ -34,9 +31,6 @@ if TYPE_CHECKING:
     from tests.kafka.distribution import Distribution
     from tests.support.mounts import Mount
 
-# How often the mirror and its source are killed; a campaign does it some hundred times.
-KILLS = int(os.environ.get("LOGFS_MIRROR_KILLS", "4"))
-
 
 def mirror_once(store: Store, servers: str, pattern: str = ".*") -> None:
     """Mirror what a cluster has now."""
@@ -46,14 +40,6 @@ def mirror_once(store: Store, servers: str, pattern: str = ".*") -> None:
         mirror.run_once(lambda progress: None)
         assert not mirror.progress().problems
         assert not mirror.progress().lag
-
-
-def log_bytes(directory: Path, start: int = 0) -> bytes:
-    """Return the bytes of all segments of a partition that end above an offset."""
-    files = sorted(directory.glob("*.log"))
-    bases = [int(file.stem) for file in files]
-    kept = [f for f, after in zip(files, [*bases[1:], 1 << 62], strict=True) if after > start]
-    return b"".join(file.read_bytes() for file in kept)
 
 
 def epochs_of(directory: Path) -> list[int]:
@@ -99,25 +85,6 @@ def test_a_mirror_has_the_same_batches(source: Broker, client: Client, tmp_path:
     assert_clean(log_dir)
 
 
-class MirrorCommand:
-    """`logfs mirror` in a process of its own."""
-
-    def __init__(self, servers: str, log_dir: Path, *words: str) -> None:
-        self._command = [sys.executable, "-m", "logfs", "mirror", "--from", servers, *words]
-        self._command.append(str(log_dir))
-        self.process = self.start()
-
-    def start(self) -> subprocess.Popen[str]:
-        """Start it, again if it has ended."""
-        self.process = subprocess.Popen(self._command, stderr=subprocess.PIPE, text=True)
-        return self.process
-
-    def end(self, number: int = signal.SIGINT) -> str:
-        """End it by a signal, and return what it has told."""
-        self.process.send_signal(number)
-        return self.process.communicate(timeout=60)[1]
-
-
 @pytest.fixture
 def follow(broker: Broker, tmp_path: Path) -> Iterator[Callable[[str], tuple[MirrorCommand, Path]]]:
     """Return a function that starts the mirror of topics into a new directory; it is killed if it does not end."""
@@ -134,14 +101,6 @@ def follow(broker: Broker, tmp_path: Path) -> Iterator[Callable[[str], tuple[Mir
         if command.process.poll() is None:
             command.process.kill()
             command.process.communicate()
-
-
-def values(log_dir: Path, name: str) -> list[bytes | None]:
-    """Return the values that a reader beside the mirror finds in a partition; none if it does not exist yet."""
-    if not (log_dir / name).exists():
-        return []
-    with Store(log_dir, read_only=True) as store:
-        return [record.value for record in store[name].read()] if name in store else []
 
 
 def offsets_of(log_dir: Path, group: str) -> dict[str, int]:
@@ -237,49 +196,6 @@ def test_what_the_source_loses_is_dropped(
         assert [record.value for record in copy.read()][21:] == [b"after the loss"] * 2
         assert log_bytes(copy.directory) == log_bytes(broker.partition("orders-0"))
         assert epochs_of(copy.directory) == epochs_of(broker.partition("orders-0"))
-    assert_clean(log_dir)
-
-
-def test_kills_of_the_mirror_and_of_the_broker(
-    make_broker: Callable[..., Broker], connect: Callable[[Broker], Client], tmp_path: Path
-) -> None:
-    """SIGKILL of either or both at any time: nothing is lost, there twice, or invented."""
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
-    chance = random.Random(seed)
-    broker = make_broker(unclean_leader_election_enable="true")
-    client = connect(broker)
-    client.create_topic("killed", partitions=2, internal_segment_bytes=200_000)
-    log_dir = tmp_path / "followed"
-    log_dir.mkdir()
-    command = MirrorCommand(broker.servers, log_dir, "--topics", "killed")
-    try:
-        wanted: dict[int, list[bytes | None]] = {0: [], 1: []}
-        for turn in range(KILLS):
-            for number, sent in wanted.items():
-                records = [Record(b"%d " % (turn * 2000 + n) * 50) for n in range(2000)]
-                batches = [records[n : n + 50] for n in range(0, 2000, 50)]
-                client.produce("killed", *batches, partition=number, enable_idempotence=False)
-                sent += [record.value for record in records]
-            time.sleep(chance.random() * 1.5)
-            victim = chance.choice(["mirror", "broker", "both"])
-            if victim != "broker":
-                command.end(signal.SIGKILL)
-            if victim != "mirror":
-                broker.kill()
-                broker.start()
-            if victim != "broker":
-                command.start()
-        for number, sent in wanted.items():
-            name = f"killed-{number}"
-            wait_for(lambda name=name, sent=sent: values(log_dir, name) == sent, 120)
-        command.end()
-    finally:
-        if command.process.poll() is None:
-            command.end(signal.SIGKILL)
-    for number in wanted:
-        name = f"killed-{number}"
-        assert log_bytes(log_dir / name) == log_bytes(broker.partition(name))
     assert_clean(log_dir)
 
 

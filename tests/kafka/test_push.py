@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import random
 import re
 import subprocess
 import sys
-import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,7 +13,7 @@ from logfs import Record
 from logfs.format.base.murmur2 import partition_of
 from logfs.store.store import Store
 from tests.kafka import topics
-from tests.support.stores import assert_clean
+from tests.kafka.copies import without_epochs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,9 +22,6 @@ if TYPE_CHECKING:
     from logfs.push.push import TopicPlan
     from tests.kafka.broker import Broker
     from tests.kafka.client import Client
-
-# How often a push and its broker are killed; a campaign does it some hundred times.
-KILLS = int(os.environ.get("LOGFS_PUSH_KILLS", "3"))
 
 
 def push(
@@ -44,15 +38,6 @@ def push(
         if not any(plan.is_refused for plan in plans):
             pushed.run(plans, lambda progress: None)
     return {plan.name: plan for plan in plans}
-
-
-def without_epochs(directory: Path) -> list[bytes]:
-    """Return the batches of a partition directory, without their leader epochs."""
-    with Store(directory.parent, read_only=True) as store:
-        found = [bytearray(batch.data) for batch in store[directory.name].batches(0)]
-    for data in found:
-        data[12:16] = bytes(4)
-    return [bytes(data) for data in found]
 
 
 # The kinds of topics whose batches a producer may send.
@@ -246,61 +231,6 @@ def test_another_number_of_partitions(
         ]
         assert {each.value for each in records[: offsets[number]]} <= read
     assert sorted(contents(found)) == sorted(contents(sent))
-
-
-@pytest.mark.parametrize("is_translated", [False, True])
-def test_kills_of_the_push_and_of_the_broker(
-    make_broker: Callable[..., Broker],
-    connect: Callable[[Broker], Client],
-    tmp_path: Path,
-    *,
-    is_translated: bool,
-) -> None:
-    """SIGKILL of either or both at any time: nothing is lost or there twice, and the offsets are the same."""
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
-    chance = random.Random(seed)
-    log_dir = tmp_path / "log"
-    broker = make_broker()
-    connect(broker).create_topic("killed", 2)
-    words = ["--translate", tmp_path / "map"] if is_translated else []
-    with Store(log_dir) as store:
-        for number in range(2):
-            partition = store.create(f"killed-{number}")
-            for n in range(1000):
-                partition.append([Record(b"%d " % (n * 20 + m) * 20) for m in range(20)])
-            if is_translated:
-                store.delete_records(partition.name.directory, 7777)
-    command = [
-        sys.executable,
-        "-m",
-        "logfs",
-        "push",
-        "--to",
-        broker.servers,
-        *map(str, words),
-        str(log_dir),
-    ]
-    for _ in range(KILLS):
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        time.sleep(3 + chance.random() * 3)
-        victim = chance.choice(["push", "broker", "both"])
-        if victim != "push":
-            broker.kill()
-            broker.start()
-        if victim != "broker":
-            process.kill()
-        process.communicate()
-    done = run_push(log_dir, broker, *words)
-    assert done.returncode == 0, done.stderr
-    with Store(log_dir, read_only=True) as store:
-        for name, partition in [(each, store[each]) for each in store]:
-            theirs = connect(broker).consume("killed", partition.partition)
-            ours = list(partition.read())
-            assert contents(theirs) == contents(ours), name
-            if not is_translated:
-                assert without_epochs(log_dir / name) == without_epochs(broker.partition(name))
-    assert_clean(log_dir)
 
 
 def test_what_is_there_already(

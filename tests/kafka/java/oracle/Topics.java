@@ -5,6 +5,7 @@ import java.util.ArrayList;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Optional;
 import java.util.concurrent.ExecutionException;
 import org.apache.kafka.clients.admin.Admin;
 import org.apache.kafka.clients.admin.AlterConfigOp;
@@ -67,9 +68,18 @@ final class Topics {
         Map<String, String> configs = new HashMap<>();
         arguments.get("configs").properties().forEach(
             entry -> configs.put(entry.getKey(), entry.getValue().asText()));
-        NewTopic topic = new NewTopic(name, arguments.get("partitions").intValue(), (short) 1).configs(configs);
+        int partitions = arguments.get("partitions").intValue();
+        Map<Integer, List<Integer>> replicas = new HashMap<>();
+        for (JsonNode brokers : arguments.withArray("replicas")) {
+            List<Integer> some = new ArrayList<>();
+            brokers.forEach(each -> some.add(each.intValue()));
+            replicas.put(replicas.size(), some);
+        }
+        NewTopic topic = (replicas.isEmpty()
+            ? new NewTopic(name, Optional.of(partitions), Optional.empty())
+            : new NewTopic(name, replicas)).configs(configs);
         String id = admin(arguments).createTopics(List.of(topic)).topicId(name).get().toString();
-        awaitServed(admin(arguments), name, arguments.get("partitions").intValue());
+        awaitServed(admin(arguments), name, partitions);
         return id;
     }
 
