@@ -73,7 +73,14 @@ class CommitPending(LogfsError):
 
 
 class NotWritable(LogfsError):
-    """The store was opened read-only."""
+    """The store was opened read-only, or the topic mirrors a cluster."""
+
+    @classmethod
+    def of_mirror(cls, partition: str, source: str) -> NotWritable:
+        """Return the error about a partition that mirrors the cluster with the id `source`."""
+        return cls(
+            f"{partition}: is a mirror of {source}; 'logfs promote' makes it a log of its own"
+        )
 
 
 class PartitionFailed(LogfsError):

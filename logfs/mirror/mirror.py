@@ -247,7 +247,7 @@ class Mirror:
             if known is None or store.partitions.get(name) is not known.partition:
                 # It is new, or its copy was deleted here.
                 if name not in store.homes:
-                    store.create(name, mirrored_id=topic.topic_id)
+                    store.create(name, mirror_of=self._cluster_id, mirrored_id=topic.topic_id)
                 mirror = PartitionMirror(store, store[name], self._cluster_id)
                 with self._lock:
                     self._partitions[name] = mirror

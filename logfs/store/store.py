@@ -220,17 +220,22 @@ class Store(PartitionRegistry):
 
     # Partitions.
 
-    def create(self, name: str, *, mirrored_id: uuid.UUID | None = None) -> Partition:
+    def create(
+        self, name: str, *, mirror_of: str = "", mirrored_id: uuid.UUID | None = None
+    ) -> Partition:
         """Create a partition in the log directory with the fewest partitions, and return it once it is durable.
 
-        No group has a commit for it. `mirrored_id` is the id of the topic that it mirrors, in another cluster: the
-        partition gets this id, and no leader epoch before its first batch.
+        No group has a commit for it. `mirror_of` is given by the mirror of a cluster, as to `truncate`, and
+        `mirrored_id` is the id of the topic there: the partition gets this id, and no leader epoch before its first
+        batch.
 
-        Raises `InvalidName`, `PartitionExists`, `NotWritable`, and the errors of
-        `Groups.forget`.
+        Raises `InvalidName`, `PartitionExists`, `NotWritable`, and the errors of `Groups.forget`.
         """
         parsed = names.parse_directory(name)
         self._check_writable(name)
+        source = self.settings.log_config(parsed.topic).logfs_mirror_source
+        if source not in ("", mirror_of):
+            raise NotWritable.of_mirror(name, source)
         if parsed.topic != GROUPS_TOPIC and name not in self.homes:
             # A crash may have kept those of a partition of that name that was deleted.
             self.groups.forget_partition(name)

@@ -147,6 +147,7 @@ def test_a_mirror_follows_what_changes(
             lambda: store["live-orders-0"].append([b"x"]),
             lambda: store.truncate("live-orders-0", 1),
             lambda: store.delete_records("live-orders-0", -1),
+            lambda: store.create("live-orders-7"),
         ):
             with pytest.raises(NotWritable, match=r"is a mirror of .*'logfs promote'"):
                 change()
@@ -210,7 +211,7 @@ def test_a_topic_that_is_not_a_mirror_is_left_alone(
     with Store(log_dir) as store:
         store.create("own-0").append([b"ours"])
         store.settings.set_topic("foreign", "logfs.mirror.source", "elsewhere")
-        store.create("foreign-0")
+        store.create("foreign-0", mirror_of="elsewhere")
         mirror_once(store, broker.servers, "again")
         client.delete_topic("again")
         client.create_topic("again")

@@ -366,9 +366,7 @@ class Partition(Reader):
         self.check_changeable()
         source = self.config.logfs_mirror_source
         if source:
-            raise NotWritable(
-                f"{self.name.directory}: is a mirror of {source}; 'logfs promote' makes it a log of its own"
-            )
+            raise NotWritable.of_mirror(self.name.directory, source)
 
     def check_mirror(self, source: str) -> None:
         """Raise `NotWritable` unless the topic still mirrors `source`, and as `check_changeable`; under `lock`."""
