@@ -132,15 +132,16 @@ class Mirror:
     def run_once(self, report: Callable[[Progress], object]) -> None:
         """Mirror what the cluster has at this moment, and make it durable.
 
-        A partition that could not be mirrored for 30 seconds is left as it is; `progress` says why.
+        A partition that has no leader now, or could not be mirrored for 30 seconds, is left as it is; `progress` says
+        why.
         """
-        ends = self._cluster.end_offsets(
-            (each.partition.name.topic, each.partition.name.partition)
-            for each in self._partitions.values()
-        )
+        led = [each for each in self._partitions.values() if each.leader >= 0]
         for each in self._partitions.values():
-            name = each.partition.name
-            each.goal = ends[name.topic, name.partition]
+            if each.leader < 0:
+                each.fail("has no leader")
+        ends = self._cluster.end_offsets(each.place for each in led)
+        for each in led:
+            each.goal = ends[each.place]
 
         def is_over() -> bool:
             return all(

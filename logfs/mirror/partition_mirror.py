@@ -57,6 +57,11 @@ class PartitionMirror:
         return self.partition.name.directory
 
     @property
+    def place(self) -> tuple[str, int]:
+        """The topic and the number of the partition."""
+        return self.partition.name.topic, self.partition.name.partition
+
+    @property
     def lag(self) -> int:
         """How many offsets the copy is behind its source; 0 as long as the end of the source is unknown."""
         return max(self.high_watermark - self.partition.log_end_offset, 0)
@@ -102,8 +107,7 @@ class PartitionMirror:
         """Return what to fetch next."""
         partition = self.partition
         return Wanted(
-            partition.name.topic,
-            partition.name.partition,
+            *self.place,
             partition.log_end_offset,
             self._leader_epoch,
             partition.epochs.latest,
@@ -180,8 +184,7 @@ class PartitionMirror:
 
     def _return_to_range(self, cluster: Cluster) -> None:
         """Go on where the source's log begins now, if retention has deleted what would come next."""
-        name = self.partition.name
-        first, end = cluster.offset_range(name.topic, name.partition)
+        first, end = cluster.offset_range(*self.place)
         ours = self.partition.log_end_offset
         self._agrees = False
         if ours < first:
