@@ -81,6 +81,7 @@ IMPORTERS = {
     "argparse": ["cli/"],
     "dateparser": ["cli/"],
     "tqdm": ["cli/"],
+    "shtab": ["cli/completion.py"],
     "numpy": ["format/", "log/", "spark/", "cli/output.py", "cli/selection.py"],
     "lz4": ["format/batches/compression.py"],
     "cramjam": ["format/batches/compression.py"],

@@ -56,10 +56,13 @@ COMMANDS = {
     "push": "send topics into a Kafka cluster, batch by batch",
     "promote": "make a mirrored topic a log of its own",
     "groups": "show the committed offsets and the lag of consumer groups",
+    "completion": "print a script that completes commands in a shell",
 }
 
 # Commands that do not write to log directories. Ctrl-C may kill them at once: they need no orderly shutdown.
-_READ_ONLY = frozenset({"cat", "check", "describe", "dump", "status", "tail", "umount"})
+_READ_ONLY = frozenset(
+    {"cat", "check", "describe", "dump", "status", "tail", "umount", "completion"}
+)
 # The exit code that a shell reports for a command killed by SIGINT.
 _INTERRUPTED = 130
 # The delay before a lost Ctrl-C is sent again.
@@ -157,16 +160,14 @@ def _choose(
     If the command's module has its own `COMMANDS`, the next word names the command in it.
     """
     if words and words[0] in commands:
-        name, text = words[0], commands[words[0]]
-        text = f"{text[0].upper()}{text[1:]}."
-        path = f"{package}.{name.replace('-', '_')}"
+        name, text = words[0], _sentence(commands[words[0]])
+        path = _module_of(package, name)
         with _ended_by_ctrl_c():
             module = importlib.import_module(path)
         if hasattr(module, "COMMANDS"):
             return _choose(f"{prog} {name}", text, module.COMMANDS, path, words[1:])
         with _ended_by_ctrl_c():
-            title = f"{prog} {name}"
-            parser = _Parser(prog=title, description=text, epilog=_EPILOG)
+            parser = _Parser(prog=f"{prog} {name}", description=text, epilog=_EPILOG)
             module.add_arguments(parser)
             for word in words[1:]:
                 if word.startswith("-") and word.endswith("=--"):
@@ -188,6 +189,37 @@ def _choose(
     parser.add_argument("command", choices=commands, metavar="COMMAND", help="one of these:")
     parser.parse_args(words[:1] or ["--help"])
     return 2
+
+
+def whole_parser() -> argparse.ArgumentParser:
+    """Return one parser with all commands, for what is made from it: completion and manual pages.
+
+    It imports every command, so a command itself runs with a parser of its own.
+    """
+    parser = argparse.ArgumentParser(prog="logfs", description="Kafka's log, as files.")
+    parser.add_argument("--version", action="version", version=f"logfs {_version()}")
+    _add_commands(parser, COMMANDS, __name__)
+    return parser
+
+
+def _add_commands(parser: argparse.ArgumentParser, commands: dict[str, str], package: str) -> None:
+    added = parser.add_subparsers(metavar="COMMAND", title="commands")
+    for name, text in commands.items():
+        each = added.add_parser(name, help=text, description=_sentence(text))
+        path = _module_of(package, name)
+        module = importlib.import_module(path)
+        if hasattr(module, "COMMANDS"):
+            _add_commands(each, module.COMMANDS, path)
+        else:
+            module.add_arguments(each)
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def _module_of(package: str, command: str) -> str:
+    return f"{package}.{command.replace('-', '_')}"
 
 
 def _joined(words: Sequence[str]) -> list[str]:
