@@ -10,7 +10,7 @@ import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from logfs.cluster.library import error_name, failures, kafka_python, naming_cluster
+from logfs.cluster.library import describe_error, error_name, failures, kafka_python, naming_cluster
 from logfs.errors import ClusterError
 from logfs.format.batches.batch import whole_batches
 
@@ -342,19 +342,40 @@ class Cluster:
     # What a producer sends.
 
     def create_topic(
-        self, topic: str, partitions: int, replicas: int, settings: Mapping[str, str]
+        self,
+        topic: str,
+        partitions: int,
+        replicas: int,
+        settings: Mapping[str, str],
+        *,
+        is_trial: bool = False,
     ) -> None:
-        """Create a topic, and wait until its partitions have leaders. -1 `replicas` are the cluster's default."""
+        """Create a topic, and wait until its partitions have leaders. -1 `replicas` are the cluster's default.
+
+        A trial creates nothing, but raises `ClusterError` if the cluster would refuse it.
+        """
         options = {
             "num_partitions": partitions,
             "replication_factor": replicas,
             "configs": dict(settings),
         }
         with naming_cluster(self.servers):
-            self._admin.create_topics({topic: options}, wait_for_metadata=True)
+            (found,) = self._admin.create_topics(
+                {topic: options}, validate_only=is_trial, raise_errors=False
+            )["topics"]
+            if found["error_code"]:
+                reason = describe_error(found["error_code"], found["error_message"])
+                raise ClusterError(f"{self.servers}: topic {topic} cannot be created: {reason}")
+            if not is_trial:
+                self._admin.wait_for_topics([topic])
 
-    def alter_settings(self, topic: str, changes: Mapping[str, str | None]) -> None:
-        """Change settings of a topic; None restores the cluster's default."""
+    def alter_settings(
+        self, topic: str, changes: Mapping[str, str | None], *, is_trial: bool = False
+    ) -> None:
+        """Change settings of a topic; None restores the cluster's default.
+
+        A trial changes nothing, but raises `ClusterError` if the cluster would refuse it.
+        """
         admin = self._kafka.admin
         operations = {
             name: (admin.AlterConfigOp.DELETE if text is None else admin.AlterConfigOp.SET, text)
@@ -362,7 +383,10 @@ class Cluster:
         }
         resource = admin.ConfigResource(admin.ConfigResourceType.TOPIC, topic, configs=operations)
         with naming_cluster(self.servers):
-            self._admin.alter_configs([resource])
+            found = self._admin.alter_configs([resource], validate_only=is_trial)
+        result = found["topic"][topic]
+        if result != "OK":
+            raise ClusterError(f"{self.servers}: settings of topic {topic} are refused: {result}")
 
     def delete_records(self, topic: str, partition: int, before: int) -> None:
         """Raise the log start offset of a partition to `before`."""

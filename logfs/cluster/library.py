@@ -26,6 +26,11 @@ def error_name(code: int) -> str:
     return str(getattr(found, "message", found.__name__))
 
 
+def describe_error(code: int, message: str | None) -> str:
+    """Return the name of an error code, with the text that a broker has sent with it."""
+    return ": ".join(filter(None, [error_name(code), message]))
+
+
 def may_pass(error: ClusterError) -> bool:
     """Whether the cause of an error may pass, so that the same request should be sent again."""
     return bool(getattr(error.__cause__, "retriable", False))

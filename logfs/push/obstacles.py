@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _OLD = "batches of formats before Kafka 0.11"
 _TRANSACTIONS = "batches of transactions or their markers, which only a coordinator can write"
-_GAPS = "batches that do not follow the one before, or lack records, after compaction or a loss"
+_GAPS = "places where offsets are missing, after compaction or a loss"
 _LOG_TIME = "batches with the time of the log (LogAppendTime), which brokers set themselves"
 _SEQUENCES = "batches whose producer's sequence does not follow, as after its expiry"
 
@@ -32,23 +32,28 @@ class Obstacles(NamedTuple):
 def find_obstacles(
     reader: Reader, offset: int, report: Callable[[int], object] = lambda size: None
 ) -> Obstacles:
-    """Read all batches of a partition from the one at `offset` on.
+    """Read all batches of a partition from the one that holds `offset` to the log end.
 
     `report` is called with the size of each batch in bytes.
     """
     found: dict[str, tuple[int, int]] = {}
     producers = Producers()
-    expected: int | None = None
+    # The first batch may begin before the offset.
+    expected, end = offset, reader.log_end_offset
     try:
         for batch in reader.batches(offset):
             header = batch.header
             if header.magic == MAGIC:
                 batch.check()
-            for kind in _kinds(batch, expected, producers):
+            is_next = header.base_offset <= expected < header.next_offset
+            for kind in _kinds(batch, producers, is_next=is_next):
                 first, count = found.get(kind, (header.base_offset, 0))
                 found[kind] = first, count + 1
             expected = header.next_offset
             report(header.size_bytes)
+        if expected < end:
+            # The last batches are gone.
+            found.setdefault(_GAPS, (expected, 1))
     except Corrupt as error:
         return Obstacles([], f"{error}; 'logfs check' shows the damage")
     if _GAPS in found or _TRANSACTIONS in found:
@@ -60,13 +65,13 @@ def find_obstacles(
     return Obstacles(reasons, "")
 
 
-def _kinds(batch: Batch, expected: int | None, producers: Producers) -> list[str]:
-    """Return what is in the way of one batch, if the one before it ends at `expected`."""
+def _kinds(batch: Batch, producers: Producers, *, is_next: bool) -> list[str]:
+    """Return what is in the way of one batch; `is_next` tells whether it follows the one before."""
     header = batch.header
     if header.magic != MAGIC:
         return [_OLD]
     kinds = []
-    if header.has_holes or expected not in (None, header.base_offset):
+    if header.has_holes or not is_next:
         kinds.append(_GAPS)
     if header.is_control or header.is_transactional:
         return [*kinds, _TRANSACTIONS]
@@ -75,10 +80,10 @@ def _kinds(batch: Batch, expected: int | None, producers: Producers) -> list[str
     if header.producer_id >= 0:
         try:
             # A broker appends no batch that it takes for a repetition.
-            is_next = producers.check_batch(header) is None
+            follows = producers.check_batch(header) is None
         except (OutOfOrderSequence, InvalidProducerEpoch):
-            is_next = False
-        if not is_next:
+            follows = False
+        if not follows:
             kinds.append(_SEQUENCES)
         producers.note(batch)
     return kinds

@@ -64,15 +64,21 @@ class OffsetMap:
         self._runs: dict[tuple[str, int, int], list[Run]] = {}
         if not path.parent.is_dir():
             raise FileNotFoundError(errno.ENOENT, "no such directory", str(path.parent))
-        data = path.read_bytes() if path.exists() else b""
-        # The last line may have been cut off by a crash, before its records were sent.
-        *lines, _ = data.decode("utf-8", "replace").split("\n")
-        if lines and lines[0] != self._first_line:
-            raise ClusterError(f"{path}: is no map of offsets for the cluster {cluster_id}")
-        for number, line in enumerate(lines[2:], 3):
-            self._add(self._parsed(number, line))
+        if path.exists():
+            self._read()
         # Whether the file has whole lines alone, and can grow.
         self._is_whole = False
+
+    def _read(self) -> None:
+        # The last line may have been cut off by a crash, before its records were sent.
+        *lines, _ = self._path.read_bytes().decode("utf-8", "replace").split("\n")
+        if lines[:2] != [self._first_line, _HEADING]:
+            raise ClusterError(
+                f"{self._path}: is no map of offsets for this cluster, which begins with {self._first_line!r}: name "
+                "the map of the last push, or for the first one a file that does not exist"
+            )
+        for number, line in enumerate(lines[2:], 3):
+            self._add(self._parsed(number, line))
 
     def _parsed(self, number: int, line: str) -> Run:
         words = line.split(",")

@@ -178,6 +178,7 @@ class Push:
             plan.there |= {
                 number: end for (topic, number), end in ends.items() if topic == plan.name
             }
+            self._try_settings(plan)
             self._examine(plan, checked)
         return plans
 
@@ -196,6 +197,21 @@ class Push:
         if plan.partitions != here:
             plan.obstacles.append(f"has {here} partitions here, but {plan.partitions} there")
         return plan
+
+    def _try_settings(self, plan: TopicPlan) -> None:
+        """Find out whether the cluster takes the topic with its settings, those at the end included."""
+        cluster = self._sender.cluster
+        for settings in ({**plan.settings, **_FOR_PUSHING}, plan.settings):
+            try:
+                if plan.remote is None:
+                    cluster.create_topic(
+                        plan.name, plan.partitions, self._replicas, settings, is_trial=True
+                    )
+                else:
+                    cluster.alter_settings(plan.name, settings, is_trial=True)
+            except ClusterError as error:
+                plan.refusals.append(str(error))
+                return
 
     def _examine(self, plan: TopicPlan, checked: Callable[[int], object]) -> None:
         """Find out what is in the way of a topic, and where to begin."""

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from logfs.cluster.cluster import NONE, Wanted
-from logfs.cluster.library import error_name
+from logfs.cluster.library import describe_error, error_name
 from logfs.errors import ClusterError
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ class Sender:
     def _check(self, batch: Outgoing, answer: Produced) -> None:
         where = f"{self.cluster.servers}: {batch.topic}-{batch.partition}"
         if answer.error != NONE:
-            reason = ": ".join(filter(None, [error_name(answer.error), answer.message]))
+            reason = describe_error(answer.error, answer.message)
             raise ClusterError(f"{where}: the batch at offset {batch.offset} is refused: {reason}")
         if answer.base_offset != batch.offset:
             raise ClusterError(_NOT_ALONE.format(where, batch.offset, answer.base_offset))

@@ -110,7 +110,7 @@ def test_a_push_has_the_same_batches(
     ("topic", "reason"),
     [
         ("transactions", "of transactions or their markers, .* the first at offset 0"),
-        ("compacted", "lack records, after compaction"),
+        ("compacted", "places where offsets are missing, after compaction"),
         ("append-time", "LogAppendTime"),
         ("trimmed", "begins at offset [0-9]+ here, but its log there ends at 0"),
     ],
