@@ -6,6 +6,8 @@ only. Its version is therefore fixed to one release (`pyproject.toml`, extra `mi
 
 from __future__ import annotations
 
+import socket
+import struct
 import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -18,6 +20,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from typing import Self
 
+# What was written to a connection, but is not on the network yet, is dropped when the connection is closed, also by
+# the end of this process: no batch arrives long after its sender has gone.
+_SOCKET_OPTIONS = (
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)),
+)
 # Topics with the state of a cluster or a store, which mean nothing elsewhere.
 OWN_TOPICS = frozenset(
     {"__consumer_offsets", "__transaction_state", "__share_group_state", "__remote_log_metadata"}
@@ -151,7 +160,10 @@ class Cluster:
         _check_addresses(servers)
         with naming_cluster(servers):
             self._admin = kafka.admin.KafkaAdminClient(
-                bootstrap_servers=servers.split(","), client_id="logfs", **options
+                bootstrap_servers=servers.split(","),
+                client_id="logfs",
+                socket_options=_SOCKET_OPTIONS,
+                **options,
             )
 
     def __enter__(self) -> Self:

@@ -33,7 +33,8 @@ def describe_error(code: int, message: str | None) -> str:
 
 def may_pass(error: ClusterError) -> bool:
     """Whether the cause of an error may pass, so that the same request should be sent again."""
-    return bool(getattr(error.__cause__, "retriable", False))
+    cause = error.__cause__
+    return isinstance(cause, OSError) or bool(getattr(cause, "retriable", False))
 
 
 def kafka_python() -> Any:

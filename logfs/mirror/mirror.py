@@ -197,6 +197,10 @@ class Mirror:
             for each in self._cluster.topics()
             if self._topics.fullmatch(each.name) and each.name not in OWN_TOPICS
         ]
+        if found:
+            self._problems.pop("topics", None)
+        else:
+            self._problems["topics"] = f"no topic of the cluster matches {self._topics.pattern!r}"
         settings = self._settings([each.name for each in found])
         self._homes.clear()
         for name in self._store.homes:

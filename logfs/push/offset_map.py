@@ -17,13 +17,15 @@ from __future__ import annotations
 import errno
 import os
 from bisect import bisect_right
+from contextlib import contextmanager
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.errors import ClusterError
 from logfs.format.base import names
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
 _HEADING = "topic,partition,offset,records,to_partition,to_offset"
@@ -99,7 +101,7 @@ class OffsetMap:
         """Replace the file by one with the runs that are known."""
         runs = sorted((run for some in self._runs.values() for run in some), key=_place_there)
         temporary = self._path.with_name(f"{self._path.name}.tmp")
-        with temporary.open("w") as file:
+        with self._naming_path(), temporary.open("w") as file:
             file.writelines([f"{self._first_line}\n", f"{_HEADING}\n", *map(_line, runs)])
             file.flush()
             os.fsync(file.fileno())
@@ -111,6 +113,15 @@ class OffsetMap:
             os.close(directory)
         self._is_whole = True
 
+    @contextmanager
+    def _naming_path(self) -> Iterator[None]:
+        """Have errors name the map: that of a full disk names no file."""
+        try:
+            yield
+        except OSError as error:
+            error.filename = str(self._path)
+            raise
+
     def __contains__(self, topic: str) -> bool:
         """Whether records of a topic have been sent."""
         return any(each == topic for each, _, _ in self._runs)
@@ -119,7 +130,7 @@ class OffsetMap:
         """Add runs, and make them durable. Their records may be sent then. Raises `OSError`."""
         if not self._is_whole:
             self._write_all()
-        with self._path.open("a") as file:
+        with self._naming_path(), self._path.open("a") as file:
             file.writelines(map(_line, runs))
             file.flush()
             os.fsync(file.fileno())
@@ -131,6 +142,7 @@ class OffsetMap:
 
         Raises `ClusterError` if a log does not end where a run does, and so has other records, too.
         """
+        self._check_whole(topic, ends)
         last: dict[int, int] = {}
         changed = False
         for place, runs in self._runs.items():
@@ -149,6 +161,25 @@ class OffsetMap:
                 )
         # The next write leaves out what was forgotten.
         self._is_whole &= not changed
+
+    def _check_whole(self, topic: str, ends: Mapping[int, int]) -> None:
+        """Raise `ClusterError` if the runs of a topic leave out offsets there, or are not in order here."""
+        there: dict[int, list[Run]] = {}
+        for (name, _, number), runs in self._runs.items():
+            if name == topic:
+                there.setdefault(number, []).extend(runs)
+                if any(later.offset < run.end for run, later in pairwise(runs)):
+                    raise self._malformed(topic, number)
+        for number, runs in there.items():
+            runs.sort(key=_place_there)
+            if number not in ends or any(a.to_end != b.to_offset for a, b in pairwise(runs)):
+                raise self._malformed(topic, number)
+
+    def _malformed(self, topic: str, number: int) -> ClusterError:
+        return ClusterError(
+            f"{self._path}: the lines for partition {number} of {topic} are not those of a push: lines are missing, "
+            "doubled or changed"
+        )
 
     def sent_up_to(self, topic: str, partition: int, to_partition: int) -> int:
         """Return the offset up to which the records of a partition that go to another one have been sent."""

@@ -7,13 +7,10 @@ offsets of the groups. A push that was interrupted goes on where the logs in the
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from logfs.cluster.cluster import OWN_TOPICS, Cluster
-from logfs.cluster.library import may_pass
 from logfs.errors import ClusterError, UnknownPartition
 from logfs.format.base.names import parse_directory
 from logfs.push.exact_push import exact_batches, first_offset, holds_last_batch
@@ -47,23 +44,6 @@ _FOR_PUSHING = {
 }
 # So many partitions or translated topics are sent side by side. Each has a batch in memory.
 _AT_ONCE = 32
-# How long a new cluster may take until it can keep the offsets of groups.
-_GROUPS_SECONDS = 60.0
-_PAUSE_SECONDS = 0.3
-
-_Result = TypeVar("_Result")
-
-
-def _patiently(work: Callable[[], _Result]) -> _Result:
-    """Return what `work` returns, tried again while a cluster makes its groups' coordinators ready."""
-    deadline = time.monotonic() + _GROUPS_SECONDS
-    while True:
-        try:
-            return work()
-        except ClusterError as error:
-            if not may_pass(error) or time.monotonic() > deadline:
-                raise
-        time.sleep(_PAUSE_SECONDS)
 
 
 class Progress(NamedTuple):
@@ -130,7 +110,7 @@ class Push:
         self._replicas = replicas
         self._sender = Sender(lambda: Cluster(servers, options))
         try:
-            self._cluster_id = self._sender.cluster.cluster_id
+            self._cluster_id = self._sender.ask(lambda cluster: cluster.cluster_id)
             self._map = None if map_path is None else OffsetMap(map_path, self._cluster_id)
         except BaseException:
             self.close()
@@ -154,7 +134,7 @@ class Push:
         Raises `UnknownPartition` if there is no such topic, `ClusterError`, and the errors that keep a partition
         offline.
         """
-        remote = {each.name: each for each in self._sender.cluster.topics()}
+        remote = {each.name: each for each in self._sender.ask(Cluster.topics)}
         names = sorted(
             name
             for name in {parse_directory(each).topic for each in self._store.homes} - OWN_TOPICS
@@ -200,15 +180,12 @@ class Push:
 
     def _try_settings(self, plan: TopicPlan) -> None:
         """Find out whether the cluster takes the topic with its settings, those at the end included."""
-        cluster = self._sender.cluster
         for settings in ({**plan.settings, **_FOR_PUSHING}, plan.settings):
             try:
                 if plan.remote is None:
-                    cluster.create_topic(
-                        plan.name, plan.partitions, self._replicas, settings, is_trial=True
-                    )
+                    self._create(plan, settings, is_trial=True)
                 else:
-                    cluster.alter_settings(plan.name, settings, is_trial=True)
+                    self._alter(plan, settings, is_trial=True)
             except ClusterError as error:
                 plan.refusals.append(str(error))
                 return
@@ -231,6 +208,25 @@ class Push:
             plan.obstacles += [f"{name}: {reason}" for reason in found.reasons]
             plan.refusals += [f"{name}: {found.damage}"] if found.damage else []
         plan.is_translated = self._map is not None and (bool(plan.obstacles) or is_begun)
+        if plan.is_translated:
+            plan.refusals += self._check_map(plan, is_begun=is_begun)
+
+    def _check_map(self, plan: TopicPlan, *, is_begun: bool) -> list[str]:
+        """Return what is in the way of a translation: records in the cluster that are not in the map."""
+        assert self._map is not None
+        if is_begun:
+            try:
+                self._map.keep_sent(plan.name, plan.there)
+            except ClusterError as error:
+                return [str(error)]
+            return []
+        starts = {} if plan.remote is None else self._starts(plan)
+        return [
+            f"{topic}-{number}: has records there that the map does not know: delete the topic in the cluster, or "
+            "name the map of the push that they are from"
+            for (topic, number), start in starts.items()
+            if start < plan.there[number]
+        ]
 
     def _compare(self, reader: Partition, begin: int, there: int) -> list[str]:
         """Return what is in the way if the log in the cluster ends at `there`, and ours begins at `begin`."""
@@ -261,17 +257,46 @@ class Push:
         for plan in plans:
             self._prepare(plan)
         self._send(plans, report)
+        self._check_ends(plans)
         for plan in plans:
             self._finish(plan)
         self._commit_groups({plan.name: plan for plan in plans})
+
+    def _check_ends(self, plans: Sequence[TopicPlan]) -> None:
+        """Raise `ClusterError` if a log in the cluster does not end where it was pushed to."""
+        wanted = {(plan.name, number): end for plan in plans for number, end in plan.there.items()}
+        for (topic, number), end in self._sender.settled_ends(wanted).items():
+            if end != wanted[topic, number]:
+                raise ClusterError(
+                    f"{topic}-{number}: was pushed up to offset {wanted[topic, number]}, but ends at {end} in the "
+                    "cluster: another program writes to the topic, or the network has kept a batch of an earlier "
+                    "push. Delete the topic in the cluster, and push again"
+                )
 
     def _prepare(self, plan: TopicPlan) -> None:
         """Create a topic, or give it the settings under which it can be pushed, if there is something to push."""
         settings = {**plan.settings, **_FOR_PUSHING}
         if plan.remote is None:
-            self._sender.cluster.create_topic(plan.name, plan.partitions, self._replicas, settings)
+            self._create(plan, settings)
         elif plan.left:
-            self._sender.cluster.alter_settings(plan.name, _FOR_PUSHING)
+            self._alter(plan, _FOR_PUSHING)
+
+    def _create(
+        self, plan: TopicPlan, settings: Mapping[str, str], *, is_trial: bool = False
+    ) -> None:
+        name, partitions, replicas = plan.name, plan.partitions, self._replicas
+        self._sender.ask(
+            lambda cluster: cluster.create_topic(
+                name, partitions, replicas, settings, is_trial=is_trial
+            )
+        )
+
+    def _alter(
+        self, plan: TopicPlan, changes: Mapping[str, str | None], *, is_trial: bool = False
+    ) -> None:
+        self._sender.ask(
+            lambda cluster: cluster.alter_settings(plan.name, changes, is_trial=is_trial)
+        )
 
     def _streams(self, plan: TopicPlan) -> Iterator[Iterator[Sequence[Outgoing]]]:
         """Yield what sends a topic: an iterator for each partition, or for the topic if it is translated."""
@@ -282,7 +307,6 @@ class Push:
                 )
             return
         assert self._map is not None
-        self._map.keep_sent(plan.name, plan.there)
         yield Translation(self._store.topic(plan.name), plan.there, self._map).batches()
 
     def _send(self, plans: Sequence[TopicPlan], report: Callable[[Progress], object]) -> None:
@@ -308,27 +332,30 @@ class Push:
 
     def _finish(self, plan: TopicPlan) -> None:
         """Give a topic the settings and the log starts that it has here."""
-        cluster = self._sender.cluster
         reset = {name: None for name in _FOR_PUSHING if name not in plan.settings}
-        cluster.alter_settings(plan.name, {**plan.settings, **reset})
+        self._alter(plan, {**plan.settings, **reset})
         if plan.is_translated:
             return
-        starts = cluster.start_offsets((plan.name, each.partition) for each in plan.readers)
+        starts = self._starts(plan)
         for each in plan.readers:
             wanted = min(each.log_start_offset, plan.there[each.partition])
             if starts[plan.name, each.partition] < wanted:
-                cluster.delete_records(plan.name, each.partition, wanted)
+                self._sender.ask(_delete_records(plan.name, each.partition, wanted))
+
+    def _starts(self, plan: TopicPlan) -> dict[tuple[str, int], int]:
+        """Return the log starts in the cluster."""
+        places = [(plan.name, number) for number in plan.there]
+        return self._sender.ask(lambda cluster: cluster.start_offsets(places))
 
     def _commit_groups(self, plans: Mapping[str, TopicPlan]) -> None:
         """Commit the offsets of groups for the topics that were pushed, where they have none in the cluster."""
-        cluster = self._sender.cluster
         committed: dict[str, dict[str, dict[int, OffsetCommit]]] = {}
         for group, where, commit in self._store.groups:
             if where.topic in plans:
                 topics = committed.setdefault(group, {})
                 topics.setdefault(where.topic, {})[where.partition] = commit
         for group, topics in committed.items():
-            known = _patiently(partial(cluster.group_offsets, group))
+            known = self._sender.ask(_group_offsets(group))
             missing = {
                 (topic, number): found
                 for topic, commits in topics.items()
@@ -336,7 +363,7 @@ class Push:
                 if (topic, number) not in known
             }
             if missing:
-                _patiently(partial(cluster.commit, group, missing))
+                self._sender.ask(_commit(group, missing))
 
     def _committed_there(
         self, plan: TopicPlan, commits: Mapping[int, OffsetCommit]
@@ -355,3 +382,20 @@ class Push:
             # The texts that came with the offsets are about other partitions.
             return {number: (offset, "") for number, offset in found.items()}
         return {number: (offset, commits[number].metadata) for number, offset in found.items()}
+
+
+# What is asked in a loop.
+
+
+def _delete_records(topic: str, partition: int, before: int) -> Callable[[Cluster], None]:
+    return lambda cluster: cluster.delete_records(topic, partition, before)
+
+
+def _group_offsets(group: str) -> Callable[[Cluster], dict[tuple[str, int], int]]:
+    return lambda cluster: cluster.group_offsets(group)
+
+
+def _commit(
+    group: str, offsets: Mapping[tuple[str, int], tuple[int, str]]
+) -> Callable[[Cluster], None]:
+    return lambda cluster: cluster.commit(group, offsets)

@@ -10,17 +10,17 @@ from __future__ import annotations
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from logfs.cluster.cluster import NONE, Wanted
-from logfs.cluster.library import describe_error, error_name
+from logfs.cluster.library import describe_error, error_name, may_pass
 from logfs.errors import ClusterError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from typing import Self
 
-    from logfs.cluster.cluster import Cluster, Outgoing, Produced
+    from logfs.cluster.cluster import Cluster, Fetched, Outgoing, Produced
 
     Place = tuple[str, int]
 
@@ -32,7 +32,10 @@ _QUIET_SECONDS = 2.0
 _PAUSE_SECONDS = 0.3
 # How long a batch is sent again, or the end of a log is asked for, before it is an error.
 _GIVE_UP_SECONDS = 120.0
+_ASK_SECONDS = 60.0
 _NO_EPOCH = -1
+
+_Result = TypeVar("_Result")
 
 
 class Sender:
@@ -60,6 +63,21 @@ class Sender:
         self._pool.shutdown(cancel_futures=True)
         with suppress(ClusterError):
             self.cluster.close()
+
+    def ask(self, work: Callable[[Cluster], _Result]) -> _Result:
+        """Return what `work` returns; it is tried again for a minute while the cause of its error may pass.
+
+        That is a broken connection, a change of leaders, or a new cluster that is not ready for groups.
+        """
+        deadline = time.monotonic() + _ASK_SECONDS
+        while True:
+            try:
+                return work(self.cluster)
+            except ClusterError as error:
+                if not may_pass(error) or time.monotonic() > deadline:
+                    raise
+            time.sleep(_PAUSE_SECONDS)
+            self._reconnect()
 
     # The ends of logs.
 
@@ -118,9 +136,14 @@ class Sender:
 
     def last_batch(self, place: Place, end: int) -> bytes:
         """Return the batch before `end` in the log, with what follows it; empty if it was deleted."""
-        self._find_leaders()
-        node, epoch = self._leader(place)
-        (found,) = self.cluster.fetch(node, [Wanted(*place, end - 1, epoch, _NO_EPOCH)])
+
+        def fetch(cluster: Cluster) -> Fetched:
+            self._find_leaders()
+            node, epoch = self._leader(place)
+            (found,) = cluster.fetch(node, [Wanted(*place, end - 1, epoch, _NO_EPOCH)])
+            return found
+
+        found = self.ask(fetch)
         return found.records if found.error == NONE else b""
 
     def _reconnect(self) -> None:

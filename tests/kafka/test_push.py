@@ -258,6 +258,11 @@ def test_what_is_there_already(
     data = bytearray(file.read_bytes())
     data[-3] ^= 1
     file.write_bytes(data)
+    done = run_push(log_dir, target, "--topics", "longer", "--translate", tmp_path / "map")
+    assert "has records there that the map does not know" in done.stderr
+    done = run_push(log_dir, target, "--topics", "goes-on|damaged", "--replication-factor", "5")
+    assert "topic damaged cannot be created: " in done.stderr
+    assert done.stderr.count("\n") < 8
     for topic, reason in (
         ("differs", "its log there has other records before offset 2"),
         ("longer", "ends at offset 3 here, but at 7 there"),
