@@ -271,8 +271,10 @@ class Cluster:
 
     # What a follower asks.
 
-    def fetch(self, node: int, wanted: Sequence[Wanted]) -> list[Fetched]:
-        """Fetch from a broker, and wait up to `FETCH_WAIT_MS` for records if there are none."""
+    def fetch(
+        self, node: int, wanted: Sequence[Wanted], wait_ms: int = FETCH_WAIT_MS
+    ) -> list[Fetched]:
+        """Fetch from a broker, and wait up to `wait_ms` for records if there are none."""
         from kafka.protocol.consumer.fetch import FetchRequest
 
         topics = [
@@ -294,7 +296,7 @@ class Cluster:
         ]
         request = FetchRequest(
             replica_id=_CONSUMER,
-            max_wait_ms=FETCH_WAIT_MS,
+            max_wait_ms=wait_ms,
             min_bytes=1,
             max_bytes=_FETCH_BYTES,
             isolation_level=0,

@@ -7,11 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from logfs.cluster.cluster import NONE
+from logfs.cluster.cluster import FETCH_WAIT_MS, NONE
 from logfs.errors import ClusterError, LogfsError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from concurrent.futures import Future
 
     from logfs.cluster.cluster import Cluster, Fetched, Wanted
@@ -89,7 +89,8 @@ class Fetcher:
 
     def _turn(self, cluster: Cluster) -> bool:
         """Compare or fetch once; return False if the metadata are out of date."""
-        mine = [each for each in self._led(self.node) if not each.is_waiting]
+        led = [each for each in self._led(self.node) if not each.is_waiting]
+        mine = [each for each in led if each.goal is None or not each.has_reached_goal]
         if not mine:
             self._stopped.wait(_IDLE_SECONDS)
             return True
@@ -103,17 +104,24 @@ class Fetcher:
         ready = [each.wanted() for each in mine if not each.must_compare]
         if not ready:
             return is_current
-        for asked, found in self._fetched(cluster, ready):
+        goals = {each.place: each.goal for each in mine if each.goal is not None}
+        for asked, found in self._fetched(cluster, ready, goals):
             taker = by_place.get(found[:2])
             # What was fetched ahead does not fit if the append before it has failed, or the leader has changed.
             if taker is not None and taker.asks_for(asked):
                 is_current &= self._guarded(taker, lambda m=taker, f=found: m.take(f, cluster))  # type: ignore[misc]
         return is_current
 
-    def _fetched(self, cluster: Cluster, ready: Sequence[Wanted]) -> list[tuple[Wanted, Fetched]]:
-        """Return what was asked for and the answers; the next fetch is sent before these are appended."""
+    def _fetched(
+        self, cluster: Cluster, ready: Sequence[Wanted], goals: Mapping[tuple[str, int], int]
+    ) -> list[tuple[Wanted, Fetched]]:
+        """Return what was asked for and the answers; the next fetch is sent before these are appended.
+
+        `goals` are the offsets at which partitions shall end. A fetch for one of them does not wait for records.
+        """
+        wait_ms = 0 if goals else FETCH_WAIT_MS
         if self._ahead is None:
-            asked, answers = ready, cluster.fetch(self.node, ready)
+            asked, answers = ready, cluster.fetch(self.node, ready, wait_ms)
         else:
             asked, waiting = self._ahead
             self._ahead = None
@@ -123,9 +131,14 @@ class Fetcher:
         has_all = {each[:2] for each in ready} <= by_place.keys()
         if has_all and any(len(found.records) >= _MANY_BYTES for found in answers):
             following = [each.after(found) for each, found in pairs if found.error == NONE]
-            wanted = [each for each in following if each is not None]
+            wanted = [
+                each
+                for each in following
+                if each is not None and each.offset < goals.get(each[:2], each.offset + 1)
+            ]
             if wanted:
-                self._ahead = wanted, self._sender.submit(cluster.fetch, self.node, wanted)
+                fetch = self._sender.submit(cluster.fetch, self.node, wanted, wait_ms)
+                self._ahead = wanted, fetch
         return pairs
 
     def _guarded(self, mirror: PartitionMirror, work: Callable[[], bool]) -> bool:

@@ -41,6 +41,7 @@ class PartitionMirror:
         self.high_watermark = -1
         self.goal: int | None = None
         self.fetched_bytes = 0
+        self._flushed_bytes = 0
         self.problem = ""
         self._leader_epoch = _NO_EPOCH
         # After an error, the time before which nothing is asked, and the pause after the next one (seconds).
@@ -65,6 +66,17 @@ class PartitionMirror:
     def lag(self) -> int:
         """How many offsets the copy is behind its source; 0 as long as the end of the source is unknown."""
         return max(self.high_watermark - self.partition.log_end_offset, 0)
+
+    @property
+    def unflushed_bytes(self) -> int:
+        """How many bytes were appended since the last `flush`."""
+        return self.fetched_bytes - self._flushed_bytes
+
+    def flush(self) -> None:
+        """Make everything durable that was appended so far. Any thread may call it."""
+        fetched = self.fetched_bytes
+        self.partition.flush()
+        self._flushed_bytes = fetched
 
     @property
     def has_reached_goal(self) -> bool:

@@ -140,7 +140,7 @@ class Sender:
         def fetch(cluster: Cluster) -> Fetched:
             self._find_leaders()
             node, epoch = self._leader(place)
-            (found,) = cluster.fetch(node, [Wanted(*place, end - 1, epoch, _NO_EPOCH)])
+            (found,) = cluster.fetch(node, [Wanted(*place, end - 1, epoch, _NO_EPOCH)], wait_ms=0)
             return found
 
         found = self.ask(fetch)
