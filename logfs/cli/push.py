@@ -12,7 +12,7 @@ from logfs.cli.common import add_log_dirs, log_dirs_of, not_empty, path_argument
 from logfs.cli.mirror import add_source, source_of
 
 if TYPE_CHECKING:
-    from logfs.push.push import Progress, TopicPlan
+    from logfs.push.plan import Progress, TopicPlan
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -12,7 +12,14 @@ import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from logfs.cluster.library import describe_error, error_name, failures, kafka_python, naming_cluster
+from logfs.cluster.library import (
+    describe_error,
+    error_name,
+    failures,
+    kafka_python,
+    large_reads,
+    naming_cluster,
+)
 from logfs.errors import ClusterError
 from logfs.format.batches.batch import whole_batches
 
@@ -163,6 +170,7 @@ class Cluster:
                 bootstrap_servers=servers.split(","),
                 client_id="logfs",
                 socket_options=_SOCKET_OPTIONS,
+                **large_reads(),
                 **options,
             )
 

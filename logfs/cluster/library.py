@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import re
+import socket
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +19,8 @@ _FAILURE = re.compile(
     r"(?:Connection|Bootstrap connection to \S+) failed: (.*?)(?: \(backoff .*)?$"
 )
 
+_LARGE_READS = "large-reads"
+_PIECE_BYTES = 256 << 10
 _SAYS_LITTLE = re.compile("disconnected|[Tt]imeout")
 
 
@@ -48,6 +52,32 @@ def kafka_python() -> Any:
             f"Kafka clusters need kafka-python ({error}); install logfs[mirror]"
         ) from None
     return kafka
+
+
+@functools.cache
+def large_reads() -> dict[str, str]:
+    """Return the option by which kafka-python reads large pieces from a connection without TLS.
+
+    Its own are of 4 KiB: between two of them it waits for the interpreter if another thread appends.
+    The library finds a class of sockets by the scheme of a proxy; this one goes to the broker itself.
+    """
+    from kafka.net.inet import KafkaNetSocket
+
+    class LargeReads(KafkaNetSocket):  # type: ignore[misc]
+        SCHEMES = (_LARGE_READS,)
+
+        def socket(self, *kind: int) -> socket.socket:
+            return _Socket(*kind)
+
+    return {"proxy_url": f"{_LARGE_READS}://"}
+
+
+class _Socket(socket.socket):
+    """A socket that reads more than it is asked for, if more is there."""
+
+    def recv(self, size: int, flags: int = 0) -> bytes:
+        """Return what is there, up to 256 KiB."""
+        return super().recv(max(size, _PIECE_BYTES), flags)
 
 
 class Failures(logging.Handler):

@@ -48,7 +48,7 @@ class Translation:
     def batches(self) -> Iterator[Sequence[Outgoing]]:
         """Yield batches, at most one for a partition at a time. Raises the errors of `Topic.read` and `OSError`."""
         here = [each.partition for each in self._topic.partitions]
-        is_same = self._partitions == len(here) and max(here) < self._partitions
+        is_same = self._partitions == max(here) + 1
         form = BatchFormat(self._codec(), limit_bytes=_NO_LIMIT)
         sent = {
             (number, there): self._map.sent_up_to(self._topic.name, number, there)

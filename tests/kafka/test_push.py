@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from logfs.push.push import TopicPlan
+    from logfs.push.plan import TopicPlan
     from tests.kafka.broker import Broker
     from tests.kafka.client import Client
 
@@ -231,6 +231,27 @@ def test_another_number_of_partitions(
         ]
         assert {each.value for each in records[: offsets[number]]} <= read
     assert sorted(contents(found)) == sorted(contents(sent))
+
+
+def test_a_topic_that_lacks_a_partition(
+    target: Broker, connect: Callable[[Broker], Client], tmp_path: Path
+) -> None:
+    """Partitions keep their numbers, and the missing one is empty; what comes later is pushed later."""
+    there = connect(target)
+    log_dir = tmp_path / "log"
+    for turn in range(1, 3):
+        with Store(log_dir) as store:
+            for name in ("holed-0", "holed-2"):
+                partition = store[name] if name in store else store.create(name)
+                partition.append([Record(b"%d" % turn)] * 3)
+        for _ in range(2):
+            done = run_push(log_dir, target, "--topics", "holed")
+            assert done.returncode == 0, done.stderr
+        assert [len(there.consume("holed", number)) for number in range(3)] == [
+            3 * turn,
+            0,
+            3 * turn,
+        ]
 
 
 def test_what_is_there_already(

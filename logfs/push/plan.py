@@ -1,0 +1,232 @@
+"""The plan of a push: how each topic can go, what is in the way, and where to begin. Nothing is sent for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from logfs.cluster.cluster import OWN_TOPICS, Cluster
+from logfs.errors import ClusterError, UnknownPartition
+from logfs.format.base.names import parse_directory
+from logfs.push.exact_push import first_offset, holds_last_batch
+from logfs.push.obstacles import find_obstacles
+from logfs.setting import MIRROR_SOURCE
+
+if TYPE_CHECKING:
+    import re
+    from collections.abc import Callable, Mapping, Sequence
+
+    from logfs.cluster.cluster import RemoteTopic
+    from logfs.log.append.partition import Partition
+    from logfs.push.offset_map import OffsetMap
+    from logfs.push.sender import Sender
+    from logfs.store.store import Store
+
+# Under these settings brokers take any batch as it is, and delete none. A topic has them while it is pushed.
+FOR_PUSHING = {
+    "cleanup.policy": "delete",
+    "compression.type": "producer",
+    "max.message.bytes": str(2**31 - 1),
+    "message.timestamp.after.max.ms": str(2**63 - 1),
+    "message.timestamp.before.max.ms": str(2**63 - 1),
+    "message.timestamp.type": "CreateTime",
+    "retention.bytes": "-1",
+    "retention.ms": "-1",
+}
+
+
+class Progress(NamedTuple):
+    """What is being done, "checking" or "sending", and how far it is, in bytes."""
+
+    work: str
+    done_bytes: int
+    total_bytes: int
+
+
+@dataclass
+class TopicPlan:
+    """How a topic is pushed.
+
+    `obstacles` say why it cannot go as it is, and `refusals` why it cannot go at all. `is_translated` means that its
+    records get new offsets. `partitions` is the number of partitions in the cluster, at the end, and `there` are the
+    ends of their logs; `sent_up_to` and `ends` are offsets here, by partition.
+    """
+
+    name: str
+    readers: Sequence[Partition]
+    partitions: int
+    remote: RemoteTopic | None
+    settings: Mapping[str, str]
+    obstacles: list[str] = field(default_factory=list)
+    refusals: list[str] = field(default_factory=list)
+    is_translated: bool = False
+    sent_up_to: dict[int, int] = field(default_factory=dict)
+    ends: dict[int, int] = field(default_factory=dict)
+    there: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def has_same_partitions(self) -> bool:
+        """Whether the topic has as many partitions there as here. Here, some of them may be missing."""
+        return self.partitions == max(each.partition for each in self.readers) + 1
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the topic cannot be pushed in the way that was asked for."""
+        return bool(self.refusals or (self.obstacles and not self.is_translated))
+
+    @property
+    def left(self) -> int:
+        """How many offsets there are to push; with a translation, at most."""
+        return sum(self.ends[number] - sent for number, sent in self.sent_up_to.items())
+
+
+class Planner:
+    """Makes the plan of a push from the logs here and those in the cluster."""
+
+    def __init__(
+        self, store: Store, sender: Sender, offsets: OffsetMap | None, replicas: int
+    ) -> None:
+        """Plan for the cluster of `sender`. `offsets` is the map for records with new offsets, None for none."""
+        self._store = store
+        self._sender = sender
+        self._map = offsets
+        self._replicas = replicas
+        self._cluster_id = sender.ask(lambda cluster: cluster.cluster_id)
+
+    def plan(
+        self, topics: re.Pattern[str], report: Callable[[Progress], object]
+    ) -> list[TopicPlan]:
+        """Read the topics whose whole names match, and return how each can be pushed.
+
+        Raises `UnknownPartition` if there is no such topic, `ClusterError`, and the errors that keep a partition
+        offline.
+        """
+        remote = {each.name: each for each in self._sender.ask(Cluster.topics)}
+        names = sorted(
+            name
+            for name in {parse_directory(each).topic for each in self._store.homes} - OWN_TOPICS
+            if topics.fullmatch(name)
+        )
+        if not names:
+            raise UnknownPartition(f"no topic here matches {topics.pattern!r}")
+        plans = [self._topic_plan(name, remote.get(name)) for name in names]
+        ends = self._sender.settled_ends(
+            (plan.name, number) for plan in plans if plan.remote for number in plan.remote.leaders
+        )
+        total = sum(each.size_bytes for plan in plans for each in plan.readers)
+        done = 0
+
+        def checked(size: int) -> None:
+            nonlocal done
+            done += size
+            report(Progress("checking", done, max(done, total)))
+
+        for plan in plans:
+            plan.there |= {
+                number: end for (topic, number), end in ends.items() if topic == plan.name
+            }
+            self._try_settings(plan)
+            self._examine(plan, checked)
+        return plans
+
+    def _topic_plan(self, name: str, remote: RemoteTopic | None) -> TopicPlan:
+        readers = self._store.topic(name).partitions
+        here = max(each.partition for each in readers) + 1
+        overrides = self._store.settings.topic_overrides(name)
+        settings = {n: t for n, t in overrides.items() if not n.startswith(("logfs.", "remote."))}
+        partitions = here if remote is None else len(remote.leaders)
+        plan = TopicPlan(name, readers, partitions, remote, settings)
+        plan.there |= dict.fromkeys(range(partitions), 0)
+        if overrides.get(MIRROR_SOURCE) == self._cluster_id:
+            plan.refusals.append(
+                "is a mirror of this very cluster; 'logfs promote' makes it a log of its own"
+            )
+        if not plan.has_same_partitions:
+            plan.obstacles.append(f"has {here} partitions here, but {plan.partitions} there")
+        return plan
+
+    def _try_settings(self, plan: TopicPlan) -> None:
+        """Find out whether the cluster takes the topic with its settings, those at the end included."""
+        for settings in ({**plan.settings, **FOR_PUSHING}, plan.settings):
+            try:
+                if plan.remote is None:
+                    self._sender.ask(
+                        partial(
+                            Cluster.create_topic,
+                            topic=plan.name,
+                            partitions=plan.partitions,
+                            replicas=self._replicas,
+                            settings=settings,
+                            is_trial=True,
+                        )
+                    )
+                else:
+                    self._sender.ask(
+                        partial(
+                            Cluster.alter_settings,
+                            topic=plan.name,
+                            changes=settings,
+                            is_trial=True,
+                        )
+                    )
+            except ClusterError as error:
+                plan.refusals.append(str(error))
+                return
+
+    def _examine(self, plan: TopicPlan, checked: Callable[[int], object]) -> None:
+        """Find out what is in the way of a topic, and where to begin."""
+        plan.ends = {each.partition: each.log_end_offset for each in plan.readers}
+        is_begun = self._map is not None and plan.name in self._map
+        for each in plan.readers:
+            begin = first_offset(each)
+            plan.sent_up_to[each.partition] = begin
+            if not is_begun and plan.has_same_partitions:
+                there = plan.there[each.partition]
+                plan.obstacles += self._compare(each, begin, there)
+                plan.sent_up_to[each.partition] = min(max(begin, there), each.log_end_offset)
+            found = find_obstacles(
+                each, max(plan.sent_up_to[each.partition], each.log_start_offset), checked
+            )
+            name = each.name.directory
+            plan.obstacles += [f"{name}: {reason}" for reason in found.reasons]
+            plan.refusals += [f"{name}: {found.damage}"] if found.damage else []
+        plan.is_translated = self._map is not None and (bool(plan.obstacles) or is_begun)
+        if plan.is_translated:
+            plan.refusals += self._check_map(plan, is_begun=is_begun)
+
+    def _check_map(self, plan: TopicPlan, *, is_begun: bool) -> list[str]:
+        """Return what is in the way of a translation: records in the cluster that are not in the map."""
+        assert self._map is not None
+        if is_begun:
+            try:
+                self._map.keep_sent(plan.name, plan.there)
+            except ClusterError as error:
+                return [str(error)]
+            return []
+        places = [] if plan.remote is None else [(plan.name, number) for number in plan.there]
+        starts = self._sender.ask(partial(Cluster.start_offsets, partitions=places))
+        return [
+            f"{topic}-{number}: has records there that the map does not know: delete the topic in the cluster, or "
+            "name the map of the push that they are from"
+            for (topic, number), start in starts.items()
+            if start < plan.there[number]
+        ]
+
+    def _compare(self, reader: Partition, begin: int, there: int) -> list[str]:
+        """Return what is in the way if the log in the cluster ends at `there`, and ours begins at `begin`."""
+        name, end = reader.name.directory, reader.log_end_offset
+        if there == begin:
+            return []
+        if there < begin:
+            return [f"{name}: begins at offset {begin} here, but its log there ends at {there}"]
+        if there > end:
+            return [f"{name}: ends at offset {end} here, but at {there} there"]
+        theirs = self._sender.last_batch((reader.name.topic, reader.partition), there)
+        if not theirs:
+            return [
+                f"{name}: the batch before offset {there} was deleted there; it tells what was sent"
+            ]
+        if not holds_last_batch(reader, there, theirs):
+            return [f"{name}: its log there has other records before offset {there}"]
+        return []
