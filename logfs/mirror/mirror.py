@@ -73,6 +73,8 @@ class Mirror:
         self._partitions: dict[str, PartitionMirror] = {}
         self._fetchers: dict[int, Fetcher] = {}
         self._problems: dict[str, str] = {}
+        # The topics about whose settings was warned.
+        self._unread: set[str] = set()
         # The bytes of partitions that are no longer mirrored.
         self._past_bytes = 0
         # The problems that were logged.
@@ -255,7 +257,13 @@ class Mirror:
             store.settings.set_topic(topic.name, MIRROR_SOURCE, self._cluster_id)
         if settings is not None:
             self._follow_settings(topic.name, settings)
-        elif topic.name not in self._homes:
+        elif topic.name not in self._unread and "settings" not in self._problems:
+            self._unread.add(topic.name)
+            logger.warning(
+                "%s: its settings may not be read (DescribeConfigs); a new copy keeps all records",
+                topic.name,
+            )
+        if settings is None and topic.name not in self._homes:
             # Kafka's default would delete what is older than a week.
             store.settings.set_topic(topic.name, RETENTION_MS, "-1")
         for number, (leader, leader_epoch) in topic.leaders.items():
