@@ -76,6 +76,10 @@ class Client:
         """Increase the number of partitions of a topic to `partitions`, and wait until they are served."""
         self.call("growTopic", topic=topic, partitions=partitions)
 
+    def move_partition(self, topic: str, partition: int, replicas: Sequence[int]) -> None:
+        """Give a partition other replicas, the first of which is to lead, and wait until they have all records."""
+        self.call("movePartition", topic=topic, partition=partition, replicas=replicas)
+
     def delete_topic(self, topic: str) -> None:
         """Delete a topic."""
         self.call("deleteTopic", topic=topic)

@@ -1,4 +1,5 @@
-"""A mirror and a push while processes are killed, leaders change, elections lose records, and the network breaks.
+"""A mirror and a push while processes are killed, leaders change, partitions move, elections lose records, and the
+network breaks.
 
 A campaign has more turns, and three brokers in place of one: LOGFS_TROUBLE_TURNS=100 LOGFS_TROUBLE_BROKERS=3.
 """
@@ -60,8 +61,13 @@ def chance() -> random.Random:
 class Trouble:
     """Causes one trouble after the other for a command and the cluster that it works with."""
 
-    def __init__(self, cluster: BrokerCluster, chance: random.Random) -> None:
+    def __init__(
+        self, cluster: BrokerCluster, client: Client, topic: str, chance: random.Random
+    ) -> None:
+        """Make trouble; partitions of `topic` are moved to other brokers."""
         self._cluster = cluster
+        self._client = client
+        self._topic = topic
         self._chance = chance
         self.counts: dict[str, int] = {}
 
@@ -69,7 +75,7 @@ class Trouble:
         """Cause one, chosen at random. `produce` is called while a broker is away, if another one is there."""
         kinds = ["command", "broker", "both", "cut", "stop"]
         if BROKERS > 1:
-            kinds += ["loss", "loss"]
+            kinds += ["loss", "loss", "move"]
         kind = self._chance.choice(kinds)
         self.counts[kind] = self.counts.get(kind, 0) + 1
         if kind in ("command", "both"):
@@ -86,6 +92,11 @@ class Trouble:
             second.kill()
             first.start()
             time.sleep(3)
+        elif kind == "move":
+            numbers = [int(each.settings["node.id"]) for each in self._cluster.brokers]
+            for number in range(PARTITIONS):
+                replicas = self._chance.sample(numbers, 2)
+                self._client.move_partition(self._topic, number, replicas)
         elif kind == "cut":
             for _ in range(self._chance.randrange(1, 10)):
                 self._chance.choice(self._cluster.proxies).cut()
@@ -133,7 +144,7 @@ def test_a_mirror_has_what_its_cluster_has(
         if BROKERS > 1:
             produce("unsafe", acks=1, enable_idempotence="false")
 
-    trouble = Trouble(cluster, chance)
+    trouble = Trouble(cluster, client, "unsafe", chance)
     command = MirrorCommand(cluster.remote_servers, log_dir)
     try:
         for _ in range(TURNS):
@@ -188,7 +199,7 @@ def test_a_push_loses_and_doubles_nothing(
     client.create_topic("pushed", PARTITIONS, **SMALL)
     words = ["--translate", str(tmp_path / "map")] if is_translated else []
     command = [sys.executable, "-m", "logfs", "push", "--to", cluster.remote_servers, *words]
-    trouble = Trouble(cluster, chance)
+    trouble = Trouble(cluster, client, "pushed", chance)
     for turn in range(TURNS):
         with Store(log_dir) as store:
             for number in range(PARTITIONS):
@@ -221,8 +232,9 @@ def test_a_push_loses_and_doubles_nothing(
             ours = list(store[name].read())
             assert contents(theirs) == contents(ours), name
             if not is_translated:
-                for broker in cluster.brokers:
-                    wait_for(lambda b=broker, n=name: same_batches(log_dir / n, b.partition(n)))
+                homes = [each.partition(name) for each in cluster.brokers]
+                for home in homes:
+                    wait_for(lambda h=home: not h.exists() or same_batches(log_dir / h.name, h))
     assert_clean(log_dir)
 
 

@@ -13,6 +13,7 @@ import org.apache.kafka.clients.admin.ConfigEntry;
 import org.apache.kafka.clients.admin.ListOffsetsOptions;
 import org.apache.kafka.clients.admin.ListOffsetsResult;
 import org.apache.kafka.clients.admin.ListTopicsOptions;
+import org.apache.kafka.clients.admin.NewPartitionReassignment;
 import org.apache.kafka.clients.admin.NewPartitions;
 import org.apache.kafka.clients.admin.NewTopic;
 import org.apache.kafka.clients.admin.OffsetSpec;
@@ -37,6 +38,7 @@ final class Topics {
         calls.put("topicIds", Topics::ids);
         calls.put("alterTopic", Topics::alter);
         calls.put("topicSettings", Topics::settings);
+        calls.put("movePartition", Topics::move);
         calls.put("deleteRecords", Topics::deleteRecords);
         calls.put("listOffsets", Topics::listOffsets);
         calls.put("groupOffsets", Topics::groupOffsets);
@@ -124,6 +126,20 @@ final class Topics {
             entry.getValue().isNull() ? AlterConfigOp.OpType.DELETE : AlterConfigOp.OpType.SET)));
         ConfigResource topic = new ConfigResource(ConfigResource.Type.TOPIC, arguments.get("topic").textValue());
         admin(arguments).incrementalAlterConfigs(Map.of(topic, changes)).all().get();
+        return null;
+    }
+
+    /** Gives a partition other replicas, and waits until they have all records. */
+    private static Object move(JsonNode arguments) throws Exception {
+        List<Integer> replicas = new ArrayList<>();
+        arguments.get("replicas").forEach(each -> replicas.add(each.intValue()));
+        TopicPartition partition = partition(arguments);
+        Admin admin = admin(arguments);
+        admin.alterPartitionReassignments(
+            Map.of(partition, Optional.of(new NewPartitionReassignment(replicas)))).all().get();
+        while (admin.listPartitionReassignments().reassignments().get().containsKey(partition)) {
+            Thread.sleep(100);
+        }
         return null;
     }
 
