@@ -4,11 +4,12 @@ Each command is one file, imported only when the command runs, so that `logfs --
 has `add_arguments(parser)` and `run(arguments) -> int`, which returns the exit code: 0 for success, 1 for an error in
 the data or the system, 2 for wrong usage. `umount` also returns 3.
 
-What commands share: `common` (arguments, opening a store, tables, errors) and `watch` (the samples that `status` and
-`top` show). What `cat`, `tail` and `consume` print comes through five modules: `selection` (where the records begin
-and end, and what they must contain, with `human_times`), `reading` (the partitions of a TARGET), `scanning` (their
-records, past damage), `decoding` (their values, by schemas) and `output` (the form). `members` shares partitions
-among those that consume. `dump` and `spark` are folders, with a file for each kind of file and each job.
+What commands share: `common` (arguments, opening a store, tables, errors), `service_manager` (messages to systemd)
+and `watch` (the samples that `status` and `top` show). What `cat`, `tail` and `consume` print comes through five
+modules: `selection` (where the records begin and end, and what they must contain, with `human_times`), `reading`
+(the partitions of a TARGET), `scanning` (their records, past damage), `decoding` (their values, by schemas) and
+`output` (the form). `members` shares partitions among those that consume. `dump` and `spark` are folders, with a
+file for each kind of file and each job.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from logfs.cli.common import isolation_level, path_argument
 from logfs.cli.mirror import add_source, source_of
+from logfs.cli.service_manager import notify
 from logfs.errors import InvalidStore
 
 if TYPE_CHECKING:
@@ -122,7 +123,12 @@ def run(arguments: argparse.Namespace) -> int:
     serve = _session(arguments)
     mountpoint = arguments.paths[-1].absolute()
     if arguments.foreground:
-        serve(ready=lambda: print(f"{mountpoint}: ready", flush=True))
+
+        def ready() -> None:
+            print(f"{mountpoint}: ready", flush=True)
+            notify("READY=1", f"STATUS=mounted on {mountpoint}")
+
+        serve(ready=ready)
         return 0
     return _in_background(serve)
 

@@ -1,0 +1,21 @@
+"""What a command tells the service manager that has started it (systemd's sd_notify)."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+
+def notify(*states: str) -> None:
+    """Send states such as `READY=1` to the service manager; do nothing if none asks for them.
+
+    The variable NOTIFY_SOCKET names the manager's datagram socket; `@` begins an abstract name. Raises `OSError`.
+    """
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if not address:
+        return
+    if address.startswith("@"):
+        address = "\0" + address[1:]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as manager:
+        manager.connect(address)
+        manager.sendall("\n".join(states).encode())
