@@ -88,7 +88,8 @@ def run(arguments: argparse.Namespace) -> int:
         for plan in plans:
             how = "with new offsets" if plan.is_translated else "as they are"
             of = f"{len(plan.readers)} partition{'s' * (len(plan.readers) > 1)}"
-            print(f"{plan.name}: {plan.left} offsets of {of} {how}")
+            what = f"{plan.left} offsets" if arguments.dry_run else f"{plan.sent_records} records"
+            print(f"{plan.name}: {what} of {of} {how}")
     return 0
 
 

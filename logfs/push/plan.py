@@ -50,7 +50,8 @@ class TopicPlan:
 
     `obstacles` say why it cannot go as it is, and `refusals` why it cannot go at all. `is_translated` means that its
     records get new offsets. `partitions` is the number of partitions in the cluster, at the end, and `there` are the
-    ends of their logs; `sent_up_to` and `ends` are offsets here, by partition.
+    ends of their logs; `sent_up_to` and `ends` are offsets here, by partition. `sent_records`
+    counts what was sent since.
     """
 
     name: str
@@ -64,6 +65,7 @@ class TopicPlan:
     sent_up_to: dict[int, int] = field(default_factory=dict)
     ends: dict[int, int] = field(default_factory=dict)
     there: dict[int, int] = field(default_factory=dict)
+    sent_records: int = 0
 
     @property
     def has_same_partitions(self) -> bool:

@@ -152,7 +152,9 @@ class Push:
             if batches:
                 self._sender.send(batches)
             for batch in batches:
-                by_name[batch.topic].there[batch.partition] = batch.offset + batch.records
+                plan = by_name[batch.topic]
+                plan.there[batch.partition] = batch.offset + batch.records
+                plan.sent_records += batch.records
                 done += len(batch.data)
             report(Progress("sending", done, max(done, total)))
 
