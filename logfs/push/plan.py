@@ -83,6 +83,27 @@ class TopicPlan:
         return sum(self.ends[number] - sent for number, sent in self.sent_up_to.items())
 
 
+def create_topic(
+    sender: Sender,
+    plan: TopicPlan,
+    replicas: int,
+    settings: Mapping[str, str],
+    *,
+    is_trial: bool = False,
+) -> None:
+    """Create the topic of a plan, as `Cluster.create_topic` does. Raises `ClusterError`."""
+    sender.ask(
+        partial(
+            Cluster.create_topic,
+            topic=plan.name,
+            partitions=plan.partitions,
+            replicas=replicas,
+            settings=settings,
+            is_trial=is_trial,
+        )
+    )
+
+
 class Planner:
     """Makes the plan of a push from the logs here and those in the cluster."""
 
@@ -153,16 +174,7 @@ class Planner:
         for settings in ({**plan.settings, **FOR_PUSHING}, plan.settings):
             try:
                 if plan.remote is None:
-                    self._sender.ask(
-                        partial(
-                            Cluster.create_topic,
-                            topic=plan.name,
-                            partitions=plan.partitions,
-                            replicas=self._replicas,
-                            settings=settings,
-                            is_trial=True,
-                        )
-                    )
+                    create_topic(self._sender, plan, self._replicas, settings, is_trial=True)
                 else:
                     self._sender.ask(
                         partial(

@@ -13,7 +13,7 @@ from logfs.cluster.cluster import Cluster
 from logfs.errors import ClusterError
 from logfs.push.exact_push import exact_batches
 from logfs.push.offset_map import OffsetMap
-from logfs.push.plan import FOR_PUSHING, Planner, Progress
+from logfs.push.plan import FOR_PUSHING, Planner, Progress, create_topic
 from logfs.push.sender import Sender
 from logfs.push.translation import Translation
 
@@ -109,15 +109,7 @@ class Push:
         """Create a topic, or give it the settings under which it can be pushed, if there is something to push."""
         settings = {**plan.settings, **FOR_PUSHING}
         if plan.remote is None:
-            self._sender.ask(
-                partial(
-                    Cluster.create_topic,
-                    topic=plan.name,
-                    partitions=plan.partitions,
-                    replicas=self._replicas,
-                    settings=settings,
-                )
-            )
+            create_topic(self._sender, plan, self._replicas, settings)
         elif plan.left:
             self._alter(plan, FOR_PUSHING)
 

@@ -55,7 +55,7 @@ class Translation:
             for number in here
             for there in range(self._partitions)
         }
-        for found in self._topic.read(committed=True, start=self._start(here, is_same=is_same)):
+        for found in self._topic.read(committed=True, start=self._start(is_same=is_same)):
             number, record = found
             there = number if is_same else self._partition_of(number, record)
             assert record.offset is not None
@@ -69,7 +69,7 @@ class Translation:
         if self._pending:
             yield self._built(sorted(self._pending), form)
 
-    def _start(self, here: Sequence[int], *, is_same: bool) -> dict[int, int]:
+    def _start(self, *, is_same: bool) -> dict[int, int]:
         """Return where to begin in each partition: behind what was sent, if that is known without looking at it."""
         if not is_same:
             return {}

@@ -12,6 +12,8 @@ from logfs.store.store import Store
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from logfs import Record
+
 
 class MirrorCommand:
     """`logfs mirror` in a process of its own."""
@@ -55,3 +57,8 @@ def without_epochs(directory: Path) -> list[bytes]:
     for data in found:
         data[12:16] = bytes(4)
     return [bytes(data) for data in found]
+
+
+def contents(records: list[Record]) -> list[tuple[object, ...]]:
+    """Return what a producer gives of records: all but their offsets, and what their timestamps mean."""
+    return [(each.value, each.key, each.headers, each.timestamp) for each in records]

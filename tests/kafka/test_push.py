@@ -13,7 +13,7 @@ from logfs import Record
 from logfs.format.base.murmur2 import partition_of
 from logfs.store.store import Store
 from tests.kafka import topics
-from tests.kafka.copies import without_epochs
+from tests.kafka.copies import contents, without_epochs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,6 +70,7 @@ def copy(broker: Broker, client: Client, tmp_path_factory: pytest.TempPathFactor
     log_dir = tmp_path_factory.mktemp("copy")
     with Store(log_dir) as store, Mirror(store, broker.servers, re.compile(".*"), {}) as mirror:
         mirror.run_once(lambda progress: None)
+        store.create("untouched-0").append([b"could go"])
     return log_dir
 
 
@@ -119,11 +120,11 @@ def test_what_brokers_would_change_is_refused(
     copy: Path, target: Broker, connect: Callable[[Broker], Client], topic: str, reason: str
 ) -> None:
     """The reason is said before anything is sent: other topics that could go are not even created."""
-    done = run_push(copy, target, "--topics", f"{topic}|compacted-away")
+    done = run_push(copy, target, "--topics", f"{topic}|compacted-away|untouched")
     assert done.returncode == 1
     assert re.search(reason, done.stderr), done.stderr
     assert "--translate MAP" in done.stderr
-    assert topic not in connect(target).topic_ids()
+    assert not {topic, "untouched"} & connect(target).topic_ids().keys()
     assert not done.stdout
 
 
@@ -131,11 +132,6 @@ def run_push(log_dir: Path, broker: Broker, *words: object) -> subprocess.Comple
     """Run `logfs push`."""
     command = [sys.executable, "-m", "logfs", "push", "--to", broker.servers, *map(str, words)]
     return subprocess.run([*command, log_dir], capture_output=True, text=True, check=False)
-
-
-def contents(records: list[Record]) -> list[tuple[object, ...]]:
-    """Return what a producer gives of records: all but their offsets, and what their timestamps mean."""
-    return [(each.value, each.key, each.headers, each.timestamp) for each in records]
 
 
 TRANSLATED = [

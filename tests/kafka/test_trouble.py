@@ -20,7 +20,7 @@ from logfs import Record
 from logfs.store.store import Store
 from tests.kafka.client import Client
 from tests.kafka.cluster import BrokerCluster
-from tests.kafka.copies import MirrorCommand, log_bytes, values, without_epochs
+from tests.kafka.copies import MirrorCommand, contents, log_bytes, values, without_epochs
 from tests.support.processes import wait_for
 from tests.support.stores import assert_clean
 
@@ -177,11 +177,6 @@ def is_equal(cluster: BrokerCluster, log_dir: Path) -> bool:
             if any(log_bytes(home) != ours for home in homes if home.exists()):
                 return False
     return True
-
-
-def contents(records: list[Record]) -> list[tuple[object, ...]]:
-    """Return what a producer gives of records."""
-    return [(each.value, each.key, each.timestamp) for each in records]
 
 
 @pytest.mark.parametrize("is_translated", [False, True])
