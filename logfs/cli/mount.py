@@ -126,7 +126,11 @@ def run(arguments: argparse.Namespace) -> int:
 
         def ready() -> None:
             print(f"{mountpoint}: ready", flush=True)
-            notify("READY=1", f"STATUS=mounted on {mountpoint}")
+            try:
+                notify("READY=1", f"STATUS=mounted on {mountpoint}")
+            except OSError as error:
+                # The variable may be that of another service, which has started this shell.
+                logging.warning("the service manager cannot be told: %s", error)
 
         serve(ready=ready)
         return 0

@@ -66,6 +66,30 @@ def test_the_service_manager_is_told_when_the_mount_answers(
             manager.close()
 
 
+def test_a_service_manager_that_is_gone_stops_no_mount(tmp_path: Path) -> None:
+    """A shell may have the variable of the service that has started it."""
+    need_fuse()
+    mountpoint = tmp_path / "mnt"
+    mountpoint.mkdir()
+    command = [sys.executable, "-m", "logfs", "mount", "--foreground", tmp_path / "log", mountpoint]
+    with subprocess.Popen(
+        ["env", f"NOTIFY_SOCKET={tmp_path / 'gone'}", *command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as daemon:
+        try:
+            assert daemon.stdout is not None
+            assert daemon.stdout.readline().endswith(b"ready\n")
+            (mountpoint / "orders-0").mkdir()
+            done = [sys.executable, "-m", "logfs", "umount", mountpoint]
+            subprocess.run(done, check=True, timeout=60)
+            assert b"the service manager cannot be told" in daemon.communicate(timeout=30)[1]
+            assert daemon.returncode == 0
+        finally:
+            daemon.kill()
+            subprocess.run(["umount", "-l", mountpoint], check=False, stderr=subprocess.DEVNULL)
+
+
 def test_the_unit_is_well_formed(tmp_path: Path) -> None:
     """systemd finds nothing to complain about, once the program is where the unit expects it."""
     program = need_command("systemd-analyze")
