@@ -23,7 +23,6 @@ from logfs.format.base import names
 from logfs.format.base.batch_rows import (
     LEADER_EPOCH,
     MAX_TIMESTAMP,
-    PRODUCER_ID,
     SPAN_BASE_OFFSET,
 )
 from logfs.format.batches.batch import Batch
@@ -38,7 +37,7 @@ from logfs.log.segment.segment_end import UNMEASURED, SegmentEnd
 from logfs.log.segment.segment_listing import list_segments
 from logfs.log.state.leader_epochs import LeaderEpochs
 from logfs.log.state.producer_snapshots import ProducerSnapshots
-from logfs.log.state.producers import Producers
+from logfs.log.state.producers import Producers, deciding_batches
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -310,7 +309,7 @@ class _LogLoader:
         The transactions that they abort get entries in the segment's transaction index.
         """
         rows = batches.rows
-        for batch in batches.select(rows[:, PRODUCER_ID] >= 0).batches():
+        for batch in deciding_batches(batches):
             ended = self.producers.note(batch)
             if ended is not None and ended.is_aborted:
                 segment.txn_index.append(self.producers.aborted(ended))

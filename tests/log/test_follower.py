@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 from hypothesis import given
@@ -20,13 +20,31 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from logfs import Partition
+    from logfs.log.state.producers import SentBatch
 
 NAME = "orders-0"
+# Some batches get an index entry, and some do not.
+INTERVAL_BYTES = "300"
+PRODUCERS = (1000, 1001, 1002)
 
 
-def write_leader(directory: Path, records: int = 120) -> bytes:
-    """Write a log with several codecs, sizes and transactions; return its bytes."""
+class Leader(NamedTuple):
+    """A log that is followed: its log directory, its bytes, and the batches that it remembers of its producers."""
+
+    directory: Path
+    data: bytes
+    batches: list[tuple[SentBatch, ...]]
+
+
+def remembered(partition: Partition) -> list[tuple[SentBatch, ...]]:
+    """Return the batches of each producer that are remembered."""
+    return [partition.producers[producer].batches for producer in PRODUCERS]
+
+
+def write_leader(directory: Path, records: int = 240) -> Leader:
+    """Write a log with several codecs, sizes and transactions."""
     with Store(directory, clock=Clock()) as store:
+        store.settings.set_topic("orders", "index.interval.bytes", INTERVAL_BYTES)
         leader = store.create(NAME)
         for number in range(0, records, 4):
             values = [
@@ -34,7 +52,7 @@ def write_leader(directory: Path, records: int = 120) -> bytes:
                 for n in range(number, number + 4)
             ]
             codec = [*Codec][number // 4 % len(Codec)]
-            producer = 1000 + number % 3
+            producer = PRODUCERS[number % 3]
             known = leader.producers[producer]
             is_transactional = number % 8 == 0
             if known.transaction_start is not None and not is_transactional:
@@ -49,7 +67,12 @@ def write_leader(directory: Path, records: int = 120) -> bytes:
                     transactional=is_transactional,
                 )
             )
-        return b"".join(segment.path.read_bytes() for segment in leader.segments)
+        return Leader(directory, log_bytes(leader), remembered(leader))
+
+
+def index_bytes(directory: Path) -> dict[str, bytes]:
+    """Return the files of the indexes of a partition by their names."""
+    return {path.name: path.read_bytes() for path in (directory / NAME).glob("*index")}
 
 
 def log_bytes(partition: Partition) -> bytes:
@@ -58,10 +81,9 @@ def log_bytes(partition: Partition) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def leader(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes]:
-    """The directory of a leader, and the bytes of its log."""
-    directory = tmp_path_factory.mktemp("leader")
-    return directory, write_leader(directory)
+def leader(tmp_path_factory: pytest.TempPathFactory) -> Leader:
+    """The log that the tests follow."""
+    return write_leader(tmp_path_factory.mktemp("leader"))
 
 
 @given(
@@ -69,16 +91,17 @@ def leader(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes]:
     segment_bytes=st.sampled_from([400, 2000, 1 << 20]),
 )
 def test_any_pieces_make_the_same_log(
-    leader: tuple[Path, bytes],
+    leader: Leader,
     tmp_path_factory: pytest.TempPathFactory,
     cuts: list[int],
     segment_bytes: int,
 ) -> None:
-    """Fetched bytes begin at or before the log end, and end anywhere: records and producers are equal."""
-    source, data = leader
+    """Fetched bytes begin at or before the log end, and end anywhere: records, producers and indexes are equal."""
+    source, data, batches = leader
     directory = tmp_path_factory.mktemp("follower")
     with Store(directory, clock=Clock()) as store:
         store.settings.set_topic("orders", "segment.bytes", str(segment_bytes))
+        store.settings.set_topic("orders", "index.interval.bytes", INTERVAL_BYTES)
         follower = store.create(NAME)
         taken = 0
         for cut in [*sorted(cut % (len(data) + 1) for cut in cuts), len(data)]:
@@ -92,14 +115,15 @@ def test_any_pieces_make_the_same_log(
             assert list(follower.read()) == list(original.read())
             assert list(follower.committed.read()) == list(original.committed.read())
             assert follower.producers.entries() == original.producers.entries()
+        assert remembered(follower) == batches
+    if len(list((directory / NAME).glob("*.log"))) == 1:
+        assert index_bytes(directory) == index_bytes(source)
     assert_clean(directory)
 
 
-def test_gaps_are_told_before_they_are_in_the_log(
-    leader: tuple[Path, bytes], tmp_path: Path
-) -> None:
+def test_gaps_are_told_before_they_are_in_the_log(leader: Leader, tmp_path: Path) -> None:
     """Without its second batch, a log has a gap: the caller hears of it first, once for each call."""
-    _, data = leader
+    data = leader.data
     first = int.from_bytes(data[8:12], "big") + 12
     second = first + int.from_bytes(data[first + 8 : first + 12], "big") + 12
     heard: list[int] = []
@@ -122,9 +146,9 @@ def test_gaps_are_told_before_they_are_in_the_log(
     assert_clean(tmp_path)
 
 
-def test_what_is_not_that_log_is_refused(leader: tuple[Path, bytes], tmp_path: Path) -> None:
+def test_what_is_not_that_log_is_refused(leader: Leader, tmp_path: Path) -> None:
     """A flipped bit, and a batch that begins below the log end: nothing of it is appended, what is good stays."""
-    _, data = leader
+    data = leader.data
     first = int.from_bytes(data[8:12], "big") + 12
     with Store(tmp_path) as store:
         follower = store.create(NAME)
@@ -142,11 +166,9 @@ def test_what_is_not_that_log_is_refused(leader: tuple[Path, bytes], tmp_path: P
     assert_clean(tmp_path)
 
 
-def test_a_log_goes_on_where_the_other_one_begins(
-    leader: tuple[Path, bytes], tmp_path: Path
-) -> None:
+def test_a_log_goes_on_where_the_other_one_begins(leader: Leader, tmp_path: Path) -> None:
     """An empty log begins at the offset, also inside of a batch; another one goes on in a new segment."""
-    _, data = leader
+    data = leader.data
     sizes, position = [], 0
     while position < len(data):
         size = int.from_bytes(data[position + 8 : position + 12], "big") + 12

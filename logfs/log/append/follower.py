@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.errors import Corrupt, OffsetOutOfRange
-from logfs.format.base.batch_rows import PRODUCER_ID
 from logfs.format.batches.batch import (
     HEADER_SIZE,
     LENGTH_OVERHEAD,
@@ -20,6 +19,7 @@ from logfs.format.batches.batch import (
 )
 from logfs.log.segment.batch_scanner import scan, scan_one
 from logfs.log.segment.segment import Segment
+from logfs.log.state.producers import deciding_batches
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -172,7 +172,7 @@ def _note(
 ) -> None:
     """Note batches that were appended: their producers, and what the partition counts."""
     added = run.select(rows)
-    for batch in added.select(added.rows[:, PRODUCER_ID] >= 0).batches():
+    for batch in deciding_batches(added):
         partition.note_producer(batch)
     appended = batches[rows]
     records = sum(batch.text.records for batch in appended)

@@ -517,13 +517,6 @@ def scan_ahead(
     return map_ahead(done, scanned) if is_large else map(done, scanned)
 
 
-def batches_with_producer(segment: ScannableSegment) -> Iterator[Batch]:
-    """Yield the batches of a segment that have a producer id. Damage is skipped."""
-    for found in scan_segment(segment, 0, segment.base_offset):
-        if not isinstance(found, Damage):
-            yield from found.select(found.rows[:, PRODUCER_ID] >= 0).batches()
-
-
 def scan_segment(
     segment: ScannableSegment, position: int, first_offset: int
 ) -> Iterator[ScannedBatches | Damage]:

@@ -16,7 +16,7 @@ from logfs.log.disk.disk import Gone
 from logfs.log.disk.named_file import NamedFile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
     from logfs.log.disk.disk import Disk, File
@@ -94,7 +94,12 @@ class SparseIndex(NamedFile):
     @property
     def is_full(self) -> bool:
         """Whether no further entry fits, which rolls the segment (kafka-storage 4.1)."""
-        return len(self) >= self.capacity
+        return self.room <= 0
+
+    @property
+    def room(self) -> int:
+        """How many further entries fit."""
+        return self.capacity - len(self)
 
     def exists(self) -> bool:
         """Whether the index has a file on the disk."""
@@ -164,10 +169,20 @@ class SparseIndex(NamedFile):
             self._data = None
 
     def extend(self, entries: bytes) -> None:
-        """Add packed entries to those that are collected in memory, which have room for them."""
-        assert isinstance(self._data, bytearray), "collect"
-        self._data += entries
-        self._count += len(entries) // self.entry.size
+        """Add packed entries. Raises `ValueError` if there is no room for them, and `OSError` if the disk is full."""
+        self._open()
+        count = len(entries) // self.entry.size
+        if count > self.capacity - self._count:
+            raise ValueError(f"{self.path}: the index is full with {self._count} entries")
+        data, at = self._data, self._count * self.entry.size
+        if isinstance(data, mmap.mmap):
+            self.reserve(count)
+            self._is_dirty = True
+            data[at : at + len(entries)] = entries
+        else:
+            assert data is not None, "an index is opened into memory for appends"
+            data[at:] = entries
+        self._count += count
 
     def keep(self, count: int) -> None:
         """Drop all but the first `count` entries. In a mapped file, zeros fill the space of the dropped ones."""
@@ -217,14 +232,14 @@ class SparseIndex(NamedFile):
             key=lambda number: not any(self._disk.read(file, number * width, width)),
         )
 
-    def reserve(self) -> None:
-        """Allocate the disk blocks that the next entry needs. Raises `OSError` if the disk is full.
+    def reserve(self, count: int = 1) -> None:
+        """Allocate the disk blocks that the next `count` entries need. Raises `OSError` if the disk is full.
 
         On a full disk, storing the entry into an unallocated part of the mapping would raise SIGBUS and end the
         process.
         """
         self._open()
-        end = (self._count + 1) * self.entry.size
+        end = (self._count + count) * self.entry.size
         if isinstance(self._data, mmap.mmap) and self._allocated < end <= len(self._data):
             end = min(-(-end // mmap.PAGESIZE) * mmap.PAGESIZE, len(self._data))
             self._disk.allocate(self._writable_file(), self._allocated, end - self._allocated)
@@ -452,6 +467,11 @@ class OffsetIndex(SparseIndex):
             raise ValueError(f"{self.path}: offset {offset} is not beyond the last entry's")
         self._append(relative, position)
 
+    def append_all(self, entries: Iterable[tuple[int, int]]) -> None:
+        """Add an entry for each (offset, position), as `append` does; their offsets are ascending."""
+        pack, base = self.entry.pack, self.base_offset
+        self.extend(b"".join([pack(offset - base, position) for offset, position in entries]))
+
     def can_be(self, next_offset: int, log_bytes: int) -> bool:
         """Whether this may be the index of a sealed segment whose .log file has `log_bytes` bytes.
 
@@ -522,9 +542,9 @@ class TimeIndex(SparseIndex):
         return self.base_offset <= last.offset < next_offset
 
     @property
-    def is_full(self) -> bool:
-        """Whether no entry fits except the closing one, for which one slot is reserved (kafka-storage 3.5)."""
-        return len(self) >= self.capacity - 1
+    def room(self) -> int:
+        """How many further entries fit beside the closing one, for which one slot is reserved (kafka-storage 3.5)."""
+        return self.capacity - 1 - len(self)
 
     def maybe_append(self, timestamp: int, offset: int, *, closing: bool = False) -> None:
         """Add an entry if `timestamp` (ms) is above that of the last entry; do nothing if the two are equal.
@@ -542,6 +562,16 @@ class TimeIndex(SparseIndex):
             raise ValueError(f"{self.path}: timestamp {timestamp} is below the last entry's")
         if timestamp > last.timestamp:
             self._append(timestamp, self._relative(offset))
+
+    def append_all(self, entries: Iterable[TimeEntry]) -> None:
+        """Add each of `entries` whose timestamp is above that of the entry before it; they are ascending."""
+        pack, base, newest = self.entry.pack, self.base_offset, self.last.timestamp
+        packed = []
+        for timestamp, offset in entries:
+            if timestamp > newest:
+                packed.append(pack(timestamp, offset - base))
+                newest = timestamp
+        self.extend(b"".join(packed))
 
     @property
     def last(self) -> TimeEntry:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from contextlib import suppress
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 from weakref import ref
 
 from logfs.log.segment.index import MAX_RELATIVE_OFFSET, TimeEntry
@@ -54,6 +54,14 @@ class WrittenSegment(Protocol):
 
     def show(self, end: SegmentEnd) -> None:
         """Set the segment's end: from now on readers see the batches before it."""
+
+
+class _DueEntry(NamedTuple):
+    """A batch that gets an entry in each index: its last offset, the greatest timestamp up to its end, its begin."""
+
+    last_offset: int
+    greatest: TimeEntry
+    begin: SegmentEnd
 
 
 class SegmentWriter:
@@ -124,22 +132,39 @@ class SegmentWriter:
         Adds the index entries that are due, unless an index or the disk is full: the indexes are then sparser.
         """
         segment = self._segment
-        end = segment.end
+        end, greatest, since_entry = segment.end, segment.max_entry, self._bytes_since_entry
+        due: list[_DueEntry] = []
         for batch in batches:
             last_offset = batch.next_offset - 1
             if batch.position == 0:
                 self._rolling_timestamp = batch.max_timestamp
-            if batch.max_timestamp > segment.max_entry.timestamp:
-                segment.max_entry = TimeEntry(batch.max_timestamp, last_offset)
-            if self._bytes_since_entry > interval_bytes and not self._indexes_are_full:
-                with suppress(OSError):
-                    for index in segment.indexes:
-                        index.reserve()
-                    self._add_entries(last_offset, end)
-            self._bytes_since_entry += batch.size_bytes
+            if batch.max_timestamp > greatest.timestamp:
+                greatest = TimeEntry(batch.max_timestamp, last_offset)
+            if since_entry > interval_bytes:
+                due.append(_DueEntry(last_offset, greatest, end))
+                since_entry = 0
+            since_entry += batch.size_bytes
             text = end.text.plus(batch.text)
             end = SegmentEnd(batch.position + batch.size_bytes, batch.next_offset, text)
+        segment.max_entry, self._bytes_since_entry = greatest, since_entry
+        if due and not self._indexes_are_full:
+            with suppress(OSError):
+                self._add_all(due)
         segment.show(end)
+
+    def _add_all(self, due: Sequence[_DueEntry]) -> None:
+        """Add the entries that fit to each index."""
+        offset_index, time_index, text_index = self._segment.indexes
+        due = due[: min(offset_index.room, time_index.room)]
+        for index in self._segment.indexes:
+            index.reserve(len(due))
+        offset_index.append_all((each.last_offset, each.begin.size_bytes) for each in due)
+        time_index.append_all(each.greatest for each in due)
+        text_index.append_all(
+            (each.begin.next_offset, each.begin.size_bytes, each.begin.text)
+            for each in due[: text_index.room]
+        )
+        self._indexes_are_full = offset_index.is_full or time_index.is_full
 
     def _add_entries(self, last_offset: int, end: SegmentEnd) -> None:
         """Add an entry to each index for the batch that begins at `end`."""

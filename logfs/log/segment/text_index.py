@@ -136,6 +136,12 @@ class TextIndex(SparseIndex):
         if position > self.last.position:
             self._append(self._relative_end(offset), position, *before)
 
+    def append_all(self, entries: Iterable[tuple[int, int, TextSize]]) -> None:
+        """Add an entry for each (offset, position, text size before it), as `append` does; they are ascending."""
+        self._open()
+        last = self.last.position
+        self.extend(b"".join([self.packed(*each) for each in entries if each[1] > last]))
+
     @property
     def last(self) -> TextEntry:
         """The last entry; if there is none, one for the start of the segment."""

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING
 
 from logfs.errors import Corrupt
 from logfs.format.base import names
+from logfs.format.base.batch_rows import NEXT_OFFSET, SPAN_BASE_OFFSET
 from logfs.format.files.producer_snapshot import format_snapshot, parse_snapshot
-from logfs.log.segment import batch_scanner
-from logfs.log.state.producers import Producers
+from logfs.log.segment.batch_iterator import Damage
+from logfs.log.segment.batch_scanner import scan_segment
+from logfs.log.state.producers import Producers, deciding_batches
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -200,6 +202,9 @@ class ProducerSnapshots:
 
 def replay(producers: Producers, segment: Segment, start: int, end: int) -> None:
     """Update `producers` by those batches of a segment that have offsets in [start, end). Damage is skipped."""
-    for batch in batch_scanner.batches_with_producer(segment):
-        if start <= batch.header.last_offset and batch.header.base_offset < end:
-            producers.note(batch)
+    for found in scan_segment(segment, 0, segment.base_offset):
+        if not isinstance(found, Damage):
+            rows = found.rows
+            is_inside = (rows[:, NEXT_OFFSET] > start) & (rows[:, SPAN_BASE_OFFSET] < end)
+            for batch in deciding_batches(found.select(is_inside)):
+                producers.note(batch)

@@ -10,6 +10,8 @@ import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from logfs.errors import (
     CoordinatorFenced,
     Corrupt,
@@ -17,9 +19,12 @@ from logfs.errors import (
     InvalidTransactionState,
     OutOfOrderSequence,
 )
+from logfs.format.base.batch_rows import ATTRIBUTES, PRODUCER_ID
 from logfs.format.batches.batch import (
+    CONTROL_BIT,
     NO_PRODUCER_EPOCH,
     NO_SEQUENCE,
+    TRANSACTIONAL_BIT,
     decrement_sequence,
     increment_sequence,
 )
@@ -28,10 +33,11 @@ from logfs.format.files.producer_snapshot import ProducerEntry
 from logfs.format.messages.control import ControlType, end_of_transaction
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from logfs.format.batches.batch import Batch, Header
     from logfs.format.messages.control import EndTransactionMarker
+    from logfs.log.segment.batch_scanner import ScannedBatches
 
 logger = logging.getLogger(__name__)
 
@@ -310,6 +316,24 @@ class Producers:
         ]
         for producer_id in idle:
             del self._producers[producer_id]
+
+
+def deciding_batches(run: ScannedBatches) -> Iterator[Batch]:
+    """Yield the batches of a run from which the state of its producers follows, in order.
+
+    Of the batches outside of transactions these are the last five of each producer: earlier ones are not remembered.
+    """
+    rows = run.rows
+    is_sent = rows[:, PRODUCER_ID] >= 0
+    is_plain = is_sent & (rows[:, ATTRIBUTES] & (TRANSACTIONAL_BIT | CONTROL_BIT) == 0)
+    decides = is_sent & ~is_plain
+    (plain,) = np.nonzero(is_plain)
+    by_producer = plain[np.argsort(rows[plain, PRODUCER_ID], kind="stable")]
+    ids = rows[by_producer, PRODUCER_ID]
+    is_remembered = np.ones(len(ids), np.bool_)
+    is_remembered[:-KEPT_BATCHES] = ids[KEPT_BATCHES:] != ids[:-KEPT_BATCHES]
+    decides[by_producer[is_remembered]] = True
+    return run.select(decides).batches()
 
 
 def _spread(producer_id: int) -> int:
