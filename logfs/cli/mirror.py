@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from logfs.cli.common import add_log_dirs, log_dirs_of, not_empty, recovery_progress
 from logfs.errors import InvalidName
+from logfs.log.disk.memory import keep_memory
 
 if TYPE_CHECKING:
     import argparse
@@ -75,6 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
     from logfs.mirror.mirror import Mirror
     from logfs.store.store import Store
 
+    keep_memory()
     logging.basicConfig(level=logging.WARNING, format="logfs mirror: %(message)s", force=True)
     topics, options = source_of(arguments)
     log_dirs = log_dirs_of(arguments.log_dirs, may_be_empty=True)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from logfs.cli.common import add_log_dirs, log_dirs_of, not_empty, path_argument, progress_bar
 from logfs.cli.mirror import add_source, source_of
+from logfs.log.disk.memory import keep_memory
 
 if TYPE_CHECKING:
     from logfs.push.plan import Progress, TopicPlan
@@ -58,6 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     from logfs.push.push import Push
     from logfs.store.store import Store
 
+    keep_memory()
     logging.basicConfig(level=logging.WARNING, format="logfs push: %(message)s", force=True)
     topics, options = source_of(arguments)
     shown = _Shown()
