@@ -30,6 +30,10 @@ class PartitionExists(LogfsError):
     """The store already has a partition of that name."""
 
 
+class UnknownVolume(LogfsError, LookupError):
+    """The plugin for containers has no volume of that name."""
+
+
 class OffsetOutOfRange(LogfsError, IndexError):
     """The offset lies outside [log start offset, log end offset)."""
 

@@ -18,7 +18,7 @@ PACKAGE = ROOT / "logfs"
 LAYERS = [
     "cli",
     "mount spark",
-    "schema mirror push",
+    "schema mirror push volume",
     "store",
     "log",
     "cluster",

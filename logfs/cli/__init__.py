@@ -57,12 +57,13 @@ COMMANDS = {
     "push": "send topics into a Kafka cluster, batch by batch",
     "promote": "make a mirrored topic a log of its own",
     "groups": "show the committed offsets and the lag of consumer groups",
+    "volume-plugin": "serve log directories as volumes of Docker and Podman",
     "completion": "print a script that completes commands in a shell",
 }
 
 # Commands that do not write to log directories. Ctrl-C may kill them at once: they need no orderly shutdown.
 _READ_ONLY = frozenset(
-    {"cat", "check", "describe", "dump", "status", "tail", "umount", "completion"}
+    {"cat", "check", "describe", "dump", "status", "tail", "umount", "volume-plugin", "completion"}
 )
 # The exit code that a shell reports for a command killed by SIGINT.
 _INTERRUPTED = 130

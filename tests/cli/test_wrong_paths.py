@@ -69,7 +69,7 @@ ON_PARTITIONS = (
     "consume -g g --idle-exit 0 LOGDIR/orders-0",
 )
 # Commands that take no log directory or are tested otherwise: `dump` takes files, jobs of `spark` open a `Store`.
-ELSEWHERE = {"completion", "mount", "umount", "dump", "spark"}
+ELSEWHERE = {"completion", "mount", "umount", "dump", "spark", "volume-plugin"}
 
 # Kinds of wrong paths: the path below the directory of the test, and the text of the error.
 WRONG = {

@@ -1,0 +1,189 @@
+"""What a container engine asks of volumes: make one, mount it for a container, and the like."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from logfs.errors import InvalidSetting, InvalidStore, UnknownVolume
+from logfs.log.disk.disk import Disk
+from logfs.store.directory.mount_table import DEAD_ERRORS, MountState, mounted_at
+from logfs.volume.log_mounts import LogMounts
+from logfs.volume.options import parse_options
+from logfs.volume.volume_table import Volume, VolumeTable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from logfs.volume.options import VolumeOptions
+
+logger = logging.getLogger(__name__)
+
+
+class VolumeStatus(NamedTuple):
+    """A volume as engines show it. `mountpoint` is the path that containers get, "" while it is not mounted."""
+
+    name: str
+    mountpoint: str
+    options: VolumeOptions
+    users: int
+
+
+class VolumeDriver:
+    """The volumes of a machine. Any thread may call it; requests for different log directories do not wait.
+
+    A log directory is mounted while an id uses any of its volumes. An engine may repeat a request: a second mount by
+    the same id, and an unmount by an id that is not there, change nothing.
+    """
+
+    def __init__(self, state: Path, logs: Path) -> None:
+        """Keep the table and the mountpoints below `state`, and logs of volumes without `logdir` below `logs`.
+
+        Mounts that were left by the previous process are taken over. Raises `Corrupt` and `OSError`.
+        """
+        self._logs = logs
+        for path in (state / "mounts", logs):
+            path.mkdir(parents=True, exist_ok=True)
+        # Below it all is visible to nobody else: containers get the mounts that they may see.
+        state.chmod(0o700)
+        self._table = VolumeTable(Disk(), state / "volumes.json")
+        self._mounts = LogMounts(state / "mounts")
+        self._lock = threading.Lock()
+        self._forget_ended()
+
+    def _forget_ended(self) -> None:
+        """Forget the ids of volumes that are not mounted any more, as after a reboot; end mounts without ids."""
+        for volume in self._table:
+            logdir, ro = volume.options.logdir, volume.options.ro
+            if self._mounts.find(logdir, ro=ro) is None and not self._is_dead(volume):
+                self._table.put(volume._replace(ids=frozenset()))
+        for volume in self._table:
+            with self._mounts.lock(volume.options.logdir):
+                try:
+                    self._end_unused(volume.options)
+                except InvalidStore as error:
+                    logger.warning("%s", error)
+
+    def _is_dead(self, volume: Volume) -> bool:
+        """Whether a mount of ours has lost its daemon. The containers that use it are still there."""
+        own = self._mounts.mountpoint(volume.options.logdir, ro=volume.options.ro)
+        return mounted_at(own) is MountState.DEAD
+
+    def create(self, name: str, given: Mapping[str, str]) -> None:
+        """Make a volume. Raises `InvalidName`, `InvalidSetting`, also if there is one with other options."""
+        options = parse_options(name, given, self._logs)
+        with self._lock:
+            known = self._table.find(name)
+            if known is None:
+                self._table.put(Volume(name, options))
+            elif known.options != options:
+                raise InvalidSetting(f"volume {name}: exists with other options")
+
+    def remove(self, name: str) -> None:
+        """Forget a volume; its log directory stays. Raises `UnknownVolume`, and `InvalidStore` while it is used."""
+        with self._lock:
+            volume = self._known(name)
+            if volume.ids:
+                raise InvalidStore(f"volume {name}: is in use")
+            self._table.remove(name)
+
+    def mount(self, name: str, user: str) -> str:
+        """Mount a volume for the id `user`, and return the path for the container.
+
+        What the volume shows is made if it is missing, and gets the owner and mode of the options, unless the volume
+        is read-only. Raises `UnknownVolume`, `InvalidStore`, and the `OSError` of a path that is missing.
+        """
+        with self._lock:
+            volume = self._known(name)
+        options = volume.options
+        with self._mounts.lock(options.logdir):
+            try:
+                path = self._shown(options)
+                with self._lock:
+                    known = self._known(name)
+                    self._table.put(known._replace(ids=known.ids | {user}))
+            except BaseException:
+                self._end_unused(options)
+                raise
+        return str(path)
+
+    def _shown(self, options: VolumeOptions) -> Path:
+        """Mount the log directory, and return the path of what is shown, which has the owner and mode wanted."""
+        if not options.shown and not options.ro:
+            # The root of the mount has the owner and the mode of the log directory.
+            _make(Path(options.logdir), options)
+        try:
+            return self._in_mount(options)
+        except OSError as error:
+            if error.errno not in DEAD_ERRORS:
+                raise
+        # The daemon was being killed. Its mount is now known to be dead, and is replaced.
+        return self._in_mount(options)
+
+    def _in_mount(self, options: VolumeOptions) -> Path:
+        path = self._mounts.mount(options.logdir, ro=options.ro) / options.shown
+        if options.ro and not path.is_dir():
+            raise InvalidStore(f"{options.logdir}: has no {path.name}")
+        if options.shown and not options.ro:
+            _make(path, options)
+        return path
+
+    def unmount(self, name: str, user: str) -> None:
+        """End the use of a volume by the id `user`. Raises `UnknownVolume`, and `InvalidStore` if a unmount fails."""
+        with self._lock:
+            volume = self._known(name)
+        with self._mounts.lock(volume.options.logdir):
+            with self._lock:
+                known = self._known(name)
+                self._table.put(known._replace(ids=known.ids - {user}))
+            self._end_unused(volume.options)
+
+    def _end_unused(self, options: VolumeOptions) -> None:
+        """Unmount a log directory if no id uses it. The caller has the directory's lock."""
+        with self._lock:
+            used = [
+                each
+                for each in self._table
+                if each.ids
+                and (each.options.logdir, each.options.ro) == (options.logdir, options.ro)
+            ]
+        if not used:
+            self._mounts.unmount(options.logdir, ro=options.ro)
+
+    def status(self, name: str) -> VolumeStatus:
+        """Return what is known of a volume. Raises `UnknownVolume`."""
+        with self._lock:
+            volume = self._known(name)
+        return self._status(volume)
+
+    def volumes(self) -> list[VolumeStatus]:
+        """Return what is known of all volumes, by name."""
+        with self._lock:
+            volumes = sorted(self._table, key=lambda each: each.name)
+        return [self._status(each) for each in volumes]
+
+    def _status(self, volume: Volume) -> VolumeStatus:
+        # Without the lock: a mount that hangs must not delay requests for others.
+        options = volume.options
+        mount = self._mounts.find(options.logdir, ro=options.ro) if volume.ids else None
+        path = "" if mount is None else str(mount / options.shown)
+        return VolumeStatus(volume.name, path, options, len(volume.ids))
+
+    def _known(self, name: str) -> Volume:
+        volume = self._table.find(name)
+        if volume is None:
+            raise UnknownVolume(f"no such volume: {name}")
+        return volume
+
+
+def _make(path: Path, options: VolumeOptions) -> None:
+    """Make a directory if it is missing, and give it the owner and the mode of the options."""
+    path.mkdir(exist_ok=True)
+    if options.uid is not None or options.gid is not None:
+        owner = -1 if options.uid is None else options.uid
+        os.chown(path, owner, -1 if options.gid is None else options.gid)
+    if options.mode is not None:
+        path.chmod(options.mode)

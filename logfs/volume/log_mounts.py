@@ -1,0 +1,110 @@
+"""The mounts of log directories for volumes: one for each directory, and one more if it is also shown read-only.
+
+A mount is a daemon of its own, as `logfs mount` starts it. It goes on when the plugin ends, and so do the containers
+that use it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import threading
+from collections import defaultdict
+from pathlib import Path
+
+from logfs.errors import InvalidStore
+from logfs.store.directory.mount_table import (
+    FILESYSTEM_TYPE,
+    MountState,
+    is_dead,
+    logfs_mounts,
+    mounted_at,
+)
+
+# The service manager waits for the plugin, not for the mounts.
+_MANAGER = "NOTIFY_SOCKET"
+
+
+class LogMounts:
+    """Mounts log directories below a directory of its own.
+
+    Any thread may use it. `mount` and `unmount` need the `lock` of the log directory.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        """Mount below `directory`, which exists. Messages of the daemons go to files beside the mountpoints."""
+        self._directory = directory
+        self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+
+    def lock(self, logdir: str) -> threading.Lock:
+        """Return the lock that is held while a log directory is mounted or unmounted."""
+        return self._locks[logdir]
+
+    def mountpoint(self, logdir: str, *, ro: bool) -> Path:
+        """Return where this object mounts a log directory; directories of the same name differ in it."""
+        digest = hashlib.sha256(os.fsencode(logdir)).hexdigest()[:8]
+        return self._directory / f"{Path(logdir).name}-{digest}{'-ro' if ro else ''}"
+
+    def find(self, logdir: str, *, ro: bool) -> Path | None:
+        """Return the mountpoint at which a log directory can be used; None if it is not mounted.
+
+        Unless it is to be read-only, it may be a mount that somebody else has made: a second one is impossible.
+        """
+        own = self.mountpoint(logdir, ro=ro)
+        if mounted_at(own) is MountState.LIVE:
+            return own
+        for path, mount in ({} if ro else logfs_mounts()).items():
+            is_whole = (mount.kind, mount.root) == (FILESYSTEM_TYPE, "/")
+            is_writable = "ro" not in mount.flags | mount.options
+            if is_whole and is_writable and mount.source == logdir and not is_dead(path):
+                return Path(path)
+        return None
+
+    def mount(self, logdir: str, *, ro: bool) -> Path:
+        """Mount a log directory unless it is mounted, and return the mountpoint. Raises `InvalidStore`."""
+        found = self.find(logdir, ro=ro)
+        if found is not None:
+            return found
+        mountpoint = self.mountpoint(logdir, ro=ro)
+        if mounted_at(mountpoint) is MountState.NOTHING:
+            mountpoint.mkdir(exist_ok=True)
+        log_file = mountpoint.with_name(f"{mountpoint.name}.log")
+        words = ["mount", f"--log-file={log_file}", *(["--read-only"] if ro else [])]
+        if os.geteuid() == 0:
+            # Those in containers are other users; an ordinary user may need a line in /etc/fuse.conf for that.
+            words.append("-oallow_other")
+        self._run([*words, "--", logdir, str(mountpoint)])
+        return mountpoint
+
+    def unmount(self, logdir: str, *, ro: bool) -> None:
+        """Unmount a log directory if this object has mounted it, and wait until it is closed.
+
+        Raises `InvalidStore`.
+        """
+        mountpoint = self.mountpoint(logdir, ro=ro)
+        state = mounted_at(mountpoint)
+        if state is not MountState.NOTHING:
+            self._run(["umount", *(["-l"] if state is MountState.DEAD else []), str(mountpoint)])
+        if mountpoint.exists():
+            mountpoint.rmdir()
+        mountpoint.with_name(f"{mountpoint.name}.log").unlink(missing_ok=True)
+
+    @staticmethod
+    def _run(words: list[str]) -> None:
+        """Run a command of logfs, and raise `InvalidStore` with its message if it fails."""
+        environment = {name: value for name, value in os.environ.items() if name != _MANAGER}
+        done = subprocess.run(
+            [sys.executable, "-m", "logfs", *words],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="surrogateescape",
+            check=False,
+            env=environment,
+            cwd="/",
+        )
+        if done.returncode:
+            said = done.stderr.strip().splitlines() or [f"{words[0]} failed"]
+            raise InvalidStore(said[-1].removeprefix("logfs: "))

@@ -1,0 +1,80 @@
+"""The volumes, and the containers that use them, in a file that survives the plugin."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import orjson
+
+from logfs.errors import Corrupt
+from logfs.volume.options import VolumeOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from logfs.log.disk.disk import Disk
+
+
+class Volume(NamedTuple):
+    """A volume: its name, its options, and the ids by which it is mounted (one for each container or command)."""
+
+    name: str
+    options: VolumeOptions
+    ids: frozenset[str] = frozenset()
+
+
+class VolumeTable:
+    """The volumes by name. Each change is in the file, and durable, when it returns.
+
+    One thread at a time may use it.
+    """
+
+    def __init__(self, disk: Disk, path: Path) -> None:
+        """Read the table from the file `path`, if there is one. Raises `Corrupt` for a file that is not a table."""
+        self._disk = disk
+        self._path = path
+        self._volumes: dict[str, Volume] = {}
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            return
+        try:
+            self._volumes = {
+                name: _volume(name, each) for name, each in orjson.loads(content).items()
+            }
+        except (ValueError, TypeError, AttributeError, KeyError) as error:
+            raise Corrupt(
+                f"{path}: is not the table of volumes ({error}); restore it, or move it away and create the volumes"
+            ) from None
+
+    def __iter__(self) -> Iterator[Volume]:
+        return iter(list(self._volumes.values()))
+
+    def find(self, name: str) -> Volume | None:
+        """Return the volume `name`; None if there is none."""
+        return self._volumes.get(name)
+
+    def put(self, volume: Volume) -> None:
+        """Add a volume, or replace the one of its name."""
+        if self._volumes.get(volume.name) != volume:
+            self._write({**self._volumes, volume.name: volume})
+
+    def remove(self, name: str) -> None:
+        """Remove a volume."""
+        self._write({each.name: each for each in self if each.name != name})
+
+    def _write(self, volumes: dict[str, Volume]) -> None:
+        """Write the file, and use `volumes` from now on. After an `OSError` nothing has changed."""
+        content = {
+            name: {"options": each.options.to_json(), "ids": sorted(each.ids)}
+            for name, each in volumes.items()
+        }
+        data = orjson.dumps(content, option=orjson.OPT_INDENT_2)
+        self._disk.put_file(self._path, data, sync=True)
+        self._disk.sync_directory(self._path.parent)
+        self._volumes = volumes
+
+
+def _volume(name: str, content: dict[str, Any]) -> Volume:
+    return Volume(name, VolumeOptions(**content["options"]), frozenset(content["ids"]))
