@@ -18,7 +18,7 @@ PACKAGE = ROOT / "logfs"
 LAYERS = [
     "cli",
     "mount spark",
-    "schema mirror push volume",
+    "schema mirror push volume report",
     "store",
     "log",
     "cluster",
@@ -82,6 +82,7 @@ IMPORTERS = {
     "dateparser": ["cli/"],
     "tqdm": ["cli/"],
     "shtab": ["cli/completion.py"],
+    "jinja2": ["report/page.py"],
     "numpy": ["format/", "log/", "spark/", "cli/output.py", "cli/selection.py"],
     "lz4": ["format/batches/compression.py"],
     "cramjam": ["format/batches/compression.py"],

@@ -48,6 +48,7 @@ COMMANDS = {
     "tail": "print the last records, and follow",
     "consume": "read as a member of a consumer group, and commit what was taken",
     "dump": "print the contents of .log, .snapshot and index files, as kafka-dump-log does",
+    "report": "draw sizes, rates, retention, lags, keys and damage on an HTML page",
     "check": "audit everything, and change nothing",
     "recover": "check and repair now, as after a crash",
     "reindex": "rebuild all indexes of a partition",
@@ -63,7 +64,18 @@ COMMANDS = {
 
 # Commands that do not write to log directories. Ctrl-C may kill them at once: they need no orderly shutdown.
 _READ_ONLY = frozenset(
-    {"cat", "check", "describe", "dump", "status", "tail", "umount", "volume-plugin", "completion"}
+    {
+        "cat",
+        "check",
+        "describe",
+        "dump",
+        "report",
+        "status",
+        "tail",
+        "umount",
+        "volume-plugin",
+        "completion",
+    }
 )
 # The exit code that a shell reports for a command killed by SIGINT.
 _INTERRUPTED = 130

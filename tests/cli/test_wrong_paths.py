@@ -45,6 +45,7 @@ ON_LOG_DIRS = (
     "promote LOGDIR orders",
     "push --to 127.0.0.1:1 LOGDIR",
     "recover LOGDIR",
+    "report LOGDIR",
     "retain LOGDIR",
     "retain --dry-run LOGDIR",
     "status LOGDIR",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -13,12 +14,24 @@ from logfs.format.base.batch_rows import ATTRIBUTES, SIZE
 from logfs.format.batches.batch import CODEC_MASK, CONTROL_BIT, HEADER_SIZE
 from logfs.format.batches.compression import Codec
 from logfs.format.encoding.hyperloglog import KeySketch
+from logfs.log.disk.disk import Gone
 from logfs.log.segment import batch_scanner
 from logfs.log.segment.batch_iterator import Damage
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from logfs.format.batches.columns import Columns
+    from logfs.log.read.reader import Reader
     from logfs.log.segment.segment import Segment
+
+# An entry of the time index: a timestamp (ms), and an offset relative to the base offset.
+_TIME_ENTRY = np.dtype([("timestamp", ">i8"), ("offset", ">i4")])
+_SECOND = 1000
+_MINUTE, _HOUR, _DAY = 60 * _SECOND, 3600 * _SECOND, 86_400 * _SECOND
+_WIDTHS_MS = (_SECOND, 10 * _SECOND, _MINUTE, 10 * _MINUTE, _HOUR, 6 * _HOUR, _DAY, 7 * _DAY)
+# The number of bars that a picture has room for.
+_MOST_BUCKETS = 200
 
 
 @dataclass
@@ -117,3 +130,41 @@ def _note_columns(counts: SegmentStats, columns: Columns, plain_bytes: int, buck
     for begin, records in zip(*np.unique(begins, return_counts=True), strict=True):
         counts.times[int(begin)] += int(records)
     counts.keys.add(columns)
+
+
+def times_by_index(segment: Segment, bucket_ms: int) -> Counter[int]:
+    """Count the offsets of a segment as `SegmentStats.times` counts records, without reading the log.
+
+    The offsets up to an entry of the time index count as of its timestamp.
+    """
+    entries = np.frombuffer(segment.time_index.to_bytes(), _TIME_ENTRY)
+    lasts = entries["offset"].astype(np.int64) + segment.base_offset
+    counts = np.diff(np.append(lasts + 1, segment.next_offset), prepend=segment.base_offset)
+    latest = segment.max_timestamp.timestamp
+    times = np.append(entries["timestamp"].astype(np.int64), latest)
+    counted: Counter[int] = Counter()
+    for time, count in zip(times.tolist(), counts.tolist(), strict=True):
+        if count > 0:
+            counted[-1 if time < 0 else time - time % bucket_ms] += count
+    return counted
+
+
+def bucket_width_ms(partitions: Sequence[Reader]) -> int:
+    """Return a length of time buckets (ms) by which at most 200 cover the timestamps of the partitions.
+
+    The span begins at the first batches of the partitions, and ends at the last entries of the time indexes.
+    """
+    first: list[int] = []
+    last: list[int] = []
+    for partition in partitions:
+        # A segment that is leaving the log does not matter for the choice.
+        with suppress(FileNotFoundError, Gone):
+            header = partition.segments[0].header(0)
+            if header is not None and header.base_timestamp >= 0:
+                first.append(header.base_timestamp)
+        for segment in partition.segments:
+            with suppress(FileNotFoundError, Gone):
+                last.append(segment.max_timestamp.timestamp)
+    span_ms = max(last, default=0) - min(first, default=0)
+    fitting = (width for width in _WIDTHS_MS if span_ms // width < _MOST_BUCKETS)
+    return next(fitting, -(-span_ms // _MOST_BUCKETS // _DAY) * _DAY)

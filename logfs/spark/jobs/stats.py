@@ -6,7 +6,6 @@ There is one work item per segment.
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING
 from logfs.errors import InvalidSetting
 from logfs.log.disk.disk import Gone
 from logfs.log.transfer.segment_descriptor import SegmentDescriptor, describe_segment
-from logfs.log.transfer.segment_stats import SegmentStats, count_segment
+from logfs.log.transfer.segment_stats import SegmentStats, bucket_width_ms, count_segment
 from logfs.spark.jobs.job_runner import WorkItem, run
 from logfs.spark.jobs.missing import MissingSegment, failure, still_in_log
 from logfs.spark.jobs.selection import opened
@@ -24,15 +23,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from logfs.log.append.partition import Partition
     from logfs.spark.jobs.job_runner import Progress
     from logfs.spark.jobs.selection import Paths
-
-_SECOND = 1000
-_MINUTE, _HOUR, _DAY = 60 * _SECOND, 3600 * _SECOND, 86_400 * _SECOND
-_WIDTHS_MS = (_SECOND, 10 * _SECOND, _MINUTE, 10 * _MINUTE, _HOUR, 6 * _HOUR, _DAY, 7 * _DAY)
-# The number of bars that a picture has room for.
-_MOST_BUCKETS = 200
 
 
 @dataclass(frozen=True)
@@ -100,7 +92,7 @@ def stats(
             partitions[partition.topic] += 1
             segments[partition.topic] += len(here)
             topic_of[name] = partition.topic
-        width = bucket_ms or _width_ms([store[name] for name in store])
+        width = bucket_ms or bucket_width_ms([store[name] for name in store])
     found = run(spark, "logfs stats", works, partial(_count, bucket_ms=width), progress)
     missing = still_in_log(paths, (each for each in found if isinstance(each, MissingSegment)))
     if missing:
@@ -128,24 +120,3 @@ def _count(plan: SegmentDescriptor, *, bucket_ms: int) -> SegmentStats | Missing
             segment.close()
     except (FileNotFoundError, Gone) as error:
         return MissingSegment.here(plan.file, error)
-
-
-def _width_ms(partitions: list[Partition]) -> int:
-    """Choose the length of the time buckets by the span of the timestamps.
-
-    The span begins at the first batches of the partitions, and ends at the last entries of the time indexes.
-    """
-    first: list[int] = []
-    last: list[int] = []
-    for partition in partitions:
-        # A segment that is leaving the log does not matter for the choice.
-        with suppress(FileNotFoundError, Gone):
-            header = partition.segments[0].header(0)
-            if header is not None and header.base_timestamp >= 0:
-                first.append(header.base_timestamp)
-        for segment in partition.segments:
-            with suppress(FileNotFoundError, Gone):
-                last.append(segment.max_timestamp.timestamp)
-    span_ms = max(last, default=0) - min(first, default=0)
-    fitting = (width for width in _WIDTHS_MS if span_ms // width < _MOST_BUCKETS)
-    return next(fitting, -(-span_ms // _MOST_BUCKETS // _DAY) * _DAY)

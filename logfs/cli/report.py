@@ -1,0 +1,55 @@
+"""`logfs report`: a picture of log directories, as one HTML page."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from logfs.cli.common import add_log_dirs, log_dirs_of, path_argument, progress_bar
+from logfs.log.disk.memory import keep_memory
+
+if TYPE_CHECKING:
+    import argparse
+
+NAME = Path("logfs-report.html")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments: log directories, the file to write, and whether to read the logs."""
+    add_log_dirs(parser)
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=path_argument,
+        default=NAME,
+        metavar="FILE",
+        help=f"the page to write, {NAME} by default; - for standard output",
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="read only indexes: no audit, and no numbers of keys and of compression",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write the page; exit code 1 if the audit has found an error, or a part could not be opened."""
+    import logfs
+    from logfs.report.contents import read_report, size_of
+    from logfs.report.page import render
+    from logfs.store.observe.check import Severity
+
+    keep_memory()
+    log_dirs = log_dirs_of(arguments.log_dirs)
+    full = not arguments.quick
+    with progress_bar("reading", size_of(log_dirs) if full else None) as bar:
+        report = read_report(log_dirs, full=full, progress=bar.update)
+    page = render(report, logfs.__version__)
+    if arguments.output == Path("-"):
+        sys.stdout.write(page)
+    else:
+        arguments.output.write_text(page, encoding="utf-8")
+        print(f"wrote {arguments.output}")
+    is_damaged = any(each.severity is Severity.ERROR for each in report.findings or ())
+    return int(is_damaged or bool(report.problems))

@@ -1,0 +1,191 @@
+"""What a report shows of log directories, read from a store that is opened read-only."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+from logfs.errors import LogfsError
+from logfs.log.transfer.segment_stats import (
+    SegmentStats,
+    bucket_width_ms,
+    count_segment,
+    times_by_index,
+)
+from logfs.store.observe.check import check
+from logfs.store.store import Store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from logfs.log.append.partition import Partition
+    from logfs.store.observe.check import Finding
+
+    # Called with a number of bytes that were just read.
+    Progress = Callable[[int], object]
+
+
+class PartitionReport(NamedTuple):
+    """One partition. Sizes are in bytes, times in ms since the epoch, -1 if unknown.
+
+    `oldest_due_ms` is when retention by time may drop the oldest segment, None if it never does; `stays` says why it
+    is still there. `expired_bytes` is what retention would drop now. `counts` is None if the log was not read.
+    """
+
+    name: str
+    topic: str
+    size_bytes: int
+    local_bytes: int
+    segments: int
+    log_start_offset: int
+    log_end_offset: int
+    first_ms: int
+    last_ms: int
+    cleanup_policy: str
+    retention_ms: int
+    oldest_due_ms: int | None
+    stays: str
+    expired_bytes: int
+    counts: SegmentStats | None
+
+
+class GroupLag(NamedTuple):
+    """The committed offset of a group for a partition, and its lag; None if the store lacks the partition."""
+
+    group: str
+    partition: str
+    offset: int
+    lag: int | None
+
+
+class Report(NamedTuple):
+    """What the page shows.
+
+    `findings` are those of the audit, None if it was left out. `times` counts records by topic and by the beginning
+    of a time bucket of `bucket_ms`; without the audit, offsets are counted by the entries of the time indexes.
+    `problems` are partitions that cannot be opened, and log directories that have failed.
+    """
+
+    log_dirs: Sequence[str]
+    made_ms: int
+    partitions: Sequence[PartitionReport]
+    lags: Sequence[GroupLag]
+    problems: Sequence[str]
+    findings: Sequence[Finding] | None
+    bucket_ms: int
+    times: dict[str, Counter[int]]
+
+
+def size_of(log_dirs: Sequence[Path]) -> int:
+    """Return the bytes that `read_report` reads of log directories with `full`: each log twice.
+
+    Raises the errors of opening a store read-only.
+    """
+    with Store(log_dirs, read_only=True, create=False) as store:
+        return 2 * sum(store[name].local_bytes for name in store)
+
+
+def read_report(log_dirs: Sequence[Path], *, full: bool, progress: Progress) -> Report:
+    """Return what there is to show of log directories; nothing in them is changed.
+
+    With `full`, all of the logs is read: for the audit, and for records, keys and codecs. Otherwise only indexes are
+    read. Segments that are only in an object store are not read. Raises the errors of opening a store read-only.
+    """
+    with Store(log_dirs, read_only=True, create=False) as store:
+        names = list(store)
+        bucket_ms = bucket_width_ms([store[name] for name in names])
+        times: dict[str, Counter[int]] = {}
+        partitions = []
+        for name in names:
+            partition = store[name]
+            counts = _counts(partition, bucket_ms, progress) if full else None
+            counted = _times_by_index(partition, bucket_ms) if counts is None else counts.times
+            times.setdefault(partition.topic, Counter()).update(counted)
+            partitions.append(_partition(store, partition, counts))
+        lags = [
+            GroupLag(
+                each.group,
+                each.partition.directory,
+                each.commit.offset,
+                _lag(store, each.partition.directory, each.commit.offset),
+            )
+            for each in store.groups
+        ]
+        problems = [f"{name}: {reason}" for name, reason in sorted(store.offline.items())]
+        problems += map(str, store.failed)
+        made_ms = store.clock()
+
+    def audited(_: str, size: int) -> None:
+        progress(size)
+
+    findings = list(check(log_dirs, audited)) if full else None
+    return Report(
+        list(map(str, log_dirs)), made_ms, partitions, lags, problems, findings, bucket_ms, times
+    )
+
+
+def _partition(store: Store, partition: Partition, counts: SegmentStats | None) -> PartitionReport:
+    config = partition.config
+    plan = store.retention_plan(partition.name.directory)
+    kept = partition.segments[len(plan.expired) :]
+    due_ms = None
+    if config.is_deleted and config.retention_ms >= 0 and kept:
+        with suppress(LogfsError, OSError):
+            newest = kept[0].max_timestamp.timestamp
+            due_ms = newest + config.retention_ms if newest >= 0 else None
+    return PartitionReport(
+        partition.name.directory,
+        partition.topic,
+        partition.size_bytes,
+        partition.local_bytes,
+        len(partition.segments),
+        partition.log_start_offset,
+        partition.log_end_offset,
+        _first_ms(partition),
+        partition.last_timestamp,
+        ",".join(sorted(config.cleanup_policy)),
+        config.retention_ms if config.is_deleted else -1,
+        due_ms,
+        plan.stays,
+        sum(each.segment.size_bytes for each in plan.expired),
+        counts,
+    )
+
+
+def _first_ms(partition: Partition) -> int:
+    """Return the timestamp of the first batch; -1 if there is none, or it is only in an object store."""
+    first = partition.segments[0]
+    if first.is_tiered:
+        return -1
+    with suppress(LogfsError, OSError):
+        header = first.header(0)
+        return -1 if header is None else header.base_timestamp
+    return -1
+
+
+def _lag(store: Store, name: str, offset: int) -> int | None:
+    return max(store[name].log_end_offset - offset, 0) if name in store else None
+
+
+def _counts(partition: Partition, bucket_ms: int, progress: Progress) -> SegmentStats:
+    """Count the contents of the local segments."""
+    counts = SegmentStats()
+    for segment in partition.local_segments:
+        # A segment that leaves the log meanwhile is not counted; damage is counted, and the audit tells more.
+        with suppress(LogfsError, OSError):
+            counts.merge(count_segment(segment, bucket_ms))
+        progress(segment.size_bytes)
+        segment.close()
+    return counts
+
+
+def _times_by_index(partition: Partition, bucket_ms: int) -> Counter[int]:
+    """Count offsets by time, by the entries of the time indexes alone."""
+    counted: Counter[int] = Counter()
+    for segment in partition.local_segments:
+        with suppress(LogfsError, OSError):
+            counted.update(times_by_index(segment, bucket_ms))
+        segment.close()
+    return counted

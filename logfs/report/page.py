@@ -1,0 +1,175 @@
+"""The page of a report: HTML with its style and its drawings inside, which needs no script and no network."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, NamedTuple
+
+from logfs.errors import Unsupported
+from logfs.store.observe.check import Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from logfs.report.contents import Report
+
+# The rows of a table, the topics with a picture of their own, and the findings that a page shows.
+_MOST_ROWS = 200
+_MOST_TOPICS = 40
+_MOST_FINDINGS = 500
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+# The size of a drawing of records over time.
+_WIDTH, _HEIGHT = 720, 96
+
+
+class Bar(NamedTuple):
+    """A bar of a drawing over time: its place and size, and the text that the pointer shows."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    text: str
+
+
+class Drawing(NamedTuple):
+    """Records over time: a title, the bars, the first and the last time, and the records of the highest bar."""
+
+    title: str
+    bars: Sequence[Bar]
+    first: str
+    last: str
+    most: str
+    records: str
+
+
+def render(report: Report, version: str) -> str:
+    """Return the page. Raises `Unsupported` if Jinja is not installed."""
+    try:
+        import jinja2
+    except ImportError as error:
+        raise Unsupported(f"a report needs Jinja ({error}); install logfs[report]") from None
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("logfs.report", "."),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters |= {
+        "size": _size,
+        "number": _number,
+        "time": _time,
+        "span": _span,
+        "printable": _printable,
+    }
+    by_size = sorted(report.partitions, key=lambda each: (-each.size_bytes, each.name))
+    lags = sorted(report.lags, key=lambda each: (-(each.lag or 0), each.group, each.partition))
+    findings = report.findings or ()
+    errors = [each for each in findings if each.severity is Severity.ERROR]
+    return environment.get_template("page.html").render(
+        report=report,
+        version=version,
+        partitions=by_size[:_MOST_ROWS],
+        all_partitions=by_size,
+        lags=lags[:_MOST_ROWS],
+        errors=errors,
+        findings=findings[:_MOST_FINDINGS],
+        drawings=_drawings(report),
+        topics=len({each.topic for each in report.partitions}),
+        width=_WIDTH,
+        height=_HEIGHT,
+        bucket=_span(report.bucket_ms),
+        total_bytes=sum(each.size_bytes for each in by_size),
+        records=sum(sum(each.values()) for each in report.times.values()),
+        largest=max([each.size_bytes for each in by_size], default=0) or 1,
+        counted=[(each, each.counts) for each in by_size if each.counts is not None][:_MOST_ROWS],
+        retained=[each for each in by_size if each.stays or each.expired_bytes][:_MOST_ROWS],
+    )
+
+
+def _drawings(report: Report) -> list[Drawing]:
+    """Return the drawing of all topics, and those of the topics with the most records."""
+    whole: Counter[int] = sum(report.times.values(), start=Counter())
+    known = [time for time in whole if time >= 0]
+    if not known:
+        return []
+    first, last = min(known), max(known)
+    by_records = sorted(report.times, key=lambda topic: -sum(report.times[topic].values()))
+    drawings = [_drawing("all topics", whole, first, last, report.bucket_ms)]
+    if len(by_records) > 1:
+        drawings += [
+            _drawing(topic, report.times[topic], first, last, report.bucket_ms)
+            for topic in by_records[:_MOST_TOPICS]
+        ]
+    return drawings
+
+
+def _drawing(title: str, times: Counter[int], first: int, last: int, bucket_ms: int) -> Drawing:
+    known = {time: count for time, count in sorted(times.items()) if time >= 0}
+    most = max(known.values(), default=0)
+    step = _WIDTH / ((last - first) // bucket_ms + 1)
+    bars = []
+    for time, count in known.items():
+        height = max(_HEIGHT * count / most, 1.0)
+        text = f"{_time(time)}: {_number(count)} records"
+        x = (time - first) // bucket_ms * step
+        bars.append(
+            Bar(
+                round(x, 2),
+                round(_HEIGHT - height, 2),
+                round(max(step - 0.5, 0.5), 2),
+                round(height, 2),
+                text,
+            )
+        )
+    return Drawing(
+        title,
+        bars,
+        _time(first),
+        _time(last + bucket_ms),
+        _number(most),
+        _number(sum(times.values())),
+    )
+
+
+def _size(count: float) -> str:
+    """Return a number of bytes with a unit."""
+    for unit in _UNITS:
+        if count < 1024 or unit == _UNITS[-1]:
+            break
+        count /= 1024
+    return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+
+
+def _number(count: int) -> str:
+    return f"{count:,}"
+
+
+def _time(ms: int) -> str:
+    """Return a time in UTC, or a dash for one that is unknown or that no calendar has."""
+    try:
+        return f"{datetime.fromtimestamp(ms / 1000, UTC):%Y-%m-%d %H:%M:%S}" if ms >= 0 else "–"
+    except (ValueError, OverflowError, OSError):
+        return "–"
+
+
+def _span(ms: int) -> str:
+    """Return a length of time in the largest fitting unit; a dash for a negative one."""
+    if ms < 0:
+        return "–"
+    for name, unit in (
+        ("d", timedelta(days=1)),
+        ("h", timedelta(hours=1)),
+        ("min", timedelta(minutes=1)),
+    ):
+        number = ms / (unit.total_seconds() * 1000)
+        if number >= 1:
+            return f"{number:.3g} {name}" if number < 1000 else f"{number:,.0f} {name}"
+    return f"{ms / 1000:.3g} s"
+
+
+def _printable(text: object) -> str:
+    """Return text with escapes for bytes of file names that are no characters."""
+    return str(text).encode("utf-8", "backslashreplace").decode()
