@@ -87,7 +87,7 @@ IMPORTERS = {
     "lz4": ["format/batches/compression.py"],
     "cramjam": ["format/batches/compression.py"],
     "zstandard": ["format/batches/compression.py"],
-    "crc32c": ["format/", "log/segment/", "log/remote/"],
+    "crc32c": ["format/", "log/segment/", "log/remote/", "push/offset_map.py"],
     "fastavro": ["schema/avro.py"],
     "google": ["schema/protobuf.py"],
     "grpc_tools": ["schema/protobuf.py"],

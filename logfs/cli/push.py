@@ -97,8 +97,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _tell_reasons(plan: TopicPlan, *, may_translate: bool) -> None:
     """Print why a topic cannot be pushed, and whether a translation would help."""
-    print(f"logfs push: {plan.name} cannot be pushed as it is:", file=sys.stderr)
-    for reason in [*plan.refusals, *plan.obstacles]:
+    how = "cannot be pushed" if plan.is_translated else "cannot be pushed as it is"
+    print(f"logfs push: {plan.name} {how}:", file=sys.stderr)
+    for reason in [*plan.refusals, *(() if plan.is_translated else plan.obstacles)]:
         print(f"  {reason}", file=sys.stderr)
     if may_translate and not plan.refusals:
         print("  --translate MAP gives its records new offsets", file=sys.stderr)

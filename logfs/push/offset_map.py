@@ -2,11 +2,15 @@
 
 ```
 # cluster Qm7v2tVfRk2r8C1nJ4x9eA
-topic,partition,offset,records,to_partition,to_offset
-orders,0,5,100,0,0
+topic,partition,offset,records,to_partition,to_offset,check
+# topic orders 8NbM3dZBRPmN3L0yUxq5Aw
+orders,0,5,100,0,0,3ee36e3c
 ```
 
 The 100 records of orders-0 from offset 5 on, with consecutive offsets, are at the offsets from 0 on of partition 0.
+The id of the topic is that of its partitions here. `check` is the CRC-32C, as eight hex digits, of the `check` before
+it (none at first) and of all text since then. So a line that was changed, and the loss of lines, are found; that of
+the last lines by the end of the log in the cluster.
 
 A line is in the file, and durable, before its records are sent. So after a crash the end of the log in the cluster
 tells which of the last lines are true, and no record need be sent twice.
@@ -17,9 +21,11 @@ from __future__ import annotations
 import errno
 import os
 from bisect import bisect_right
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
+
+from crc32c import crc32c
 
 from logfs.errors import ClusterError
 from logfs.format.base import names
@@ -28,7 +34,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-_HEADING = "topic,partition,offset,records,to_partition,to_offset"
+_HEADING = "topic,partition,offset,records,to_partition,to_offset,check"
+_TOPIC = "# topic "
+# Digits of an offset; more are no offset.
+_MOST_DIGITS = 19
 
 
 class Run(NamedTuple):
@@ -58,12 +67,15 @@ class OffsetMap:
     def __init__(self, path: Path, cluster_id: str) -> None:
         """Read the file, which need not exist yet.
 
-        Raises `ClusterError` if it is malformed or tells about another cluster, and `OSError`.
+        Raises `ClusterError` if it is malformed, was changed, or tells about another cluster, and `OSError`.
         """
         self._path = path
         self._first_line = f"# cluster {cluster_id}"
         # By topic and partition here, and partition there, in the order of their offsets.
         self._runs: dict[tuple[str, int, int], list[Run]] = {}
+        self._topic_ids: dict[str, str] = {}
+        # The last `check` in the file.
+        self._check = ""
         if not path.parent.is_dir():
             raise FileNotFoundError(errno.ENOENT, "no such directory", str(path.parent))
         if path.exists():
@@ -76,20 +88,37 @@ class OffsetMap:
         *lines, _ = self._path.read_bytes().decode("utf-8", "replace").split("\n")
         if lines[:2] != [self._first_line, _HEADING]:
             raise ClusterError(
-                f"{self._path}: is no map of offsets for this cluster, which begins with {self._first_line!r}: name "
-                "the map of the last push, or for the first one a file that does not exist"
+                f"{self._path}: is no map of offsets for this cluster, which begins with the lines "
+                f"{self._first_line!r} and {_HEADING!r}: name the map of the last push, or for the first one a file "
+                "that does not exist"
             )
+        text, check = "", ""
         for number, line in enumerate(lines[2:], 3):
-            self._add(self._parsed(number, line))
+            if line.startswith(_TOPIC):
+                text += f"{line}\n"
+                topic, _, topic_id = line.removeprefix(_TOPIC).partition(" ")
+                self._topic_ids[topic] = topic_id
+                continue
+            row, _, told = line.rpartition(",")
+            run = self._parsed(number, row)
+            check = _check(check, text + row)
+            if check != told or run.topic not in self._topic_ids:
+                raise ClusterError(
+                    f"{self._path}: line {number} was changed, or lines before it are missing: the file no longer "
+                    "tells what was sent. Restore it from a copy, or delete the topic in the cluster and the map"
+                )
+            text = ""
+            self._add(run)
 
-    def _parsed(self, number: int, line: str) -> Run:
-        words = line.split(",")
+    def _parsed(self, number: int, row: str) -> Run:
         try:
-            topic, *numbers = words
+            topic, *numbers = row.split(",")
+            if not all(each.isascii() and each.isdecimal() for each in numbers):
+                raise ValueError(row)
+            if max(map(len, numbers)) > _MOST_DIGITS:
+                raise ValueError(row)
             run = Run(topic, *map(int, numbers))
             names.check_topic(topic)
-            if min(run[1:]) < 0:
-                raise ValueError(line)
         except (ValueError, TypeError):
             raise ClusterError(f"{self._path}: line {number} is malformed: {_HEADING}") from None
         return run
@@ -97,15 +126,34 @@ class OffsetMap:
     def _add(self, run: Run) -> None:
         self._runs.setdefault((run.topic, run.partition, run.to_partition), []).append(run)
 
+    def _lines(self, runs: Iterable[Run], known: set[str]) -> Iterator[str]:
+        """Yield the lines of runs that come after what is written; `known` are topics whose ids are written."""
+        for run in runs:
+            head = ""
+            if run.topic not in known:
+                known.add(run.topic)
+                head = f"{_TOPIC}{run.topic} {self._topic_ids[run.topic]}\n"
+            row = ",".join(map(str, run))
+            self._check = _check(self._check, head + row)
+            yield f"{head}{row},{self._check}\n"
+
     def _write_all(self) -> None:
         """Replace the file by one with the runs that are known."""
         runs = sorted((run for some in self._runs.values() for run in some), key=_place_there)
+        self._check = ""
+        content = [f"{self._first_line}\n", f"{_HEADING}\n", *self._lines(runs, set())]
         temporary = self._path.with_name(f"{self._path.name}.tmp")
-        with self._naming_path(), temporary.open("w") as file:
-            file.writelines([f"{self._first_line}\n", f"{_HEADING}\n", *map(_line, runs)])
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self._path)
+        try:
+            with self._naming_path(), temporary.open("w") as file:
+                file.writelines(content)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(self._path)
+        except OSError:
+            # What is left of it must not keep a full disk full.
+            with suppress(OSError):
+                temporary.unlink()
+            raise
         directory = os.open(self._path.parent, os.O_RDONLY)
         try:
             os.fsync(directory)
@@ -126,16 +174,42 @@ class OffsetMap:
         """Whether records of a topic have been sent."""
         return any(each == topic for each, _, _ in self._runs)
 
-    def add(self, runs: Sequence[Run]) -> None:
-        """Add runs, and make them durable. Their records may be sent then. Raises `OSError`."""
+    def begin(self, topic: str, topic_id: str) -> None:
+        """Prepare the map for runs of a topic with this id. The file is there, and whole. Raises `OSError`."""
+        self._topic_ids[topic] = topic_id
         if not self._is_whole:
             self._write_all()
+
+    def add(self, runs: Sequence[Run]) -> None:
+        """Add runs of topics that were begun, and make them durable. Their records may be sent then.
+
+        Raises `OSError`.
+        """
+        if not self._is_whole:
+            self._write_all()
+        written = {place[0] for place, some in self._runs.items() if some}
         with self._naming_path(), self._path.open("a") as file:
-            file.writelines(map(_line, runs))
+            file.writelines(self._lines(runs, written))
             file.flush()
             os.fsync(file.fileno())
         for run in runs:
             self._add(run)
+
+    def check_source(self, topic: str, topic_id: str, ends: Mapping[int, int]) -> None:
+        """Raise `ClusterError` unless the runs are those of this topic; `ends` are the log ends here by partition."""
+        known = self._topic_ids.get(topic, topic_id)
+        if known != topic_id:
+            raise ClusterError(
+                f"{self._path}: is about another topic {topic}, with the id {known}; here it has the id {topic_id}. "
+                "Name the map of this log directory's pushes"
+            )
+        for (name, number, _), runs in self._runs.items():
+            end = ends.get(number, 0)
+            if name == topic and runs and runs[-1].end > end:
+                raise ClusterError(
+                    f"{self._path}: has records of {topic}-{number} up to offset {runs[-1].end}, but the log here "
+                    f"ends at {end}: it has lost records, or the map is that of another log"
+                )
 
     def keep_sent(self, topic: str, ends: Mapping[int, int]) -> None:
         """Forget the runs that were not sent; `ends` are the log ends in the cluster.
@@ -157,7 +231,8 @@ class OffsetMap:
             if end != ends[number]:
                 raise ClusterError(
                     f"{topic}-{number}: ends at offset {ends[number]} in the cluster, but at {end} by {self._path}: "
-                    "another program writes to the topic. Delete the topic and the map, and push again"
+                    "another program writes to the topic, or the last lines of the map are missing. Restore the map "
+                    "from a copy, or delete the topic in the cluster and the map, and push again"
                 )
         # The next write leaves out what was forgotten.
         self._is_whole &= not changed
@@ -228,8 +303,9 @@ def runs_of(topic: str, places: Iterable[tuple[int, int]], there: int, to_offset
     return found
 
 
-def _line(run: Run) -> str:
-    return ",".join(map(str, run)) + "\n"
+def _check(before: str, text: str) -> str:
+    """Return the check of a line: that of the line before it and all text since then decide it."""
+    return f"{crc32c((before + text).encode()):08x}"
 
 
 def _place_there(run: Run) -> tuple[str, int, int]:

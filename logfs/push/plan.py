@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from logfs.cluster.cluster import OWN_TOPICS, Cluster
 from logfs.errors import ClusterError, UnknownPartition
 from logfs.format.base.names import parse_directory
+from logfs.format.files.checkpoint import uuid_to_text
 from logfs.push.exact_push import first_offset, holds_last_batch
 from logfs.push.obstacles import find_obstacles
 from logfs.setting import MIRROR_SOURCE
@@ -48,14 +49,15 @@ class Progress(NamedTuple):
 class TopicPlan:
     """How a topic is pushed.
 
-    `obstacles` say why it cannot go as it is, and `refusals` why it cannot go at all. `is_translated` means that its
-    records get new offsets. `partitions` is the number of partitions in the cluster, at the end, and `there` are the
-    ends of their logs; `sent_up_to` and `ends` are offsets here, by partition. `sent_records`
-    counts what was sent since.
+    `topic_id` is the id of the topic here, "-" if it has none. `obstacles` say why it cannot go as it is, and
+    `refusals` why it cannot go at all. `is_translated` means that its records get new offsets. `partitions` is the
+    number of partitions in the cluster, at the end, and `there` are the ends of their logs; `sent_up_to` and `ends`
+    are offsets here, by partition. `sent_records` counts what was sent since.
     """
 
     name: str
     readers: Sequence[Partition]
+    topic_id: str
     partitions: int
     remote: RemoteTopic | None
     settings: Mapping[str, str]
@@ -159,7 +161,9 @@ class Planner:
         overrides = self._store.settings.topic_overrides(name)
         settings = {n: t for n, t in overrides.items() if not n.startswith(("logfs.", "remote."))}
         partitions = here if remote is None else len(remote.leaders)
-        plan = TopicPlan(name, readers, partitions, remote, settings)
+        topic_id = self._store.topic_id(name)
+        id_text = "-" if topic_id is None else uuid_to_text(topic_id)
+        plan = TopicPlan(name, readers, id_text, partitions, remote, settings)
         plan.there |= dict.fromkeys(range(partitions), 0)
         if overrides.get(MIRROR_SOURCE) == self._cluster_id:
             plan.refusals.append(
@@ -214,6 +218,7 @@ class Planner:
         assert self._map is not None
         if is_begun:
             try:
+                self._map.check_source(plan.name, plan.topic_id, plan.ends)
                 self._map.keep_sent(plan.name, plan.there)
             except ClusterError as error:
                 return [str(error)]
@@ -238,9 +243,14 @@ class Planner:
             return [f"{name}: ends at offset {end} here, but at {there} there"]
         theirs = self._sender.last_batch((reader.name.topic, reader.partition), there)
         if not theirs:
-            return [
-                f"{name}: the batch before offset {there} was deleted there; it tells what was sent"
-            ]
+            # With nothing left to send, nothing can go wrong.
+            return (
+                []
+                if there == end
+                else [
+                    f"{name}: the batch before offset {there} was deleted there; it tells what was sent"
+                ]
+            )
         if not holds_last_batch(reader, there, theirs):
             return [f"{name}: its log there has other records before offset {there}"]
         return []

@@ -87,6 +87,11 @@ class Push:
         """
         plans = [plan for plan in plans if not plan.is_refused]
         for plan in plans:
+            if plan.is_translated:
+                assert self._map is not None
+                # First: a map that cannot be written leaves no topic behind.
+                self._map.begin(plan.name, plan.topic_id)
+        for plan in plans:
             self._prepare(plan)
         self._send(plans, report)
         self._check_ends(plans)

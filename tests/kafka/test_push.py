@@ -163,9 +163,10 @@ def test_records_with_new_offsets(
                 theirs = there.consume(topic)
                 assert contents(theirs) == contents(ours), (topic, turn)
         lines = map_path.read_text().splitlines()
-        assert lines[1] == "topic,partition,offset,records,to_partition,to_offset"
+        assert lines[1] == "topic,partition,offset,records,to_partition,to_offset,check"
         moved = {}
-        for topic, _, offset, count, _, to_offset in (line.split(",") for line in lines[2:]):
+        runs = [line.split(",") for line in lines[2:] if not line.startswith("#")]
+        for topic, _, offset, count, _, to_offset, _ in runs:
             for n in range(int(count)):
                 moved[topic, int(offset) + n] = int(to_offset) + n
         for topic in TRANSLATED[:-1]:
@@ -178,6 +179,46 @@ def test_records_with_new_offsets(
         assert found.keys() == {"transactions", "compacted-transactions"}
         for topic, offset in found.items():
             assert offset == sum(each.offset < committed[topic] for each in wanted[topic])
+
+
+def test_a_wrong_map_sends_nothing(
+    target: Broker, connect: Callable[[Broker], Client], tmp_path: Path
+) -> None:
+    """A map that was edited, that has lost lines, or that is of another log directory: the topic stays as it is."""
+    there = connect(target)
+    map_path = tmp_path / "map"
+    log_dirs = [tmp_path / "log", tmp_path / "other"]
+    for log_dir, count in zip(log_dirs, (30, 40), strict=True):
+        with Store(log_dir) as store:
+            mapped = store.create("mapped-0")
+            for n in range(count):
+                mapped.append([Record(b"%d" % n, timestamp=topics.T)])
+            store.delete_records("mapped-0", 3)
+    words = ["--topics", "mapped", "--translate", map_path]
+    assert run_push(log_dirs[0], target, *words).returncode == 0
+    whole = map_path.read_text()
+    before = contents(there.consume("mapped"))
+    assert len(before) == 27
+    with Store(log_dirs[0]) as store:
+        store["mapped-0"].append([Record(b"new", timestamp=topics.T)])
+    *head, run = whole.splitlines()
+    wrong = {
+        whole.replace("mapped,0,3,", "mapped,7,3,"): "was changed, or lines before it are missing",
+        whole.replace("mapped,0,3,", "mapped,0,1000,"): "was changed",
+        "\n".join([*head, run.replace(",27,", ",26,"), ""]): "was changed",
+        "\n".join([*head, ""]): "has records there that the map does not know",
+    }
+    for text, said in wrong.items():
+        map_path.write_text(text)
+        done = run_push(log_dirs[0], target, *words)
+        assert (done.returncode, said in done.stderr) == (1, True), done.stderr
+        assert map_path.read_text() == text
+    map_path.write_text(whole)
+    done = run_push(log_dirs[1], target, *words)
+    assert (done.returncode, "is about another topic mapped" in done.stderr) == (1, True)
+    assert contents(there.consume("mapped")) == before
+    assert run_push(log_dirs[0], target, *words).returncode == 0
+    assert len(there.consume("mapped")) == 28
 
 
 def test_another_number_of_partitions(

@@ -14,7 +14,8 @@ from logfs.push.offset_map import OffsetMap, runs_of
 if TYPE_CHECKING:
     from pathlib import Path
 
-TOPIC = "orders"
+TOPIC, ID = "orders", "8NbM3dZBRPmN3L0yUxq5Aw"
+HEAD = "# cluster A\ntopic,partition,offset,records,to_partition,to_offset,check\n"
 
 # For each record in the order of its arrival: the partition here, how many offsets are left out before it, and the
 # partition there.
@@ -38,6 +39,7 @@ def fill(
 ) -> dict[tuple[int, int], tuple[int, int]]:
     """Write a map as a translation does, in batches of some sizes; return (there, offset there) by place here."""
     offsets = OffsetMap(path, "A")
+    offsets.begin(TOPIC, ID)
     ends = [0, 0, 0]
     found: dict[tuple[int, int], tuple[int, int]] = {}
     rows = placed(moves)
@@ -95,12 +97,12 @@ def test_a_map_that_was_cut_off_goes_on(
     found = fill(path, moves, batches)
     whole = path.read_bytes()
     # The first two lines are there at once, as the file is.
-    cut = data.draw(st.integers(whole.index(b"to_offset\n") + 10, len(whole)))
+    cut = data.draw(st.integers(len(HEAD), len(whole)))
     path.write_bytes(whole[:cut])
-    lines = whole[:cut].decode().split("\n")[2:-1]
+    lines = [line for line in whole[:cut].decode().split("\n")[2:-1] if line[0] != "#"]
     ends = {0: 0, 1: 0, 2: 0}
     for line in lines:
-        _, _, _, count, there, to_offset = line.split(",")
+        _, _, _, count, there, to_offset, _ = line.split(",")
         ends[int(there)] = int(to_offset) + int(count)
     # The records of the last line in each partition need not have arrived.
     arrived = {
@@ -116,6 +118,7 @@ def test_a_map_that_was_cut_off_goes_on(
                 if (p, n) == (here, there) and to < arrived[n]
             ]
             assert offsets.sent_up_to(TOPIC, here, there) == max(sent, default=-1) + 1
+    offsets.begin(TOPIC, ID)
     offsets.add(runs_of(TOPIC, [(0, 1000)], 0, arrived[0]))
     again = OffsetMap(path, "A")
     assert again.sent_up_to(TOPIC, 0, 0) == 1001
@@ -134,12 +137,21 @@ def last_start(lines: list[str], number: int) -> int:
         "\0\1\2",
         "# cluster A",
         "# cluster A\n",
-        "# cluster B\ntopic,partition,offset,records,to_partition,to_offset\n",
+        HEAD.replace("A", "B"),
         "orders,0,0,1,0,0\n",
-        "# cluster A\ntopic,partition,offset,records,to_partition,to_offset\norders,0,0,1,0\n",
-        "# cluster A\ntopic,partition,offset,records,to_partition,to_offset\norders,0,x,1,0,0\n",
-        "# cluster A\ntopic,partition,offset,records,to_partition,to_offset\norders,0,-1,1,0,0\n",
-        "# cluster A\ntopic,partition,offset,records,to_partition,to_offset\n../up,0,0,1,0,0\n",
+        HEAD.replace(",check", ""),
+        *(
+            f"{HEAD}# topic orders {ID}\n{row}\n"
+            for row in (
+                "orders,0,0,1,0,ffffffff",
+                "orders,0,x,1,0,0,ffffffff",
+                "orders,0,-1,1,0,0,ffffffff",
+                "orders,0,0,1,0,0,ffffffff",
+                "orders,0,0,1,0,0",
+                "../up,0,0,1,0,0,ffffffff",
+                f"orders,0,{'9' * 22},1,0,0,ffffffff",
+            )
+        ),
         "\0\n" * 9,
     ],
 )
@@ -152,9 +164,60 @@ def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
     assert path.read_text() == text
 
 
+@given(moves=records.filter(bool), batches=sizes, data=st.data())
+def test_a_map_that_was_changed_is_refused(
+    tmp_path_factory: pytest.TempPathFactory,
+    moves: list[tuple[int, int, int]],
+    batches: list[int],
+    data: st.DataObject,
+) -> None:
+    """Lines are lost, doubled, moved or edited: the map is refused, unless it tells the same as before."""
+    path = tmp_path_factory.mktemp("map") / "map"
+    found = fill(path, moves, batches)
+    ends = dict.fromkeys(range(3), 100)
+    whole = path.read_bytes()
+    if data.draw(st.booleans()):
+        lines = whole.splitlines(keepends=True)
+        at, to = (data.draw(st.integers(0, len(lines) - 1)) for _ in "ab")
+        moved = lines.pop(at)
+        if data.draw(st.booleans()):
+            lines[to:to] = [moved] * data.draw(st.integers(1, 2))
+        path.write_bytes(b"".join(lines))
+    else:
+        at = data.draw(st.integers(0, len(whole) - 1))
+        changed = data.draw(st.sampled_from([b"", b"0", b"7", b",", b"\n", b"\r"]))
+        path.write_bytes(whole[:at] + changed + whole[at + 1 :])
+    try:
+        offsets = OffsetMap(path, "A")
+        if TOPIC not in offsets:
+            # Nothing is known of the topic, which has records in the cluster: the plan refuses it.
+            return
+        offsets.check_source(TOPIC, ID, ends)
+        offsets.keep_sent(TOPIC, ends_of(found))
+    except ClusterError:
+        return
+    for here in range(3):
+        for there in range(3):
+            sent = [at for (p, at), (n, _) in found.items() if (p, n) == (here, there)]
+            assert offsets.sent_up_to(TOPIC, here, there) == max(sent, default=-1) + 1
+
+
+def test_the_map_of_another_log_is_refused(tmp_path: Path) -> None:
+    """Another topic of the same name has another id; a log that ends before the runs do is not that of the map."""
+    path = tmp_path / "map"
+    fill(path, [(0, 0, 0)] * 9, [4])
+    OffsetMap(path, "A").check_source(TOPIC, ID, {0: 9})
+    OffsetMap(path, "A").check_source("payments", "another", {0: 0})
+    with pytest.raises(ClusterError, match=f"another topic orders, with the id {ID}"):
+        OffsetMap(path, "A").check_source(TOPIC, "another", {0: 9})
+    with pytest.raises(ClusterError, match="up to offset 9, but the log here ends at 8"):
+        OffsetMap(path, "A").check_source(TOPIC, ID, {0: 8})
+
+
 def test_other_records_in_the_cluster_are_told(tmp_path: Path) -> None:
     """A log that ends elsewhere than by the map has other records, too."""
     offsets = OffsetMap(tmp_path / "map", "A")
+    offsets.begin(TOPIC, ID)
     offsets.add(runs_of(TOPIC, [(0, 0), (0, 1)], 0, 0))
     for end in (1, 3):
         with pytest.raises(ClusterError, match=f"ends at offset {end} in the cluster, but at"):
