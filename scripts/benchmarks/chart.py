@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from harness import Result
 
 _ROW = 26
-_LEFT = 390
+_LEFT = 450
 _WIDTH = 360
 _TOP = 56
 
