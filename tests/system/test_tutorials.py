@@ -31,18 +31,27 @@ def pattern(output: str) -> str:
     return ".*".join(map(re.escape, output.split("…")))
 
 
-@pytest.mark.parametrize("page", ["first-log.md", "shell-tools.md"])
-def test_a_tutorial_runs_as_it_is_written(page: str, tmp_path: Path) -> None:
-    """Every command of the page, in one shell and a fresh home, prints what the page shows beside it."""
-    need_fuse()
+def follow(page: str, home: Path, servers: str = "localhost:9092") -> None:
+    """Run every command of a page in one shell and a fresh home, and compare what it prints with the page.
+
+    `servers` is the address of the broker that the page has at localhost:9092.
+    """
     tutorial = steps(page)
     assert len(tutorial) > 10
     # Outputs and errors of a command come before the line that ends it.
     script = "".join(f"{command}\necho '{END}'\n" for command, _ in tutorial)
+    script = script.replace("localhost:9092", servers)
     try:
-        shown = run(["bash", "-c", f"exec 2>&1\n{script}"], tmp_path)
+        shown = run(["bash", "-c", f"exec 2>&1\n{script}"], home)
     finally:
-        subprocess.run(["fusermount3", "-quz", tmp_path / "mnt"], check=False)
+        subprocess.run(["fusermount3", "-quz", home / "mnt"], check=False)
     for (command, output), printed in zip(tutorial, shown.split(f"{END}\n"), strict=False):
         assert re.fullmatch(pattern(output), printed, re.DOTALL), f"$ {command}\n{printed}"
     assert shown.count(END) == len(tutorial)
+
+
+@pytest.mark.parametrize("page", ["first-log.md", "shell-tools.md"])
+def test_a_tutorial_runs_as_it_is_written(page: str, tmp_path: Path) -> None:
+    """Every command of the page prints what the page shows beside it."""
+    need_fuse()
+    follow(page, tmp_path)
