@@ -14,12 +14,14 @@ from hypothesis import settings
 from logfs.log.disk.bucket_path import BucketPath
 from logfs.store.store import Store
 from tests.support.mounts import Mount, alone_with_mounts
-from tests.support.requirements import need_fuse
+from tests.support.requirements import need_command, need_fuse
 from tests.support.stores import Clock, assert_clean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from playwright.sync_api import Browser
 
 
 settings.register_profile("default", deadline=None, derandomize=True, max_examples=100)
@@ -161,3 +163,16 @@ def mount(make_mount: Callable[..., Mount]) -> Mount:
 def orders(mount: Mount) -> Path:
     """The directory of an empty partition `orders-0` on a new mount."""
     return mount.partition("orders-0")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Chromium without a window."""
+    from playwright.sync_api import sync_playwright
+
+    path = need_command("chromium")
+    with sync_playwright() as playwright:
+        # The sandbox of Chromium does not start for root, and the pages are ours.
+        browser = playwright.chromium.launch(executable_path=path, chromium_sandbox=False)
+        yield browser
+        browser.close()

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from playwright.sync_api import sync_playwright
 
 import logfs
 from logfs.cli import COMMANDS
 from logfs.setting import BROKER_SETTINGS, TOPIC_SETTINGS
-from tests.support.requirements import need, need_command
+from tests.support.requirements import need
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -59,16 +58,6 @@ def url(site: Path) -> Iterator[str]:
         yield f"http://127.0.0.1:{server.server_port}/"
         server.shutdown()
         thread.join()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """Chromium without a window."""
-    path = need_command("chromium")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture

@@ -18,6 +18,8 @@ from tests.support.stores import Clock
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from playwright.sync_api import Browser
+
 HOUR_MS = 3_600_000
 HOSTILE = "<script>alert(1)</script>\n\N{SNOWMAN}"
 
@@ -148,3 +150,26 @@ def test_a_report_changes_nothing_beside_a_writer(log_dir: Path) -> None:
         page = shown(log_dir)
         assert before == {path: path.stat().st_mtime_ns for path in log_dir.rglob("*")}
     assert "0 to 72" in page.row("Size", "users-0")
+
+
+@pytest.mark.parametrize("look", ["light", "dark"])
+def test_a_browser_shows_the_page(
+    log_dir: Path, browser: Browser, look: str, tmp_path: Path
+) -> None:
+    """Nothing is on the console, nothing else is loaded, colours follow the system, and a phone shows all of it."""
+    shown(log_dir)
+    address = (log_dir.parent / "report.html").as_uri()
+    page = browser.new_page(color_scheme=look, viewport={"width": 390, "height": 844})
+    told: list[str] = []
+    page.on("console", lambda message: told.append(message.text))
+    page.on("pageerror", lambda error: told.append(str(error)))
+    page.on("request", lambda request: told.append(request.url))
+    page.goto(address)
+    assert [each for each in told if not each.startswith("data:")] == [address]
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (sum(map(int, re.findall(r"\d+", colour)[:3])) > 600) == (look == "light")
+    # The drawing of all topics, and that of each of three.
+    assert [each.bounding_box()["height"] > 20 for each in page.locator("svg").all()] == [True] * 4
+    page.screenshot(path=tmp_path / "page.png", full_page=True)
+    page.close()
