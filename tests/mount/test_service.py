@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 import subprocess
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.requirements import need_command, need_fuse, need_root
+from tests.support.requirements import need, need_command, need_fuse, need_root
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -97,5 +98,43 @@ def test_the_unit_is_well_formed(tmp_path: Path) -> None:
     unit.write_text(UNIT.read_text().replace("/usr/bin/logfs", "/bin/true"))
     done = subprocess.run(
         [program, "verify", "--man=no", unit], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_systemd_makes_units_of_the_fstab_lines_of_the_docs(tmp_path: Path) -> None:
+    """Each line becomes a mount unit of the type logfs that is well-formed; the options of systemd are in force."""
+    generator = Path("/lib/systemd/system-generators/systemd-fstab-generator")
+    need(generator.exists(), "systemd is not installed")
+    page = (UNIT.parents[3] / "docs/filesystem.md").read_text()
+    section = page.split("\n### fstab\n")[1].split("\n### ")[0]
+    lines = [
+        line
+        for block in re.findall(r"^```\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+        for line in block.splitlines()
+    ]
+    fstab, made = tmp_path / "fstab", tmp_path / "units"
+    fstab.write_text("\n".join(lines) + "\n")
+    made.mkdir()
+    environment = {**os.environ, "SYSTEMD_FSTAB": str(fstab)}
+    subprocess.run([generator, made, made, made], env=environment, check=True)
+    units = {unit.name: unit.read_text() for unit in made.glob("*.mount")}
+    assert len(units) == len(lines) == 5
+    for line in lines:
+        source, mountpoint = line.split()[:2]
+        name = subprocess.run(
+            ["systemd-escape", "--path", "--suffix=mount", mountpoint],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+        assert f"What={source}\nWhere={mountpoint}\nType=logfs\n" in units[name]
+    assert "RequiresMountsFor=/data" in units["mnt-orders.mount"]
+    assert (made / "mnt-archive.automount").exists()
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", *made.glob("*.mount")],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
