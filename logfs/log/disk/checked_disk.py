@@ -64,8 +64,11 @@ class CheckedDisk(Disk):
     def fail(self, reason: object) -> LogDirFailed:
         """Refuse every call from now on, and return the error that says why. Only the first call sets the reason."""
         if self.failure is None:
+            is_read_only = isinstance(reason, OSError) and reason.errno == errno.EROFS
+            # The kernel may have made it read-only after an error of the disk.
+            remedy = "make the filesystem writable" if is_read_only else "repair the disk"
             self.failure = LogDirFailed(
-                f"{self._log_dir}: the log directory is offline: {reason}; repair the disk, then close the store (or "
+                f"{self._log_dir}: the log directory is offline: {reason}; {remedy}, then close the store (or "
                 "unmount) and open it again, which recovers what was fsynced"
             )
             logger.error("%s", self.failure)
