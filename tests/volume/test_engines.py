@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.processes import run, wait_for
-from tests.support.requirements import need, need_command, need_fuse, need_root
+from tests.support.requirements import need_command, need_fuse, need_root
 from tests.support.stores import assert_clean
 from tests.support.volumes import Plugin
 
@@ -53,8 +53,9 @@ class Docker:
             )
         process = self._process
         wait_for(lambda: process.poll() is not None or b"API listen on" in log.read_bytes(), 60)
-        last = log.read_text().splitlines()[-1]
-        need(process.poll() is None, f"dockerd does not start here ({last})")
+        if process.poll() is not None:
+            # A machine may have Docker and not allow it to run, as inside of some containers.
+            pytest.skip(f"dockerd does not start here ({log.read_text().splitlines()[-1]})")
         root = busybox_root(self._directory / "root")
         run("tar", "-C", root, "-cf", self._directory / "root.tar", ".")
         self("import", self._directory / "root.tar", IMAGE)
