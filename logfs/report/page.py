@@ -72,7 +72,6 @@ def render(report: Report, version: str) -> str:
         report=report,
         version=version,
         partitions=by_size[:_MOST_ROWS],
-        all_partitions=by_size,
         lags=lags[:_MOST_ROWS],
         errors=errors,
         findings=findings[:_MOST_FINDINGS],

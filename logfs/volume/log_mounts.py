@@ -11,7 +11,6 @@ import os
 import subprocess
 import sys
 import threading
-from collections import defaultdict
 from pathlib import Path
 
 from logfs.errors import InvalidStore
@@ -36,11 +35,11 @@ class LogMounts:
     def __init__(self, directory: Path) -> None:
         """Mount below `directory`, which exists. Messages of the daemons go to files beside the mountpoints."""
         self._directory = directory
-        self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+        self._locks: dict[str, threading.Lock] = {}
 
     def lock(self, logdir: str) -> threading.Lock:
         """Return the lock that is held while a log directory is mounted or unmounted."""
-        return self._locks[logdir]
+        return self._locks.setdefault(logdir, threading.Lock())
 
     def mountpoint(self, logdir: str, *, ro: bool) -> Path:
         """Return where this object mounts a log directory; directories of the same name differ in it."""
