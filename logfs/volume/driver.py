@@ -132,7 +132,7 @@ class VolumeDriver:
         return path
 
     def unmount(self, name: str, user: str) -> None:
-        """End the use of a volume by the id `user`. Raises `UnknownVolume`, and `InvalidStore` if an unmount fails."""
+        """End the use of a volume by the id `user`. Raises `UnknownVolume`, and `InvalidStore` if it fails."""
         with self._lock:
             volume = self._known(name)
         with self._mounts.lock(volume.options.logdir):
