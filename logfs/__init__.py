@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from logfs.store.store import Store
     from logfs.store.store import open_store as open
 
-__version__ = "0.1.0"
+    __version__: str
 
 __all__ = [
     "Columns",
@@ -64,6 +64,11 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        # Of the installed package, whose version is that of pyproject.toml.
+        from importlib.metadata import version
+
+        return version("logfs")
     if name not in _HOMES:
         raise AttributeError(f"module 'logfs' has no attribute {name!r}")
     import importlib
