@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import inspect
+import os
+import shutil
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 import numba
 from numba.core import cgutils, config
@@ -34,13 +39,38 @@ def inlined_kernel(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    compiled: Callable[..., Any]
+    compiled: Any
     try:
         compiled = numba.njit(nogil=True, cache=True, **options)(function)
     except RuntimeError:
         # Neither this directory nor the user's cache is writable: every process compiles for itself.
         compiled = numba.njit(nogil=True, **options)(function)
-    return compiled
+    else:
+        _take_from_installation(Path(inspect.getfile(function)), Path(compiled.stats.cache_path))
+    return cast("Callable[..., Any]", compiled)
+
+
+@cache
+def _take_from_installation(module: Path, user_cache: Path) -> None:
+    """Copy what was compiled when logfs was installed into the user's cache, unless the same or newer is there.
+
+    Users who cannot write beside the module have a cache of their own, and would compile everything once more. The
+    files name the processor, the version of numba and the source for which they are good, so others have no effect.
+    """
+    installed = module.parent / "__pycache__"
+    # Who sets NUMBA_CACHE_DIR may compile with other options (NUMBA_BOUNDSCHECK), of which the files know nothing.
+    if user_cache == installed or config.CACHE_DIR:  # type: ignore[attr-defined]
+        return
+    # The name of an index (.nbi) sorts after those of its data (.nbc), so what is in an index is there.
+    for source in sorted(installed.glob(f"{module.stem}.*.nb[ci]")):
+        target = user_cache / source.name
+        try:
+            if not target.exists() or target.stat().st_mtime < source.stat().st_mtime:
+                unfinished = target.with_name(f"{target.name}.{os.getpid()}")
+                shutil.copy2(source, unfinished)
+                unfinished.replace(target)
+        except OSError:
+            return  # It is compiled.
 
 
 def _copy_bytes(
