@@ -70,7 +70,8 @@ def _take_from_installation(module: Path, user_cache: Path) -> None:
                 shutil.copy2(source, unfinished)
                 unfinished.replace(target)
         except OSError:
-            return  # It is compiled.
+            # The rest is compiled.
+            return
 
 
 def _copy_bytes(
