@@ -21,7 +21,7 @@ build_deb() { # build_deb WHEEL DIRECTORY: sets $deb
         wheel --no-cache-dir --no-deps --wheel-dir "$work/wheels" "pyfuse3==$(pinned pyfuse3)"
     "$python" -m pip --quiet --disable-pip-version-check --python "$home/bin/python3" \
         install --no-compile --only-binary :all: --find-links "$work/wheels" \
-        --constraint "$root/scripts/constraints.txt" "$wheel[mount,mirror,tiered]"
+        --constraint "$root/scripts/constraints.txt" "$wheel[mount,mirror,tiered,report]"
     interpreter=$(readlink -f "$home/bin/python3")
     packages=$(echo "$home"/lib/python3.*/site-packages)
     tidy
@@ -61,7 +61,10 @@ stage_files() {
     ln -s ../lib/logfs/bin/mount.logfs "$stage/usr/sbin/mount.logfs"
     ln -s mount.logfs "$stage/usr/sbin/mount.fuse.logfs"
 
-    install -D -m 644 -t "$stage/lib/systemd/system" "$from/systemd/logfs@.service"
+    install -D -m 644 -t "$stage/lib/systemd/system" "$from"/systemd/logfs*
+    # How Docker and Podman find the volume plugin.
+    install -D -m 644 -t "$stage/usr/lib/docker/plugins" "$from/containers/logfs.spec"
+    install -D -m 644 -t "$stage/etc/containers/containers.conf.d" "$from/containers/logfs.conf"
     "$python" "$from/manpages.py" "$share/man/man1" >/dev/null
     find "$share/man" -type f -exec gzip -9n {} +
     mkdir "$share/man/man8"
@@ -78,9 +81,10 @@ stage_files() {
     install -D -m 644 "$from/debian/lintian-overrides" "$share/lintian/overrides/logfs"
     install -D -m 755 -t "$stage/DEBIAN" "$from"/debian/{postinst,prerm}
     control >"$stage/DEBIAN/control"
+    echo /etc/containers/containers.conf.d/logfs.conf >"$stage/DEBIAN/conffiles"
     (cd "$stage" && find . -type f ! -path './DEBIAN/*' -printf '%P\0' | sort -z | xargs -0 md5sum) \
         >"$stage/DEBIAN/md5sums"
-    chmod 644 "$stage"/DEBIAN/{control,md5sums}
+    chmod 644 "$stage"/DEBIAN/{conffiles,control,md5sums}
     chmod -R u=rwX,go=rX "$stage"
 }
 
@@ -110,8 +114,8 @@ Description: Kafka's log, as files
  records are read by offset, by time and by key with cat, tail, grep and ls.
  The files underneath are in Kafka's format, byte for byte.
  .
- The package has the command logfs, the mount helper for /etc/fstab, a service
- for systemd, and the parts for mirrors of a Kafka cluster and for tiered
- storage. Its Python libraries are private, in /usr/lib/logfs.
+ The package has the command logfs, the mount helper for /etc/fstab, services
+ for systemd, volumes for Docker and Podman, and the parts for mirrors of a
+ Kafka cluster and for tiered storage. Its Python libraries are private, in /usr/lib/logfs.
 CONTROL
 }
