@@ -94,7 +94,8 @@ def test_a_mount_in_a_container(docker: Callable[..., str], image: str, tmp_path
             "mkdir /mnt/orders-0 && echo hello >>/mnt/orders-0/append && cat /mnt/orders-0/records"
         )
         assert docker("exec", name, "sh", "-c", line) == "hello\n"
-        docker("exec", name, "logfs", "umount", "/mnt")
+        # The end of the mount is the end of the container, and ends the command with it.
+        docker("exec", name, "logfs", "umount", "/mnt", check=False)
         assert docker("wait", name) == "0\n"
     finally:
         docker("rm", "--force", name, check=False)
