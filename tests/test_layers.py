@@ -99,6 +99,8 @@ IMPORTERS = {
     "Cryptodome": ["log/remote/encryption.py"],
     "fcntl": [
         "store/directory/lock.py",
+        "push/offset_map.py",
+        "volume/driver.py",
         "mount/",
         "cli/",
         "log/disk/disk.py",

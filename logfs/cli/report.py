@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,8 +50,26 @@ def run(arguments: argparse.Namespace) -> int:
     page = render(report, logfs.__version__)
     if arguments.output == Path("-"):
         sys.stdout.write(page)
-    else:
+    elif arguments.output.exists() and not arguments.output.is_file():
+        # A device or a pipe.
         arguments.output.write_text(page, encoding="utf-8")
+    else:
+        _replace(Path(os.path.realpath(arguments.output)), page)
         print(f"wrote {arguments.output}")
     is_damaged = any(each.severity is Severity.ERROR for each in report.findings or ())
     return int(is_damaged or bool(report.problems))
+
+
+def _replace(path: Path, page: str) -> None:
+    """Replace a file in one step, with its mode: after an error, such as a full disk, the old page is there."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    try:
+        temporary.write_text(page, encoding="utf-8")
+        with suppress(FileNotFoundError):
+            temporary.chmod(path.stat().st_mode & 0o777)
+        temporary.replace(path)
+    except OSError as error:
+        error.filename = str(path)
+        with suppress(OSError):
+            temporary.unlink()
+        raise

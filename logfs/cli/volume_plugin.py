@@ -50,7 +50,8 @@ def run(arguments: argparse.Namespace) -> int:
     from logfs.volume.server import VolumeServer
 
     logging.basicConfig(level=logging.INFO, format="logfs volume-plugin: %(message)s", force=True)
-    driver = VolumeDriver(arguments.state.absolute(), arguments.logs.absolute())
+    # Log directories have their real paths, and are compared with these.
+    driver = VolumeDriver(arguments.state.resolve(), arguments.logs.resolve())
     with VolumeServer(driver, arguments.socket.absolute()) as server:
 
         def stop(*_: object) -> None:

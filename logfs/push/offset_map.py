@@ -19,6 +19,7 @@ tells which of the last lines are true, and no record need be sent twice.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 from bisect import bisect_right
 from contextlib import contextmanager, suppress
@@ -62,12 +63,16 @@ class Run(NamedTuple):
 
 
 class OffsetMap:
-    """The runs of one file. For one thread."""
+    """The runs of one file, which one push at a time may use. For one thread. `close` it.
+
+    The lock is on a file beside the map, because the map is replaced by renames.
+    """
 
     def __init__(self, path: Path, cluster_id: str) -> None:
         """Read the file, which need not exist yet.
 
-        Raises `ClusterError` if it is malformed, was changed, or tells about another cluster, and `OSError`.
+        Raises `ClusterError` if it is malformed, was changed, tells about another cluster, or another push uses it,
+        and `OSError`.
         """
         self._path = path
         self._first_line = f"# cluster {cluster_id}"
@@ -78,12 +83,43 @@ class OffsetMap:
         self._check = ""
         if not path.parent.is_dir():
             raise FileNotFoundError(errno.ENOENT, "no such directory", str(path.parent))
-        if path.exists():
-            self._read()
+        self._lock_path = path.with_name(f"{path.name}.lock")
+        self._lock = self._locked()
+        try:
+            if path.exists():
+                self._read()
+        except BaseException:
+            self.close()
+            raise
         # Whether the file has whole lines alone, and can grow.
         self._is_whole = False
 
+    def close(self) -> None:
+        """Let another push use the map."""
+        self._lock_path.unlink(missing_ok=True)
+        os.close(self._lock)
+
+    def _locked(self) -> int:
+        """Return the descriptor of the lock, once this process has it."""
+        while True:
+            lock = os.open(self._lock_path, os.O_CREAT | os.O_RDWR, 0o644)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # The push before may have removed the file between the two calls.
+                if os.path.samestat(os.fstat(lock), os.stat(self._lock_path)):
+                    return lock
+            except FileNotFoundError:
+                pass
+            except BlockingIOError:
+                os.close(lock)
+                raise ClusterError(
+                    f"{self._path}: another push uses this map; wait for its end"
+                ) from None
+            os.close(lock)
+
     def _read(self) -> None:
+        if not self._path.is_file():
+            raise ClusterError(f"{self._path}: is no map of offsets, but a directory or a device")
         # The last line may have been cut off by a crash, before its records were sent.
         *lines, _ = self._path.read_bytes().decode("utf-8", "replace").split("\n")
         if lines[:2] != [self._first_line, _HEADING]:

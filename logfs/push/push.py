@@ -55,9 +55,11 @@ class Push:
         self._topics = topics
         self._replicas = replicas
         self._sender = Sender(lambda: Cluster(servers, options))
+        self._map: OffsetMap | None = None
         try:
             cluster_id = self._sender.ask(lambda cluster: cluster.cluster_id)
-            self._map = None if map_path is None else OffsetMap(map_path, cluster_id)
+            if map_path is not None:
+                self._map = OffsetMap(map_path, cluster_id)
             self._planner = Planner(store, self._sender, self._map, replicas)
         except BaseException:
             self.close()
@@ -70,8 +72,11 @@ class Push:
         self.close()
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the connections, and let another push use the map."""
         self._sender.close()
+        if self._map is not None:
+            self._map.close()
+            self._map = None
 
     def plan(self, report: Callable[[Progress], object]) -> list[TopicPlan]:
         """Read all that is to be pushed, and return how each topic can be. Nothing is sent.

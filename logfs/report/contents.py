@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from logfs.errors import LogfsError
 from logfs.log.transfer.segment_stats import (
     SegmentStats,
-    bucket_width_ms,
     count_segment,
     times_by_index,
+    width_for,
 )
 from logfs.store.observe.check import check
 from logfs.store.store import Store
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 
     # Called with a number of bytes that were just read.
     Progress = Callable[[int], object]
+
+
+# The part of all records at either end of the time that may be left out of a drawing.
+_RARE = 0.01
 
 
 class PartitionReport(NamedTuple):
@@ -65,7 +69,9 @@ class Report(NamedTuple):
 
     `findings` are those of the audit, None if it was left out. `times` counts records by topic and by the beginning
     of a time bucket of `bucket_ms`; without the audit, offsets are counted by the entries of the time indexes.
-    `problems` are partitions that cannot be opened, and log directories that have failed.
+    The drawings show the times from `first_ms` to `last_ms`, -1 for none: nearly all records, so that a few with odd
+    timestamps do not make a point of all others. `problems` are partitions that cannot be opened, and log directories
+    that have failed.
     """
 
     log_dirs: Sequence[str]
@@ -74,6 +80,8 @@ class Report(NamedTuple):
     lags: Sequence[GroupLag]
     problems: Sequence[str]
     findings: Sequence[Finding] | None
+    first_ms: int
+    last_ms: int
     bucket_ms: int
     times: dict[str, Counter[int]]
 
@@ -95,7 +103,8 @@ def read_report(log_dirs: Sequence[Path], *, full: bool, progress: Progress) -> 
     """
     with Store(log_dirs, read_only=True, create=False) as store:
         names = list(store)
-        bucket_ms = bucket_width_ms([store[name] for name in names])
+        first_ms, last_ms = _usual_times([store[name] for name in names])
+        bucket_ms = width_for(last_ms - first_ms)
         times: dict[str, Counter[int]] = {}
         partitions = []
         for name in names:
@@ -122,8 +131,46 @@ def read_report(log_dirs: Sequence[Path], *, full: bool, progress: Progress) -> 
 
     findings = list(check(log_dirs, audited)) if full else None
     return Report(
-        list(map(str, log_dirs)), made_ms, partitions, lags, problems, findings, bucket_ms, times
+        list(map(str, log_dirs)),
+        made_ms,
+        partitions,
+        lags,
+        problems,
+        findings,
+        first_ms,
+        last_ms,
+        bucket_ms,
+        times,
     )
+
+
+def _usual_times(partitions: Sequence[Partition]) -> tuple[int, int]:
+    """Return the times between which nearly all records are, by the first and the greatest time of each segment.
+
+    All of them count, unless the span would be a tenth without one record in a hundred at either end.
+    """
+    points: list[tuple[int, int]] = []
+    for partition in partitions:
+        for segment in partition.local_segments:
+            with suppress(LogfsError, OSError):
+                header = segment.header(0)
+                begin = -1 if header is None else header.base_timestamp
+                count = segment.next_offset - segment.base_offset
+                points += [(begin, count), (segment.max_timestamp.timestamp, count)]
+            segment.close()
+    points = sorted(point for point in points if point[0] >= 0)
+    if not points:
+        return -1, -1
+    total, seen = sum(count for _, count in points), 0
+    usual = []
+    for time, count in points:
+        if seen + count > total * _RARE and seen < total * (1 - _RARE):
+            usual.append(time)
+        seen += count
+    whole = points[-1][0] - points[0][0]
+    if usual and whole > 10 * (usual[-1] - usual[0]):
+        return usual[0], usual[-1]
+    return points[0][0], points[-1][0]
 
 
 def _partition(store: Store, partition: Partition, counts: SegmentStats | None) -> PartitionReport:

@@ -34,7 +34,10 @@ class Bar(NamedTuple):
 
 
 class Drawing(NamedTuple):
-    """Records over time: a title, the bars, the first and the last time, and the records of the highest bar."""
+    """Records over time: a title, the bars, the first and the last time, the records of the highest bar and of all.
+
+    `outside` is how many of them have no time, or one that is not drawn; "" for none.
+    """
 
     title: str
     bars: Sequence[Bar]
@@ -42,6 +45,7 @@ class Drawing(NamedTuple):
     last: str
     most: str
     records: str
+    outside: str
 
 
 def render(report: Report, version: str) -> str:
@@ -90,23 +94,24 @@ def render(report: Report, version: str) -> str:
 
 def _drawings(report: Report) -> list[Drawing]:
     """Return the drawing of all topics, and those of the topics with the most records."""
-    whole: Counter[int] = sum(report.times.values(), start=Counter())
-    known = [time for time in whole if time >= 0]
-    if not known:
+    if report.first_ms < 0:
         return []
-    first, last = min(known), max(known)
+    bucket_ms = report.bucket_ms
+    first, last = (time - time % bucket_ms for time in (report.first_ms, report.last_ms))
+    whole: Counter[int] = sum(report.times.values(), start=Counter())
     by_records = sorted(report.times, key=lambda topic: -sum(report.times[topic].values()))
-    drawings = [_drawing("all topics", whole, first, last, report.bucket_ms)]
+    drawings = [_drawing("all topics", whole, first, last, bucket_ms)]
     if len(by_records) > 1:
         drawings += [
-            _drawing(topic, report.times[topic], first, last, report.bucket_ms)
+            _drawing(topic, report.times[topic], first, last, bucket_ms)
             for topic in by_records[:_MOST_TOPICS]
         ]
     return drawings
 
 
 def _drawing(title: str, times: Counter[int], first: int, last: int, bucket_ms: int) -> Drawing:
-    known = {time: count for time, count in sorted(times.items()) if time >= 0}
+    known = {time: count for time, count in sorted(times.items()) if first <= time <= last}
+    outside = sum(times.values()) - sum(known.values())
     most = max(known.values(), default=0)
     step = _WIDTH / ((last - first) // bucket_ms + 1)
     bars = []
@@ -130,6 +135,7 @@ def _drawing(title: str, times: Counter[int], first: int, last: int, bucket_ms: 
         _time(last + bucket_ms),
         _number(most),
         _number(sum(times.values())),
+        _number(outside) if outside else "",
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import threading
@@ -42,13 +43,22 @@ class VolumeDriver:
     def __init__(self, state: Path, logs: Path) -> None:
         """Keep the table and the mountpoints below `state`, and logs of volumes without `logdir` below `logs`.
 
-        Mounts that were left by the previous process are taken over. Raises `Corrupt` and `OSError`.
+        Mounts that were left by the previous process are taken over. Raises `Corrupt`, `OSError`, and `InvalidStore`
+        if another process keeps its volumes there.
         """
-        self._logs = logs
+        self._logs, self._state = logs, state
         for path in (state / "mounts", logs):
             path.mkdir(parents=True, exist_ok=True)
         # Below it all is visible to nobody else: containers get the mounts that they may see.
         state.chmod(0o700)
+        # For the life of this object; the kernel releases it when the process ends.
+        self._claim = os.open(state, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(self._claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InvalidStore(
+                f"{state}: another volume plugin keeps its volumes here; give --state"
+            ) from None
         self._table = VolumeTable(Disk(), state / "volumes.json")
         self._mounts = LogMounts(state / "mounts")
         self._lock = threading.Lock()
@@ -75,6 +85,11 @@ class VolumeDriver:
     def create(self, name: str, given: Mapping[str, str]) -> None:
         """Make a volume. Raises `InvalidName`, `InvalidSetting`, also if there is one with other options."""
         options = parse_options(name, given, self._logs)
+        logdir = Path(options.logdir)
+        if logdir == self._logs or logdir.is_relative_to(self._state):
+            raise InvalidSetting(
+                f"volume {name}: logdir={logdir}: the plugin keeps something else there; give another directory"
+            )
         with self._lock:
             known = self._table.find(name)
             if known is None:
@@ -181,7 +196,15 @@ class VolumeDriver:
 
 def _make(path: Path, options: VolumeOptions) -> None:
     """Make a directory if it is missing, and give it the owner and the mode of the options."""
-    path.mkdir(exist_ok=True)
+    try:
+        path.mkdir()
+    except FileExistsError:
+        if not path.is_dir():
+            raise InvalidStore(f"{path}: is not a directory") from None
+    except FileNotFoundError:
+        raise InvalidStore(
+            f"{path}: its parent directory does not exist; create it first"
+        ) from None
     if options.uid is not None or options.gid is not None:
         owner = -1 if options.uid is None else options.uid
         os.chown(path, owner, -1 if options.gid is None else options.gid)

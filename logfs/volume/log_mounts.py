@@ -44,7 +44,7 @@ class LogMounts:
     def mountpoint(self, logdir: str, *, ro: bool) -> Path:
         """Return where this object mounts a log directory; directories of the same name differ in it."""
         digest = hashlib.sha256(os.fsencode(logdir)).hexdigest()[:8]
-        return self._directory / f"{Path(logdir).name}-{digest}{'-ro' if ro else ''}"
+        return self._directory / f"{Path(logdir).name[:64]}-{digest}{'-ro' if ro else ''}"
 
     def find(self, logdir: str, *, ro: bool) -> Path | None:
         """Return the mountpoint at which a log directory can be used; None if it is not mounted.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 # The names that Docker allows for volumes.
 _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]*")
-_MOST_NAME_BYTES = 255 - len("-01234567-ro")
+_MOST_NAME_BYTES = 255
 _YES, _NO = ("", "1", "true", "yes"), ("0", "false", "no")
 _GREATEST_ID = 2**32 - 2
 _TEXTS = ("logdir", "topic", "partition")
@@ -67,6 +67,8 @@ def parse_options(name: str, given: Mapping[str, str], root: Path) -> VolumeOpti
         if each in given and not given[each]:
             raise InvalidSetting(f"volume {name}: {each}: give a value")
     logdir = text["logdir"] or str(root / name)
+    if not logdir.isprintable():
+        raise InvalidSetting(f"volume {name}: logdir={logdir!r}: has control characters")
     if not os.path.isabs(logdir):
         raise InvalidSetting(f"volume {name}: logdir={logdir}: give an absolute path")
     if text["topic"] and text["partition"]:

@@ -32,6 +32,7 @@ class VolumeServer(ThreadingMixIn, UnixStreamServer):
     """Serves the requests for a driver, each connection in a thread of its own, until `shutdown`."""
 
     daemon_threads = True
+    request_queue_size = 128
 
     def __init__(self, driver: VolumeDriver, path: Path) -> None:
         """Listen on the socket `path`, which only its owner may use, or on the socket that systemd has passed.
@@ -97,13 +98,19 @@ class _Request(BaseHTTPRequestHandler):
             if verb is None or not isinstance(asked, dict):
                 raise InvalidName(f"{self.path}: no such request")
             answer = verb(self.server.driver, asked)
-        except (LogfsError, OSError, ValueError) as error:
-            logger.warning("%s: %s", self.path, error)
-            self._answer(500, {"Err": str(error)})
+        except OSError as error:
+            self._refuse(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+            return
+        except (LogfsError, ValueError) as error:
+            self._refuse(str(error))
             return
         if self.path in _CHANGES:
             logger.info("%s %s %s", self.path, asked.get("Name", ""), asked.get("ID", ""))
         self._answer(200, {"Err": "", **answer})
+
+    def _refuse(self, reason: str) -> None:
+        logger.warning("%s: %s", self.path, reason)
+        self._answer(500, {"Err": reason})
 
     def _answer(self, status: int, content: dict[str, object]) -> None:
         data = orjson.dumps(content)

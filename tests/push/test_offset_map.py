@@ -23,6 +23,13 @@ records = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(0
 sizes = st.lists(st.integers(1, 9), min_size=1)
 
 
+def opened(path: Path) -> OffsetMap:
+    """Return a map that no other push keeps from being used."""
+    offsets = OffsetMap(path, "A")
+    offsets.close()
+    return offsets
+
+
 def placed(moves: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
     """Return (partition here, offset here, partition there) of records."""
     ends = [0, 0, 0]
@@ -38,7 +45,7 @@ def fill(
     path: Path, moves: list[tuple[int, int, int]], batches: list[int]
 ) -> dict[tuple[int, int], tuple[int, int]]:
     """Write a map as a translation does, in batches of some sizes; return (there, offset there) by place here."""
-    offsets = OffsetMap(path, "A")
+    offsets = opened(path)
     offsets.begin(TOPIC, ID)
     ends = [0, 0, 0]
     found: dict[tuple[int, int], tuple[int, int]] = {}
@@ -73,7 +80,7 @@ def test_groups_miss_nothing_and_go_on_as_far_as_they_can(
     path = tmp_path_factory.mktemp("map") / "map"
     found = fill(path, moves, batches)
     ends = ends_of(found)
-    offsets = OffsetMap(path, "A")
+    offsets = opened(path)
     there = offsets.translated(TOPIC, dict(enumerate(committed)), ends)
     for number in {number for number, _ in found.values()}:
         unread = [
@@ -108,7 +115,7 @@ def test_a_map_that_was_cut_off_goes_on(
     arrived = {
         n: end if data.draw(st.booleans()) else last_start(lines, n) for n, end in ends.items()
     }
-    offsets = OffsetMap(path, "A")
+    offsets = opened(path)
     offsets.keep_sent(TOPIC, arrived)
     for here in range(3):
         for there in range(3):
@@ -120,7 +127,7 @@ def test_a_map_that_was_cut_off_goes_on(
             assert offsets.sent_up_to(TOPIC, here, there) == max(sent, default=-1) + 1
     offsets.begin(TOPIC, ID)
     offsets.add(runs_of(TOPIC, [(0, 1000)], 0, arrived[0]))
-    again = OffsetMap(path, "A")
+    again = opened(path)
     assert again.sent_up_to(TOPIC, 0, 0) == 1001
 
 
@@ -160,7 +167,7 @@ def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "map"
     path.write_text(text)
     with pytest.raises(ClusterError, match="map: "):
-        OffsetMap(path, "A")
+        opened(path)
     assert path.read_text() == text
 
 
@@ -188,7 +195,7 @@ def test_a_map_that_was_changed_is_refused(
         changed = data.draw(st.sampled_from([b"", b"0", b"7", b",", b"\n", b"\r"]))
         path.write_bytes(whole[:at] + changed + whole[at + 1 :])
     try:
-        offsets = OffsetMap(path, "A")
+        offsets = opened(path)
         if TOPIC not in offsets:
             # Nothing is known of the topic, which has records in the cluster: the plan refuses it.
             return
@@ -206,21 +213,43 @@ def test_the_map_of_another_log_is_refused(tmp_path: Path) -> None:
     """Another topic of the same name has another id; a log that ends before the runs do is not that of the map."""
     path = tmp_path / "map"
     fill(path, [(0, 0, 0)] * 9, [4])
-    OffsetMap(path, "A").check_source(TOPIC, ID, {0: 9})
-    OffsetMap(path, "A").check_source("payments", "another", {0: 0})
+    opened(path).check_source(TOPIC, ID, {0: 9})
+    opened(path).check_source("payments", "another", {0: 0})
     with pytest.raises(ClusterError, match=f"another topic orders, with the id {ID}"):
-        OffsetMap(path, "A").check_source(TOPIC, "another", {0: 9})
+        opened(path).check_source(TOPIC, "another", {0: 9})
     with pytest.raises(ClusterError, match="up to offset 9, but the log here ends at 8"):
-        OffsetMap(path, "A").check_source(TOPIC, ID, {0: 8})
+        opened(path).check_source(TOPIC, ID, {0: 8})
 
 
 def test_other_records_in_the_cluster_are_told(tmp_path: Path) -> None:
     """A log that ends elsewhere than by the map has other records, too."""
-    offsets = OffsetMap(tmp_path / "map", "A")
+    offsets = opened(tmp_path / "map")
     offsets.begin(TOPIC, ID)
     offsets.add(runs_of(TOPIC, [(0, 0), (0, 1)], 0, 0))
     for end in (1, 3):
         with pytest.raises(ClusterError, match=f"ends at offset {end} in the cluster, but at"):
-            OffsetMap(tmp_path / "map", "A").keep_sent(TOPIC, {0: end})
+            opened(tmp_path / "map").keep_sent(TOPIC, {0: end})
     with pytest.raises(FileNotFoundError):
-        OffsetMap(tmp_path / "nowhere/map", "A")
+        opened(tmp_path / "nowhere/map")
+
+
+def test_one_push_at_a_time_uses_a_map(tmp_path: Path) -> None:
+    """The next one is refused until the first ends, and leaves the map as it is; nothing is left beside it."""
+    path = tmp_path / "map"
+    first = OffsetMap(path, "A")
+    first.begin(TOPIC, ID)
+    with pytest.raises(ClusterError, match="another push uses this map"):
+        OffsetMap(path, "A")
+    first.add(runs_of(TOPIC, [(0, 0)], 0, 0))
+    first.close()
+    assert opened(path).sent_up_to(TOPIC, 0, 0) == 1
+    assert [each.name for each in tmp_path.iterdir()] == ["map"]
+
+
+@pytest.mark.parametrize("other", ["/dev/zero", "/dev/null", "/"])
+def test_what_is_no_file_is_refused(tmp_path: Path, other: str) -> None:
+    """A device without an end is not read, and nothing is made beside it."""
+    (tmp_path / "map").symlink_to(other)
+    with pytest.raises(ClusterError, match="is no map of offsets"):
+        opened(tmp_path / "map")
+    assert [each.name for each in tmp_path.iterdir()] == ["map"]

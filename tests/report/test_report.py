@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import re
+import subprocess
 from html.parser import HTMLParser
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from logfs import Record
 from logfs.cli import main
 from logfs.store.store import Store
 from tests.support.batches import NOW
+from tests.support.requirements import need_root
 from tests.support.stores import Clock
 
 if TYPE_CHECKING:
@@ -108,6 +110,36 @@ def test_every_record_is_in_a_bar(log_dir: Path, words: tuple[str, ...]) -> None
     assert sum(counts) == 2 * 1073
     assert ("not checked" in page.sections[""]) == bool(words)
     assert ("Keys and compression" in page.sections) == (not words)
+
+
+def test_a_few_odd_times_hide_nothing(log_dir: Path) -> None:
+    """A record of 1970 and one of the far future: the bars of all others stay, and the two are told."""
+    before = shown(log_dir).tips
+    with Store(log_dir, clock=Clock()) as store:
+        store.settings.set_topic("odd", "message.timestamp.after.max.ms", str(2**63 - 1))
+        odd = store.create("odd-0")
+        for time in (0, 2**50):
+            odd.append([Record(b"x", timestamp=time)])
+    page = shown(log_dir)
+    assert page.tips[: len(before) // 2] == before[: len(before) // 2]
+    assert "2 at other times" in page.sections["Records over time"]
+
+
+def test_a_full_disk_keeps_the_old_page(log_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The error names the page, and nothing is left beside it."""
+    need_root()
+    small = log_dir.parent / "small"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8k", "tmpfs", small], check=True)
+    try:
+        page = small / "page.html"
+        page.write_text("the old page")
+        assert main(["report", str(log_dir), "-o", str(page)]) == 1
+        assert capsys.readouterr().err == f"logfs: {page}: No space left on device\n"
+        assert page.read_text() == "the old page"
+        assert [each.name for each in small.iterdir()] == ["page.html"]
+    finally:
+        subprocess.run(["umount", small], check=True)
 
 
 def test_damage_is_shown(log_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -176,6 +176,21 @@ def test_a_read_only_volume_changes_nothing(plugin: Plugin) -> None:
     assert plugin.ask("Get", Name="broken")["Volume"]["Status"]["users"] == 0
 
 
+def test_a_place_for_no_log_directory_is_told(plugin: Plugin) -> None:
+    """A file, a missing parent, and a name as long as names may be."""
+    (plugin.logs / "file").write_text("x")
+    longest = "n" * 255
+    for name, said in (("file", "is not a directory"), ("none/log", "parent directory does not")):
+        plugin.ask("Create", Name=longest, Opts={"logdir": str(plugin.logs / name)})
+        assert said in plugin.refused("Mount", Name=longest, ID="a")
+        plugin.ask("Unmount", Name=longest, ID="a")
+        plugin.ask("Remove", Name=longest)
+    (plugin.logs / "file").unlink()
+    plugin.ask("Create", Name=longest)
+    assert mount(plugin, longest, "a").is_dir()
+    plugin.ask("Unmount", Name=longest, ID="a")
+
+
 @pytest.mark.parametrize("shown", [{"partition": "orders-0"}, {}])
 def test_what_a_volume_shows_gets_an_owner_and_a_mode(
     plugin: Plugin, shown: dict[str, str]
@@ -193,6 +208,8 @@ WRONG_OPTIONS: list[tuple[dict[str, str], str]] = [
     ({"size": "1"}, "no such option: size; there are logdir, topic, partition, ro"),
     ({"logdir": "relative"}, "give an absolute path"),
     ({"logdir": ""}, "logdir: give a value"),
+    ({"logdir": "/a\nb"}, "has control characters"),
+    ({"logdir": "/a\0b"}, "has control characters"),
     ({"topic": "a", "partition": "a-0"}, "not both"),
     ({"topic": "a/b"}, "a/b"),
     ({"partition": "orders"}, "orders"),
@@ -210,6 +227,9 @@ def test_a_wrong_option_makes_no_volume(plugin: Plugin) -> None:
     """The error names the option and says what is possible; a volume that exists keeps its options."""
     for options, said in WRONG_OPTIONS:
         assert said in plugin.refused("Create", Name="orders", Opts=options)
+    for place in (plugin.logs, plugin.state, plugin.state / "mounts/x"):
+        said = plugin.refused("Create", Name="orders", Opts={"logdir": str(place)})
+        assert f"logdir={place}: the plugin keeps something else there" in said
     assert plugin.ask("List")["Volumes"] == []
     plugin.ask("Create", Name="orders", Opts={"ro": "1"})
     assert "exists with other options" in plugin.refused("Create", Name="orders")
@@ -241,11 +261,14 @@ def test_malformed_requests_are_errors(plugin: Plugin) -> None:
 
 def test_only_one_plugin_serves_a_socket(plugin: Plugin) -> None:
     """A second one is refused and harms nothing; the socket is closed to other users."""
-    second = subprocess.run(plugin.command, capture_output=True, text=True, check=False)
-    assert second.returncode == 1
-    assert second.stderr.splitlines()[-1] == (
-        f"logfs: {plugin.socket}: another process serves this socket"
-    )
+    elsewhere = Plugin(plugin.state.parent / "elsewhere", plugin.socket)
+    for command, said in (
+        (elsewhere.command, f"{plugin.socket}: another process serves this socket"),
+        (plugin.command, f"{plugin.state}: another volume plugin keeps its volumes here"),
+    ):
+        second = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert second.returncode == 1
+        assert second.stderr.splitlines()[-1].startswith(f"logfs: {said}")
     assert stat.S_IMODE(plugin.socket.stat().st_mode) == 0o600
     assert plugin.ask("List")["Volumes"] == []
     assert plugin.end() == 0

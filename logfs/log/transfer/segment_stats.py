@@ -165,6 +165,10 @@ def bucket_width_ms(partitions: Sequence[Reader]) -> int:
         for segment in partition.segments:
             with suppress(FileNotFoundError, Gone):
                 last.append(segment.max_timestamp.timestamp)
-    span_ms = max(last, default=0) - min(first, default=0)
+    return width_for(max(last, default=0) - min(first, default=0))
+
+
+def width_for(span_ms: int) -> int:
+    """Return a length of time buckets (ms) of which at most 200 cover a span."""
     fitting = (width for width in _WIDTHS_MS if span_ms // width < _MOST_BUCKETS)
     return next(fitting, -(-span_ms // _MOST_BUCKETS // _DAY) * _DAY)
