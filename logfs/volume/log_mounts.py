@@ -7,6 +7,7 @@ that use it.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import subprocess
 import sys
@@ -22,6 +23,10 @@ from logfs.store.directory.mount_table import (
     mounted_at,
 )
 
+logger = logging.getLogger(__name__)
+
+# An exit code of `logfs umount`.
+_SERVED_ELSEWHERE = 3
 # The service manager waits for the plugin, not for the mounts.
 _MANAGER = "NOTIFY_SOCKET"
 
@@ -87,12 +92,17 @@ class LogMounts:
         if state is not MountState.NOTHING:
             self._run(["umount", *(["-l"] if state is MountState.DEAD else []), str(mountpoint)])
         if mountpoint.exists():
+            # The kernel then ends the mount in other namespaces, too.
             mountpoint.rmdir()
         mountpoint.with_name(f"{mountpoint.name}.log").unlink(missing_ok=True)
 
     @staticmethod
     def _run(words: list[str]) -> None:
-        """Run a command of logfs, and raise `InvalidStore` with its message if it fails."""
+        """Run a command of logfs, and raise `InvalidStore` with its message if it fails.
+
+        It is no failure if a filesystem is still mounted elsewhere after an unmount, as in a container that just
+        starts and has copies of all mounts.
+        """
         environment = {name: value for name, value in os.environ.items() if name != _MANAGER}
         done = subprocess.run(
             [sys.executable, "-m", "logfs", *words],
@@ -104,6 +114,9 @@ class LogMounts:
             env=environment,
             cwd="/",
         )
-        if done.returncode:
-            said = done.stderr.strip().splitlines() or [f"{words[0]} failed"]
-            raise InvalidStore(said[-1].removeprefix("logfs: "))
+        said = done.stderr.strip().splitlines() or [f"{words[0]} failed"]
+        reason = said[-1].removeprefix("logfs: ")
+        if done.returncode == _SERVED_ELSEWHERE:
+            logger.warning("%s", reason)
+        elif done.returncode:
+            raise InvalidStore(reason)

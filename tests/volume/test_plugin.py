@@ -108,6 +108,22 @@ def test_mounts_and_volumes_survive_the_plugin(plugin: Plugin, number: signal.Si
     assert not path.exists()
 
 
+@pytest.mark.usefixtures("mounts_alone")
+def test_another_namespace_keeps_no_unmount_from_ending(plugin: Plugin) -> None:
+    """The copies of all mounts that another process has, as a starting container has, end with the mount."""
+    need_root()
+    plugin.ask("Create", Name="orders")
+    mount(plugin, "orders", "a")
+    with subprocess.Popen(["unshare", "--mount", "cat"], stdin=subprocess.PIPE) as other:
+        wait_for(
+            lambda: os.readlink(f"/proc/{other.pid}/ns/mnt") != os.readlink("/proc/self/ns/mnt")
+        )
+        plugin.ask("Unmount", Name="orders", ID="a")
+        wait_for(lambda: (plugin.logs / "orders" / CLEAN_SHUTDOWN).exists())
+        other.communicate()
+    mount(plugin, "orders", "b")
+
+
 def test_a_reboot_ends_all_uses(plugin: Plugin) -> None:
     """After it the mounts are gone, and nobody sends an unmount for the containers of before."""
     plugin.ask("Create", Name="orders")
