@@ -223,6 +223,7 @@ def _add_commands(parser: argparse.ArgumentParser, commands: dict[str, str], pac
         path = _module_of(package, name)
         module = importlib.import_module(path)
         if hasattr(module, "COMMANDS"):
+            each.add_argument("--version", action="version", version=f"logfs {_version()}")
             _add_commands(each, module.COMMANDS, path)
         else:
             module.add_arguments(each)

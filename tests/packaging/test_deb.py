@@ -109,6 +109,10 @@ def test_removal_leaves_nothing(installed: Machine) -> None:
     """Neither files of the package, nor what its programs have compiled. Logs stay. This test is the last one."""
     shown = installed.run(
         """
+        logfs mount /var/lib/log /mnt/a
+        ! apt-get purge logfs >/dev/null 2>said
+        grep -q "logfs: still mounted, run 'logfs umount' first: /mnt/a" said
+        logfs umount /mnt/a
         apt-get purge logfs >/dev/null
         find / -xdev -not -path '/proc/*' -not -path '/root/*' | sort >/root/after
         comm -13 before after | grep logfs | grep -v ^/var/lib/log/ || true

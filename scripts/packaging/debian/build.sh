@@ -16,7 +16,9 @@ build_deb() { # build_deb WHEEL DIRECTORY: sets $deb
 
     /usr/bin/python3 -m venv --without-pip "$home"
     # No debug information, which has the paths of the build in it. A cached wheel was built with other flags.
-    CFLAGS=-g0 LDFLAGS=-Wl,--build-id=none PIP_CONSTRAINT=$root/scripts/constraints.txt \
+    # A path with a space would be two files for pip.
+    cp "$root/scripts/constraints.txt" "$work/constraints.txt"
+    CFLAGS=-g0 LDFLAGS=-Wl,--build-id=none PIP_CONSTRAINT=$work/constraints.txt \
         "$python" -m pip --quiet --disable-pip-version-check --python "$home/bin/python3" \
         wheel --no-cache-dir --no-deps --wheel-dir "$work/wheels" "pyfuse3==$(pinned pyfuse3)"
     "$python" -m pip --quiet --disable-pip-version-check --python "$home/bin/python3" \
