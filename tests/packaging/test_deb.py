@@ -110,7 +110,7 @@ def test_removal_leaves_nothing(installed: Machine) -> None:
     shown = installed.run(
         """
         logfs mount /var/lib/log /mnt/a
-        ! apt-get purge logfs >/dev/null 2>said
+        ! apt-get purge logfs >said 2>&1
         grep -q "logfs: still mounted, run 'logfs umount' first: /mnt/a" said
         logfs umount /mnt/a
         apt-get purge logfs >/dev/null
