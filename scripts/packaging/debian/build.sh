@@ -118,6 +118,7 @@ Description: Kafka's log, as files
  .
  The package has the command logfs, the mount helper for /etc/fstab, services
  for systemd, volumes for Docker and Podman, and the parts for mirrors of a
- Kafka cluster and for tiered storage. Its Python libraries are private, in /usr/lib/logfs.
+ Kafka cluster and for tiered storage. Its Python libraries are private, in
+ /usr/lib/logfs.
 CONTROL
 }
