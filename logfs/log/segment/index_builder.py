@@ -125,7 +125,7 @@ class TextBuilder:
         ends = np.cumsum(found.sizes, axis=0) + np.array(self.text, np.int64)
         positions = batches.positions
         due = _due(positions, self._last_entry, self._interval_bytes)
-        due = due[: index.capacity - len(index)]
+        due = due[: index.room]
         if due:
             rows = zip(
                 batches.rows[due, SPAN_BASE_OFFSET].tolist(),
@@ -133,7 +133,7 @@ class TextBuilder:
                 (ends - found.sizes)[due].tolist(),
                 strict=True,
             )
-            index.extend(b"".join(index.packed(*row) for row in rows))
+            index.append_all((offset, at, TextSize._make(text)) for offset, at, text in rows)
             self._last_entry = int(positions[due[-1]])
         self.text = TextSize(*ends[-1].tolist())
         self.position = batches.end
@@ -174,23 +174,22 @@ class LookupBuilder:
             of = int(row_of[row])
             return TimeEntry(int(times[of]), int(lasts[of])) if of >= 0 else self.max_entry
 
-        base, newest = offset_index.base_offset, time_index.last.timestamp
-        offset_entries: list[bytes] = []
-        time_entries: list[bytes] = []
+        newest = time_index.last.timestamp
+        offset_entries: list[tuple[int, int]] = []
+        time_entries: list[TimeEntry] = []
         # If the size was chosen for a greater index.interval.bytes than the present one, the index becomes sparser.
-        room = offset_index.capacity - len(offset_index)
-        time_room = time_index.capacity - 1 - len(time_index)
+        room, time_room = offset_index.room, time_index.room
         for row in _due(positions, self._last_entry, self._interval_bytes):
             if len(offset_entries) >= room or len(time_entries) >= time_room:
                 break
             self._last_entry = int(positions[row])
-            offset_entries.append(offset_index.entry.pack(int(lasts[row]) - base, self._last_entry))
+            offset_entries.append((int(lasts[row]), self._last_entry))
             entry = max_entry(row)
             if entry.timestamp > newest:
                 newest = entry.timestamp
-                time_entries.append(time_index.entry.pack(newest, entry.offset - base))
-        offset_index.extend(b"".join(offset_entries))
-        time_index.extend(b"".join(time_entries))
+                time_entries.append(entry)
+        offset_index.append_all(offset_entries)
+        time_index.append_all(time_entries)
         self.max_entry = max_entry(-1)
 
 
