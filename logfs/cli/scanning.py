@@ -151,7 +151,7 @@ def read_text(
     reader: Reader, start: int, stop: int, view: View
 ) -> Iterator[tuple[int, bytes]] | None:
     """Read the text of the next segment, as `LogScan` describes; None if the text would hide damage."""
-    segment = reader.log.segments_from(start)[0]
+    segment = reader.log.state.segments_from(start)[0]
     if _may_hide_damage(segment, segment.size_bytes):
         return None
     return _text(reader, start, segment, stop, view)

@@ -185,7 +185,7 @@ class GrowingSizes:
         log = node.partition.log
         is_confirmed = (
             trio.current_time() - told.since >= CONFIRMED_SECONDS
-            and log.log_end_offset == end_offset
+            and log.state.log_end_offset == end_offset
         )
         if (
             not is_confirmed

@@ -212,7 +212,7 @@ class Operations(pyfuse3.Operations):
     ) -> pyfuse3.EntryAttributes:
         """Return the attributes of a node that the kernel already knows."""
         if isinstance(node, GrowingFile):
-            end_offset = node.partition.log.log_end_offset
+            end_offset = node.partition.log.state.log_end_offset
             entry = await self._attributes(node)
             entry.st_size = await self._sizes.grow(node, entry.st_size, ctx.pid)
             entry.attr_timeout = self._sizes.timeout(node, end_offset, ctx.pid)

@@ -100,7 +100,7 @@ def inside_log(
     records and aborted records are no loss: they are inside the log. `where` is the text that a task adds to the
     messages: the file and the host that show the loss.
     """
-    start, log_end = reader.log_start_offset, reader.log.log_end_offset
+    start, log_end = reader.log_start_offset, reader.log.state.log_end_offset
     if first < start:
         lost = f"offsets {first} to {min(end, start) - 1} of {name.directory}"
         why = "retention or delete-records deleted them"

@@ -221,7 +221,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begins = {}
         for name, reader in readable.items():
             begins[name] = known.get(name, reader.log_start_offset)
-            end = reader.log.log_end_offset
+            end = reader.log.state.log_end_offset
             if begins[name] > end:
                 self._report(
                     f"{name.directory}: the query has read it up to offset {begins[name]}, but the log ends at "

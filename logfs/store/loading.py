@@ -396,7 +396,10 @@ class PartitionLoader:
             self._tiered.attach(partition, start.log_start_offset, knows_begin=knows_begin)
         elif start.is_tiered:
             # The remote segments stay with the holder of the lock.
-            partition.log_start_offset = min(start.log_start_offset, partition.log_start_offset)
+            with partition.lock:
+                partition.publish(
+                    log_start_offset=min(start.log_start_offset, partition.log_start_offset)
+                )
         return partition
 
     def _report(self, work: BackgroundOperation, size: int) -> None:

@@ -13,14 +13,16 @@ from logfs.format.text import envelope
 from logfs.format.text.rendering import View
 from logfs.log.read import merged_text
 from logfs.log.read.merged_text import MergedText
+from logfs.log.read.read_committed import Isolation
 from logfs.store.store import Store
+from tests.support.batches import batch
 from tests.support.stores import Clock, assert_clean, set_topic
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from logfs.log.append.partition import Partition
+    from logfs.log.read.reader import Reader
 
 
 @pytest.fixture
@@ -33,11 +35,18 @@ def store(log_dir: Path, clock: Clock) -> Iterator[Store]:
     assert_clean(log_dir)
 
 
-def fill(store: Store, chance: random.Random, count: int) -> None:
-    """Append batches whose times go back and forth."""
+def fill(store: Store, chance: random.Random, count: int, *, transactions: bool = False) -> None:
+    """Append batches whose times go back and forth, some in transactions that are committed or aborted."""
     for partition in store.topic("orders").partitions:
-        at = partition.log_end_offset
-        while at < count:
+        while (at := partition.log_end_offset) < count:
+            if transactions and chance.random() < 0.2:
+                value, time = b"of a transaction %d" % at, 1000 + at * 10
+                sequence = partition.producers[1].last_sequence + 1
+                partition.append_batch(
+                    batch(1, sequence, value, transactional=True, timestamp=time)
+                )
+                partition.end_transaction(1, 0, commit=chance.random() < 0.5)
+                continue
             size = min(chance.randrange(1, 30), count - at)
             partition.append(
                 [
@@ -49,11 +58,10 @@ def fill(store: Store, chance: random.Random, count: int) -> None:
                     for n in range(at, at + size)
                 ]
             )
-            at += size
 
 
 def sorted_text(
-    partitions: Sequence[Partition], view: View, firsts: Sequence[int], reached: list[int]
+    partitions: Sequence[Reader], view: View, firsts: Sequence[int], reached: list[int]
 ) -> bytes:
     """Return the text of the records from `firsts` on by a sort; `reached` has the times before, and is updated."""
     found = []
@@ -65,23 +73,30 @@ def sorted_text(
             if view is View.ENVELOPES:
                 line = envelope.encode(record, envelope.prefix(partition.name))
             found.append(((reached[number], number, record.offset), line))
+        # What comes later is not before a record that these readers do not see, either.
+        hidden = partition.log.state.segments_from(firsts[number])
+        reached[number] = max(reached[number], *(s.max_timestamp.timestamp for s in hidden))
     return b"".join(line for _, line in sorted(found))
 
 
+@pytest.mark.parametrize("isolation", list(Isolation))
 @pytest.mark.parametrize("view", list(View))
-def test_the_text_is_a_sort(store: Store, view: View, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_text_is_a_sort(
+    store: Store, view: View, isolation: Isolation, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """From wherever one reads; what was seen once stays, and what was appended since comes after it."""
     monkeypatch.setattr(merged_text, "_FEW", 50)
     monkeypatch.setattr(merged_text, "_SKIP_BYTES", 2000)
     monkeypatch.setattr(merged_text, "_STEP", 64)
     chance = random.Random(view.name)
-    partitions = store.topic("orders").partitions
-    fill(store, chance, 1500)
+    partitions = [each.isolated(isolation) for each in store.topic("orders").partitions]
+    has_transactions = isolation is Isolation.READ_COMMITTED
+    fill(store, chance, 1500, transactions=has_transactions)
     text = MergedText(partitions, view)
     expected = b""
     firsts, reached = [0, 0, 0], [-1, -1, -1]
     for count in (1500, 1501, 1600, 2500):
-        fill(store, chance, count)
+        fill(store, chance, count, transactions=has_transactions)
         assert text.size >= len(expected)
         expected += sorted_text(partitions, view, firsts, reached)
         firsts = [partition.log_end_offset for partition in partitions]

@@ -315,7 +315,7 @@ def test_truncation_keeps_the_records_below(tmp_path: Path) -> None:
     for offset in range(40, 70):
         put(segment, offset, Record(b"keep"), interval=0)
         put(segment, offset + 1, Record(b"drop"), interval=0)
-        segment.truncate(offset + 1, CONFIG, NOW)
+        segment.truncate(segment.end_before(offset + 1), CONFIG, NOW)
         assert found_offsets(segment, 40) == list(range(40, offset + 1))
         assert segment.next_offset == offset + 1
         assert segment.path.stat().st_size == segment.size_bytes
@@ -336,7 +336,7 @@ def test_truncation_resets_the_timestamp_and_the_next_offset(tmp_path: Path) -> 
         put(segment, offset, Record(b"hello", timestamp=10 * offset), interval=2 * size - 1)
     assert segment.next_offset == 70
     assert len(segment.time_index) == 14
-    segment.truncate(41, CONFIG, NOW)
+    segment.truncate(segment.end_before(41), CONFIG, NOW)
     assert len(segment.time_index) == 0
     assert segment.largest_timestamp == 400
     assert segment.next_offset == 41
@@ -349,7 +349,7 @@ def test_truncation_preallocates_the_indexes_again(tmp_path: Path) -> None:
         put(segment, n, Record(b"v", timestamp=n), interval=0)
     segment.seal(5)
     assert segment.offset_index.is_full
-    segment.truncate(3, CONFIG, NOW)
+    segment.truncate(segment.end_before(3), CONFIG, NOW)
     assert segment.offset_index.path.stat().st_size == 10 * 1024 * 1024
     assert segment.time_index.path.stat().st_size == 10485756
     assert [entry.offset for entry in segment.offset_index] == [1, 2]
@@ -366,7 +366,7 @@ def test_full_truncation_restarts_the_segment(tmp_path: Path) -> None:
     put(segment, 40, Record(b"a", timestamp=-1))
     put(segment, 41, Record(b"b", timestamp=-1))
     assert rolls(segment, 70, 42, -1, NOW + 600, segment_ms=500)
-    segment.truncate(40, CONFIG, NOW + 1000)
+    segment.truncate(segment.end_before(40), CONFIG, NOW + 1000)
     assert segment.size_bytes == segment.path.stat().st_size == 0
     assert segment.end.text == NO_TEXT
     assert not rolls(segment, 70, 40, -1, NOW + 10**9, segment_ms=500)
@@ -382,7 +382,7 @@ def test_truncation_into_a_batch_drops_it_whole(tmp_path: Path) -> None:
     segment = fresh(tmp_path, 0)
     put(segment, 0, Record(b"a"), Record(b"b"))
     put(segment, 2, Record(b"c"), Record(b"d"), Record(b"e"))
-    segment.truncate(3, CONFIG, NOW)
+    segment.truncate(segment.end_before(3), CONFIG, NOW)
     assert found_offsets(segment, 0) == [0, 1]
     assert segment.next_offset == 2
 
@@ -397,7 +397,7 @@ def test_truncation_into_a_gap_cuts_at_the_next_batch(tmp_path: Path, target: in
     parts = [batch_bytes([Record(b"v", b"k")] * 2, base) for base in (50, 60, 70)]
     raw_segment(tmp_path, 40, *parts)
     (segment,) = reload(tmp_path, compacted, clean=False, compacted=True).segments
-    segment.truncate(target, compacted, NOW)
+    segment.truncate(segment.end_before(target), compacted, NOW)
     assert found_offsets(segment, 40) == [50, 51]
     assert segment.size_bytes == len(parts[0])
     assert segment.next_offset == 52

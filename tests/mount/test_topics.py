@@ -14,6 +14,7 @@ import pytest
 
 from logfs.format.base.murmur2 import partition_of
 from logfs.store.store import Store
+from tests.support.batches import batch
 from tests.support.command_line import fails, ok
 from tests.support.processes import Threads, run
 from tests.support.stores import assert_clean
@@ -327,6 +328,28 @@ def test_a_topic_is_followed(mounted: Mount) -> None:
             for tail in tails:
                 tail.kill()
     assert sorted((topic / "records").read_bytes().splitlines(keepends=True)) == expected
+
+
+def test_a_topic_shows_committed_records(log_dir: Path, make_mount: Callable[..., Mount]) -> None:
+    """With isolation=read_committed, `records` of a topic is without aborted records, also after a roll."""
+    with Store(log_dir, clock=lambda: NOON) as store:
+        for orders in store.topic("orders").create(2):
+            orders.append([b"first"])
+            orders.append_batch(batch(1, 0, b"aborted", transactional=True, timestamp=NOON))
+            orders.end_transaction(1, 0, commit=False)
+            orders.roll(NOON)
+            orders.append_batch(batch(1, 1, b"committed", transactional=True, timestamp=NOON))
+            orders.end_transaction(1, 0, commit=True)
+    for options in ("isolation=read_committed", "isolation=read_committed,ro"):
+        mounted = make_mount("-o", options, log_dirs=[log_dir])
+        topic = mounted.path / "topics/orders"
+        assert "records" in os.listdir(topic)
+        expected = sorted([b"first", b"committed"] * 2)
+        assert sorted((topic / "records").read_bytes().splitlines()) == expected
+        assert (topic / "records").stat().st_size == sum(map(len, expected)) + 4
+        found = (topic / "records.jsonl").read_bytes().splitlines()
+        assert sorted(orjson.loads(line)["value"].encode() for line in found) == expected
+        mounted.stop()
 
 
 def test_what_retention_drops_leaves_a_topic(mounted: Mount) -> None:

@@ -143,13 +143,15 @@ def _append(partition: Partition, run: ScannedBatches, batches: Sequence[BatchIn
         except OSError as error:
             raise partition.failed_append(error) from None
         _note(partition, run, slice(done, done + count), batches, now_ms)
+        # Last, when the transaction indexes have the transactions that the batches abort.
         done += count
+        partition.publish(last_timestamp=batches[done - 1].max_timestamp)
 
 
 def _write(
     partition: Partition, run: ScannedBatches, batches: Sequence[BatchInfo], interval_bytes: int
 ) -> None:
-    """Write batches at the end of the active segment, and show them to readers."""
+    """Write batches at the end of the active segment."""
     for batch in batches:
         # Written first, as in Kafka: an epoch that begins at the log end says nothing about records.
         if batch.leader_epoch > partition.epochs.latest:
@@ -177,7 +179,7 @@ def _note(
     appended = batches[rows]
     records = sum(batch.text.records for batch in appended)
     size = sum(batch.size_bytes for batch in appended)
-    partition.note_appended(records, size, appended[-1].max_timestamp, now_ms)
+    partition.note_appended(records, size, now_ms)
 
 
 def skip_to(
@@ -206,8 +208,8 @@ def skip_to(
         except OSError as error:
             raise partition.failed_append(error) from None
         if is_empty:
-            partition.log_start_offset = offset
             partition.snapshots.minimum_offset = offset
+            partition.publish(log_start_offset=offset)
 
 
 def _begin_segment(partition: Partition, offset: int) -> None:
@@ -218,9 +220,7 @@ def _begin_segment(partition: Partition, offset: int) -> None:
     partition.snapshots.take(offset, partition.producers)
     before.seal(offset)
     partition.flusher.note_new_files()
-    if before.size_bytes:
-        partition.segments = (*partition.segments, fresh)
-    else:
-        partition.segments = (*partition.segments[:-1], fresh)
+    segments = partition.segments if before.size_bytes else partition.segments[:-1]
+    partition.publish(segments=(*segments, fresh), changes_text=True)
+    if not before.size_bytes:
         before.discard()
-    partition.generation += 1

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import errno
-import threading
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from typing import TYPE_CHECKING
 
 from logfs.errors import (
@@ -26,17 +25,14 @@ from logfs.log.append.flusher import Flusher
 from logfs.log.append.result import AppendedBatch, AppendResult
 from logfs.log.append.validator import batch_format, build_checked, check_batch, refusal
 from logfs.log.disk.disk import EXHAUSTED, NO_DESCRIPTOR
-from logfs.log.read import key_index
-from logfs.log.read.read_committed import CommittedReader, Isolation
-from logfs.log.read.readable_log import ViewRegistry
-from logfs.log.read.reader import Reader, Traffic
+from logfs.log.read.log import Log
 from logfs.log.segment.segment import Segment
 from logfs.log.segment.segment_files import relocate
 from logfs.log.state.deleted_segments import DeletedSegments
-from logfs.log.state.producer_snapshots import replay
+from logfs.log.state.log_state import LogState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     from typing_extensions import Buffer
@@ -45,17 +41,15 @@ if TYPE_CHECKING:
     from logfs.format.base.names import TopicPartition
     from logfs.format.encoding.batch_builder import BatchFormat, NewBatch
     from logfs.log.disk.disk import Disk
-    from logfs.log.read.key_index import KeyIndex
     from logfs.log.recovery import Loaded
     from logfs.log.segment.segment_writer import SegmentWriter
-    from logfs.log.state.leader_epochs import LeaderEpochs
     from logfs.log.state.producers import Producers
 
 # The leader epoch of a log without a broker. It is constant, so that a flipped bit in it is detected.
 LEADER_EPOCH = 0
 
 
-class Partition(Reader):
+class Partition(Log):
     """A partition's log, open for reading and, in a writable store, for appending.
 
     One append runs at a time, under `lock`; readers take no lock. After a failed write or fsync, appends are refused
@@ -63,20 +57,8 @@ class Partition(Reader):
     (rule 5).
     """
 
-    disk: Disk
-    directory: Path
-    name: TopicPartition
-    segments: tuple[Segment, ...]
-    log_start_offset: int
-    epochs: LeaderEpochs
-    last_timestamp: int
-    views: ViewRegistry
-    traffic: Traffic
-
     # A store may have 10,000 partitions, most of which stay as they were loaded. What begins with a default is
     # therefore set in the class: an object with more than 30 attributes of its own takes 1.4 KB more.
-    generation = 0
-    truncations: tuple[int, ...] = ()
     failure: PartitionFailed | UnknownPartition | None = None
     # For upkeep: when the log was compacted, why it cannot be, and whether upkeep leaves it alone.
     cleaned_ms: int | None = None
@@ -85,9 +67,6 @@ class Partition(Reader):
     appended_records = 0
     appended_bytes = 0
     appended_ms: int | None = None
-    # The offset up to which a read-only store has read the log for its producers.
-    _producers_end = 0
-    _committed: CommittedReader | None = None
     _format: tuple[LogConfig, BatchFormat, int] | None = None
 
     def __init__(
@@ -99,105 +78,65 @@ class Partition(Reader):
         clock: Callable[[], int],
         loaded: Loaded,
     ) -> None:
-        super().__init__()
-        self.disk = disk
-        self.directory = directory
-        self.name = name
-        self.segments = tuple(loaded.segments)
-        self.log_start_offset = loaded.log_start_offset
-        self.epochs = loaded.epochs
-        self.last_timestamp = loaded.last_timestamp
-        self.traffic = Traffic()
-        self.views = ViewRegistry()
-        self.lock = threading.RLock()
+        super().__init__(disk, directory, name, config, loaded)
         self.torn = tuple(loaded.torn)
         self.snapshots = loaded.snapshots
         self._producers = loaded.producers
-        self._get_config = config
         self._clock = clock
         self._dropped = DeletedSegments(disk)
+        self.state = self._state_of(
+            loaded.segments, loaded.log_start_offset, loaded.last_timestamp, 0, ()
+        )
         self.flusher = Flusher(self, loaded)
 
-    @property
-    def local_segments(self) -> Sequence[Segment]:
-        """The segments in the partition directory, which follow those that are only in an object store."""
-        segments = self.segments
-        if not segments[0].is_tiered:
-            # Nearly always; each append asks.
-            return segments
-        return segments[bisect_left(segments, True, key=lambda segment: not segment.is_tiered) :]
+    # What readers see (`log_state`).
 
-    @property
-    def is_tiered(self) -> bool:
-        """Whether the topic is tiered, or some segments are only in an object store."""
-        return self.config.remote_storage_enable or self.segments[0].is_tiered
+    def publish(
+        self,
+        *,
+        segments: Sequence[Segment] | None = None,
+        log_start_offset: int | None = None,
+        last_timestamp: int | None = None,
+        changes_text: bool = False,
+    ) -> None:
+        """Show readers the log as it is now, with those parts that have changed; the caller holds `lock`.
 
-    @property
-    def local_start_offset(self) -> int:
-        """The base offset of the first segment in the partition directory (Kafka's local log start offset)."""
-        return self.local_segments[0].base_offset
+        Called last, once the files, the producers and the transaction indexes are as the new state says. The end of
+        the log is that of its last segment. `changes_text` says that a new text view may have other bytes.
+        """
+        before = self.state
+        self.state = self._state_of(
+            before.segments if segments is None else segments,
+            before.log_start_offset if log_start_offset is None else log_start_offset,
+            before.last_timestamp if last_timestamp is None else last_timestamp,
+            before.generation + changes_text,
+            before.truncations,
+        )
 
-    @property
-    def local_bytes(self) -> int:
-        """The size of the .log files in the partition directory."""
-        return sum(segment.size_bytes for segment in self.local_segments)
-
-    @property
-    def config(self) -> LogConfig:
-        """The topic's settings in force."""
-        return self._get_config()
+    def _state_of(
+        self,
+        segments: Sequence[Segment],
+        start: int,
+        last_timestamp: int,
+        generation: int,
+        truncations: tuple[int, ...],
+    ) -> LogState:
+        """Return the state of a log of `segments`, with the stable offset that the producers give."""
+        end = segments[-1].next_offset
+        stable: int | None = None
+        if self._producers is not None:
+            unstable = self._producers.first_unstable_offset
+            stable = end if unstable is None else max(unstable, start)
+        fields = tuple(segments), start, end, stable, last_timestamp, generation, truncations
+        return LogState._make(fields)
 
     @property
     def producers(self) -> Producers:
-        """The producers at the log end. A read-only store first reads what was appended since the last call."""
-        known = self._producers
-        if known is not None and (self.disk.writable or self._producers_end == self.log_end_offset):
-            return known
-        self.check_may_block()
-        with self.lock:
-            end = self.log_end_offset
-            if known is None or self._producers_end > end:
-                known = self._producers = self.snapshots.restore(
-                    self.local_segments, self.log_start_offset, end, self._clock()
-                )
-            else:
-                for segment in self.segments_from(self._producers_end):
-                    replay(known, segment, self._producers_end, end)
-            self._producers_end = end
-            return known
-
-    @property
-    def last_stable_offset(self) -> int:
-        """The first offset of the oldest open transaction, or the log end offset (kafka-storage 9.4)."""
-        first = self.producers.first_unstable_offset
-        return self.log_end_offset if first is None else max(first, self.log_start_offset)
-
-    def isolated(self, isolation: Isolation) -> Reader:
-        """Return the log as readers of an isolation level see it."""
-        return self.committed if isolation is Isolation.READ_COMMITTED else self
-
-    @property
-    def committed(self) -> CommittedReader:
-        """The log without aborted transactions, up to the last stable offset."""
-        if self._committed is None:
-            self._committed = CommittedReader(self)
-        return self._committed
-
-    def key_indexes(self) -> Iterator[KeyIndex]:
-        """Yield the key indexes that lookups have used so far: at most one for each isolation level."""
-        yield from super().key_indexes()
-        if self._committed is not None:
-            yield from self._committed.key_indexes()
-
-    def forget_keys(self) -> None:
-        """Drop the key indexes, and remove their files.
-
-        Called before a truncation, when the log is reindexed, and when the partition has moved.
-        """
-        self.drop_keys()
-        if self._committed is not None:
-            self._committed.drop_keys()
-        key_index.remove_files(self)
+        """The producers at the log end."""
+        assert self._producers is not None, (
+            "a log that this process writes is loaded with its producers"
+        )
+        return self._producers
 
     def expire_producers(self, now_ms: int, expiration_ms: int) -> None:
         """Forget the producers that have been idle for `expiration_ms`, except those with an open transaction."""
@@ -310,12 +249,16 @@ class Partition(Reader):
             raise self.failed_append(error) from None
 
     def _append_noted(self, new: NewBatch, config: LogConfig, now_ms: int) -> AppendedBatch:
-        """Append a batch and note it in the state of its producer."""
-        done = self._append(Built([new], 0), config, now_ms)
-        if done.refused is not None:
-            raise done.refused
+        """Append a batch and note it in the state of its producer, before readers see it."""
+        self.flusher.note_settings(config)
+        first_offset = self.log_end_offset
+        try:
+            self._append_batch(new, config, now_ms)
+        except OSError as error:
+            raise self.failed_append(error) from None
         self.note_producer(Batch.parse(new.data))
-        return AppendedBatch(done.first_offset, done.last_offset, duplicate=False)
+        self.publish(last_timestamp=new.max_timestamp)
+        return AppendedBatch(first_offset, self.log_end_offset - 1, duplicate=False)
 
     def note_producer(self, batch: Batch) -> None:
         """Note a batch that was appended in the state of its producer."""
@@ -344,7 +287,7 @@ class Partition(Reader):
         return known
 
     def _append(self, built: Built, config: LogConfig, now_ms: int) -> AppendResult:
-        """Write batches one by one. What a failed write left of a batch is cut off again."""
+        """Write batches one by one, and show them together. What a failed write left of a batch is cut off again."""
         self.check_appendable()
         if len(built.batches) > 1:
             # A call that is repeated in another thread must have appended nothing.
@@ -352,6 +295,7 @@ class Partition(Reader):
         self.flusher.note_settings(config)
         first_offset, consumed = self.log_end_offset, built.consumed
         refused: LogfsError | OSError | None = built.refused
+        timestamp = self.state.last_timestamp
         for number, batch in enumerate(built.batches):
             try:
                 self._append_batch(batch, config, now_ms)
@@ -359,6 +303,8 @@ class Partition(Reader):
                 refused = self.failed_append(error)
                 consumed -= sum(map(built.consumed_by, built.batches[number:]))
                 break
+            timestamp = batch.max_timestamp
+        self.publish(last_timestamp=timestamp)
         return AppendResult(first_offset, self.log_end_offset - 1, consumed, refused)
 
     def check_appendable(self) -> None:
@@ -387,7 +333,7 @@ class Partition(Reader):
         The rules are those of kafka-storage 4.1.
         """
         writer = self.writer(config, now_ms)
-        last_offset = self.segments[-1].next_offset + batch.record_count - 1
+        last_offset = self.active.next_offset + batch.record_count - 1
         if writer.should_roll(len(batch.data), last_offset, batch.max_timestamp, config, now_ms):
             self.check_may_block()
             self.roll(now_ms)
@@ -400,11 +346,12 @@ class Partition(Reader):
 
     def writer(self, config: LogConfig, now_ms: int) -> SegmentWriter:
         """Return the writer of the active segment, which gets one if it has none."""
-        active = self.segments[-1]
+        active = self.state.segments[-1]
         return active.writer or active.activate(config, now_ms)
 
     def _append_batch(self, batch: NewBatch, config: LogConfig, now_ms: int) -> None:
-        base_offset = self.log_end_offset
+        # The end in the state is older while a call appends several batches.
+        base_offset = self.active.next_offset
         if self.epochs.latest < 0:
             self.check_may_block()
             self.epochs.assign(LEADER_EPOCH, base_offset)
@@ -416,14 +363,10 @@ class Partition(Reader):
         writer.append(
             batch.data, base_offset + count - 1, timestamp, text, config.index_interval_bytes
         )
-        self.note_appended(count, size, timestamp, now_ms)
+        self.note_appended(count, size, now_ms)
 
-    def note_appended(self, records: int, size_bytes: int, timestamp: int, now_ms: int) -> None:
-        """Add to the counts of appended records and bytes, and remember the times of the append.
-
-        `timestamp` is the greatest timestamp of the last batch; `now_ms` is the time of the append, for `flush.ms`.
-        """
-        self.last_timestamp = timestamp
+    def note_appended(self, records: int, size_bytes: int, now_ms: int) -> None:
+        """Add to the counts of appended records and bytes, and remember `now_ms`, the time of the append."""
         self.appended_records += records
         self.appended_bytes += size_bytes
         self.appended_ms = now_ms
@@ -471,7 +414,7 @@ class Partition(Reader):
                 self.failed_append(error)
                 raise
             self.flusher.note_new_files()
-            self.segments = (*self.segments, segment)
+            self.publish(segments=(*self.segments, segment))
             return segment
 
     def _begin_next(self, now_ms: int) -> Segment:
@@ -574,9 +517,8 @@ class Partition(Reader):
                 )
             if offset > self.log_start_offset:
                 self.epochs.truncate_from_start(offset)
-                self.log_start_offset = offset
                 self.snapshots.minimum_offset = offset
-                self.generation += 1
+                self.publish(log_start_offset=offset, changes_text=True)
 
     def truncate(self, offset: int) -> bool:
         """Drop every record at or after `offset` (kafka-storage 10.4); return whether anything changed.
@@ -602,7 +544,7 @@ class Partition(Reader):
 
     def check_truncatable(self, offset: int) -> None:
         """Raise `OffsetOutOfRange` if the log cannot end at an offset, because only the object store has it."""
-        if self.segments[0].is_tiered and offset < self.local_start_offset:
+        if self.state.segments[0].is_tiered and offset < self.local_start_offset:
             raise OffsetOutOfRange(
                 f"{self.name.directory}: offset {offset} is below {self.local_start_offset}, where the local "
                 "segments begin; a log cannot be truncated to an end in the object store"
@@ -611,30 +553,41 @@ class Partition(Reader):
     def _truncate(self, offset: int) -> None:
         now_ms = self._clock()
         self.forget_keys()
-        kept = [segment for segment in self.segments if segment.base_offset <= offset]
-        dropped = self.segments[len(kept) :]
-        if not kept:
+        before = self.state
+        kept = [segment for segment in before.segments if segment.base_offset <= offset]
+        dropped = before.segments[len(kept) :]
+        cut = kept[-1].end_before(offset) if kept else None
+        if cut is None:
             fresh = Segment(self.disk, self.directory, offset)
             fresh.activate(self.config, now_ms, create=True)
             kept = [fresh]
         else:
-            kept[-1].truncate(offset, self.config, now_ms)
-            offset = kept[-1].next_offset
-        self.truncations = (*self.truncations, offset)
-        self.segments = tuple(kept)
+            offset = cut.next_offset
+        start = min(before.log_start_offset, offset)
+        local = [segment for segment in kept if not segment.is_tiered]
+        self._producers = self.snapshots.restore(local, start, offset, now_ms)
+        # Readers see the shorter log before its files are cut: a transaction whose marker goes is open again.
+        unstable = self._producers.first_unstable_offset
+        self.state = before._replace(
+            segments=tuple(kept),
+            log_start_offset=start,
+            log_end_offset=offset,
+            last_stable_offset=offset if unstable is None else max(unstable, start),
+            generation=before.generation + 1,
+            truncations=(*before.truncations, offset),
+        )
+        if cut is not None:
+            kept[-1].truncate(cut, self.config, now_ms)
         self.flusher.lower_recovery_point(offset)
-        self.log_start_offset = min(self.log_start_offset, offset)
-        self.generation += 1
         self.epochs.truncate_from_end(offset)
         for segment in dropped:
             # Readers of the segment keep its descriptors.
             segment.hold_open()
             for path in segment.files:
                 self.disk.unlink(path)
-        self._producers = self.snapshots.restore(
-            self.local_segments, self.log_start_offset, offset, now_ms
-        )
         self.disk.sync_directory(self.directory)
+        # A view that was made meanwhile may have shown bytes that were about to be cut.
+        self.publish(changes_text=True)
 
     # Dropping segments (kafka-storage 7).
 
@@ -653,10 +606,11 @@ class Partition(Reader):
             start = self.log_start_offset
             if count >= len(self.segments) and start == self.log_end_offset:
                 self.roll(now_ms)
-            dropped = tuple(s for s in self.segments[:count] if s.next_offset <= start)
-            if len(dropped) == len(self.segments):
+            segments = self.segments
+            dropped = tuple(s for s in segments[:count] if s.next_offset <= start)
+            if len(dropped) == len(segments):
                 dropped = dropped[:-1]
-            self.segments = self.segments[len(dropped) :]
+            self.publish(segments=segments[len(dropped) :])
             try:
                 due_ms = now_ms + self.config.file_delete_delay_ms
                 local = [segment for segment in dropped if not segment.is_tiered]
@@ -664,7 +618,7 @@ class Partition(Reader):
                 self.disk.sync_directory(self.directory)
             except OSError as error:
                 left = (each for each in dropped if each.path.suffix != names.DELETED)
-                self.segments = (*left, *self.segments)
+                self.publish(segments=(*left, *self.segments))
                 if error.errno in EXHAUSTED:
                     raise
                 raise self.fail("segments could not be renamed", error) from error
@@ -676,9 +630,12 @@ class Partition(Reader):
         They end where the first local segment begins. Called once, before anybody reads the log.
         """
         if segments:
-            self.segments = (*segments, *self.local_segments)
             first = max(log_start_offset, segments[0].base_offset)
-            self.log_start_offset = min(first, self.log_end_offset)
+            with self.lock:
+                self.publish(
+                    segments=(*segments, *self.local_segments),
+                    log_start_offset=min(first, self.log_end_offset),
+                )
 
     def release_local(self, copies: Sequence[Segment]) -> Sequence[Segment]:
         """Read the oldest local segments from `copies`, which are in an object store, and drop their local files.
@@ -699,7 +656,7 @@ class Partition(Reader):
             ]:
                 raise Corrupt(f"{self.directory}: the segments differ from their remote copies")
             remote = before[: len(before) - len(local)]
-            self.segments = (*remote, *copies, *local[len(copies) :])
+            self.publish(segments=(*remote, *copies, *local[len(copies) :]))
             try:
                 due_ms = self._clock() + self.config.file_delete_delay_ms
                 self._dropped.move_away(dropped, self.snapshots, due_ms)
@@ -707,7 +664,7 @@ class Partition(Reader):
             except OSError as error:
                 if any(each.path.suffix == names.DELETED for each in dropped):
                     raise self.fail("segments could not be renamed", error) from error
-                self.segments = before
+                self.publish(segments=before)
                 raise
         return dropped
 
@@ -716,8 +673,7 @@ class Partition(Reader):
         self.views.pin()
         with self.flusher.lock, self.lock:
             if self.segments[0].is_tiered:
-                self.segments = tuple(self.local_segments)
-                self.generation += 1
+                self.publish(segments=self.local_segments, changes_text=True)
 
     def holds(self, segments: Sequence[Segment]) -> bool:
         """Whether `segments` are still adjacent sealed segments of the log.
@@ -754,8 +710,7 @@ class Partition(Reader):
             except OSError as error:
                 raise self.fail("a cleaned segment could not be put in place", error) from error
             after = self.segments[number + len(old) :]
-            self.segments = (*self.segments[:number], new, *after)
-            self.generation += 1
+            self.publish(segments=(*self.segments[:number], new, *after), changes_text=True)
 
     def switch_to_copies(
         self, disk: Disk, directory: Path, segments: Sequence[Segment], snapshots: list[int]
@@ -772,7 +727,7 @@ class Partition(Reader):
         self.directory, self.disk, self._dropped = directory, disk, DeletedSegments(disk)
         self.epochs.rebind(disk, directory)
         self.snapshots.rebind(disk, directory, snapshots)
-        self.segments = (*remote, *segments)
+        self.publish(segments=(*remote, *segments))
         self.flusher.note_durable_copies()
         return left
 

@@ -12,8 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from contextlib import suppress
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from logfs.errors import Corrupt
 from logfs.log.append.partition import Partition
@@ -24,21 +23,20 @@ from logfs.log.segment.index import TimeEntry
 from logfs.log.segment.segment_end import UNMEASURED, SegmentEnd
 from logfs.log.segment.segment_listing import list_segments
 from logfs.log.state.leader_epochs import LeaderEpochs
-from logfs.log.state.producer_snapshots import ProducerSnapshots
+from logfs.log.state.producer_snapshots import ProducerSnapshots, replay
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from logfs.config import LogConfig
     from logfs.format.base.names import TopicPartition
-    from logfs.format.batches.batch import Batch
-    from logfs.format.batches.record import Record
     from logfs.log.disk.disk import Disk
-    from logfs.log.read.reader import OffsetAndTimestamp, T
     from logfs.log.segment.segment import Segment
     from logfs.log.segment.segment_listing import Files, Listing
+    from logfs.log.state.log_state import LogState
+    from logfs.log.state.producers import Producers
 
 logger = logging.getLogger(__name__)
 
@@ -160,6 +158,8 @@ class ReadOnlyPartition(Partition):
         began_ns = time.time_ns()
         before, is_settled = disk.stat_settled(directory)
         loaded = load()
+        # The offset up to which the log was read for its producers.
+        self._producers_end = 0
         super().__init__(disk, directory, name, config, clock, loaded)
         self._inode = before.st_ino
         # The log start of the checkpoint. A broker writes it once a minute, so the files may show a later one.
@@ -176,6 +176,52 @@ class ReadOnlyPartition(Partition):
         # Loading has raised it to the first local segment.
         self._checkpointed_start = log_start_offset
 
+    # The producers, which only readers of committed records need.
+
+    def _state_of(
+        self,
+        segments: Sequence[Segment],
+        start: int,
+        last_timestamp: int,
+        generation: int,
+        truncations: tuple[int, ...],
+    ) -> LogState:
+        state = super()._state_of(segments, start, last_timestamp, generation, truncations)
+        return state._replace(last_stable_offset=None)
+
+    @property
+    def stable_state(self) -> LogState:
+        state = self.state
+        return state if state.last_stable_offset is not None else self._follow_producers()
+
+    @property
+    def producers(self) -> Producers:
+        """The producers at the log end. The first call after a growth reads what was appended."""
+        _ = self.stable_state
+        return super().producers
+
+    def _follow_producers(self) -> LogState:
+        """Bring the producers and the transaction indexes up to the log end; return the state with them."""
+        self.check_may_block()
+        with self.disk.hold(self.lock):
+            state = self.state
+            if state.last_stable_offset is not None:
+                return state
+            end, start = state.log_end_offset, state.log_start_offset
+            # An error leaves no half of them.
+            known, self._producers = self._producers, None
+            if known is None or self._producers_end > end:
+                now_ms = self._clock()
+                known = self.snapshots.restore(self.local_segments, start, end, now_ms)
+            else:
+                for segment in state.segments_from(self._producers_end):
+                    replay(known, segment, self._producers_end, end)
+            self._producers, self._producers_end = known, end
+            unstable = known.first_unstable_offset
+            stable = end if unstable is None else max(unstable, start)
+            self.state = state._replace(last_stable_offset=stable)
+            return self.state
+
     # Keeping up.
 
     def follow_log_start(self, offset: int) -> None:
@@ -183,7 +229,7 @@ class ReadOnlyPartition(Partition):
         if offset != self._checkpointed_start:
             with self.disk.hold(self.lock):
                 self._checkpointed_start = offset
-                self._set_log_start()
+                self._show(self.segments, self.last_timestamp)
 
     def refresh(self) -> bool:
         """Bring the partition up to date with its files; return whether anything has changed.
@@ -226,7 +272,7 @@ class ReadOnlyPartition(Partition):
 
     def _note_log(self, log: os.stat_result | None, is_settled: bool) -> None:
         """Remember a state of the last .log file that this partition has taken in, if every later change shows."""
-        self._seen_log = _state(log) if is_settled and not self._active.is_waiting else None
+        self._seen_log = _state(log) if is_settled else None
 
     def _catch_up(self) -> bool:
         found, is_settled = self.disk.stat_settled(self.directory)
@@ -245,7 +291,7 @@ class ReadOnlyPartition(Partition):
 
     @property
     def _active(self) -> LiveSegment:
-        active = self.segments[-1]
+        active = self.active
         assert isinstance(active, LiveSegment)
         return active
 
@@ -260,12 +306,10 @@ class ReadOnlyPartition(Partition):
             fresh.gaps = True
             fresh.follow_end()
             active.is_lost = True
-            self.segments = (*self.segments[:-1], fresh)
             self._producers = None
-            active = fresh
-            self._set_log_start()
-            self.generation += 1
-        self.last_timestamp = active.last_timestamp
+            self._show((*self.segments[:-1], fresh), fresh.last_timestamp, changes_text=True)
+            return True
+        self._show(self.segments, active.last_timestamp)
         return True
 
     def _take_listing(self) -> bool:
@@ -292,24 +336,25 @@ class ReadOnlyPartition(Partition):
         if before in dropped:
             _retire(before, local)
         changed = segments != self.segments
-        self.segments = segments
-        self._set_log_start()
         self._reload_epochs()
-        if local[-1].last_timestamp >= 0:
-            self.last_timestamp = local[-1].last_timestamp
         if any(segment.is_lost for segment in dropped):
             self._producers = None
-        if dropped:
-            # Set last: a view that was made before is then recognised as outdated.
-            self.generation += 1
+        last = local[-1].last_timestamp
+        self._show(segments, last if last >= 0 else self.last_timestamp, changes_text=bool(dropped))
         return changed
 
-    def _set_log_start(self) -> None:
-        start = max(self._checkpointed_start, self.segments[0].base_offset)
-        start = min(start, self.log_end_offset)
-        if start != self.log_start_offset:
-            self.log_start_offset = start
-            self.generation += 1
+    def _show(
+        self, segments: Sequence[Segment], last_timestamp: int, *, changes_text: bool = False
+    ) -> None:
+        """Publish a state of these segments, which begins where the checkpoint says, if they reach so far."""
+        start = max(self._checkpointed_start, segments[0].base_offset)
+        start = min(start, segments[-1].next_offset)
+        self.publish(
+            segments=segments,
+            log_start_offset=start,
+            last_timestamp=last_timestamp,
+            changes_text=changes_text or start != self.log_start_offset,
+        )
 
     def _reload_epochs(self) -> None:
         try:
@@ -324,44 +369,7 @@ class ReadOnlyPartition(Partition):
     # Reading: a lookup that finds a file gone looks at the directory again and starts over. A text view does not: it
     # holds its segments open, and bytes that it could not open in time are `Gone` for its reader, too.
 
-    def batches(
-        self, offset: int, end: int | None = None, segments: Sequence[Segment] | None = None
-    ) -> Iterator[Batch]:
-        at, left = offset, TRIES
-        while True:
-            try:
-                for batch in super().batches(at, end, segments):
-                    yield batch
-                    at, left = batch.header.next_offset, TRIES
-                return
-            except Gone as gone:
-                left -= 1
-                self._look_again(left, gone)
-                # Read the log as it is now: offsets that have left it are out of range.
-                segments = None
-
-    def record(self, offset: int) -> Record | None:
-        return self.until_found(super().record, offset)
-
-    def first_offset_from(self, offset: int) -> int | None:
-        return self.until_found(super().first_offset_from, offset)
-
-    def last_offset(self) -> int | None:
-        return self.until_found(super().last_offset)
-
-    def offset_for_time(self, timestamp: int, *, shown: bool = False) -> OffsetAndTimestamp | None:
-        return self.until_found(partial(super().offset_for_time, shown=shown), timestamp)
-
-    def until_found(self, read: Callable[..., T], *arguments: Any) -> T:
-        for left in reversed(range(TRIES)):
-            try:
-                return read(*arguments)
-            except Gone as gone:
-                self._look_again(left, gone)
-        raise AssertionError("the last try returns or raises")
-
-    def _look_again(self, tries_left: int, gone: Gone) -> None:
-        """Refresh after a `Gone`; raise it if there are no tries left."""
+    def look_again(self, tries_left: int, gone: Gone) -> None:
         if not tries_left:
             raise gone
         self.check_may_block()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from bisect import bisect_left, bisect_right
 from contextlib import suppress
 from functools import partial
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING
 from logfs.errors import Corrupt
 from logfs.format.base import names
 from logfs.format.batches.batch import HEADER_SIZE, LENGTH_OVERHEAD, MAGIC, Batch, parse_header
-from logfs.format.messages.control import ControlType, end_of_transaction
 from logfs.format.text.rendering import TextSize
 from logfs.log.disk.disk import Gone
 from logfs.log.segment import text_index_cache
@@ -27,9 +25,10 @@ from logfs.log.segment.segment_listing import open_by_inode
 from logfs.log.segment.txn_index import TransactionIndex
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    from logfs.format.files.aborted_transactions import AbortedTransaction
     from logfs.log.disk.disk import Disk, File
     from logfs.log.segment.segment_listing import Files
     from logfs.log.segment.text_index import TextIndex
@@ -39,8 +38,6 @@ if TYPE_CHECKING:
 _STEP_BYTES = 64 * 1024
 # Above every offset and every timestamp.
 _LAST = 2**63 - 1
-# The broker writes an entry of the transaction index after its marker. This is how long to wait for it.
-_AWAIT_SECONDS = 0.3
 # The suffixes of `Segment.indexes`, in that order.
 _SUFFIXES = (names.OFFSET_INDEX, names.TIME_INDEX, names.TEXT_INDEX)
 
@@ -68,8 +65,6 @@ class LiveSegment(Segment):
         # The position of bytes in which no batch was found, and the file's length when they were searched (-1: not
         # yet).
         self._doubt: tuple[int, int] | None = None
-        # The position of a marker whose index entry is missing, and the time until which to wait for the entry.
-        self._awaited: tuple[int, float] | None = None
         # Why nothing of the segment can be read, not even where it ends; only in a bucket.
         self.unreadable: Corrupt | None = None
 
@@ -173,22 +168,21 @@ class LiveSegment(Segment):
                 self._last = found[0], bytes(found[1].data[:HEADER_SIZE])
             yield found
 
-    def advance(self, *, may_wait: bool = True) -> bool:
+    def advance(self) -> bool:
         """Take in the whole batches that were appended since the last call; return whether there were any.
 
-        With `may_wait`, the call may stop before an abort marker whose entry in the transaction index a broker has
-        not written yet; `is_waiting` is then True. Raises `Gone` if the .log file was cut below the end known before;
-        this segment is then of no use. An object does not grow, but may be replaced by one that can be read.
+        Raises `Gone` if the .log file was cut below the end known before; this segment is then of no use. An object
+        does not grow, but may be replaced by one that can be read.
         """
         if not self._disk.is_remote:
-            return self._advance(may_wait=may_wait)
+            return self._advance()
         if self.unreadable is None:
             return False
         self.unreadable = None
         self.follow_end()
         return self.unreadable is None
 
-    def _advance(self, *, may_wait: bool = True) -> bool:
+    def _advance(self) -> bool:
         segment_end = self._end
         assert segment_end is not None
         for index in self.indexes:
@@ -200,9 +194,8 @@ class LiveSegment(Segment):
         max_entry = self.max_entry
         if size - position > _STEP_BYTES:
             position, expected = max((position, expected), self._start_before(_LAST, size))
-            self.txn_index.forget()
         damaged: list[Damage] = []
-        for found in self._new_batches(position, expected, size, may_wait=may_wait):
+        for found in self._new_batches(position, expected, size):
             if isinstance(found, Damage):
                 damaged.append(found)
                 position, expected = found.end, found.next_offset
@@ -293,11 +286,10 @@ class LiveSegment(Segment):
         return TimeEntry(-1, self.base_offset)
 
     def _new_batches(
-        self, position: int, expected: int, size: int, *, may_wait: bool
+        self, position: int, expected: int, size: int
     ) -> Iterator[tuple[int, Batch] | Damage]:
         """Yield the whole batches from `position` on, and damage; a half-written batch ends them."""
         doubt, self._doubt = self._doubt, None
-        awaited, self._awaited = self._awaited, None
         if self._disk.is_remote:
             # An object does not grow: what is no batch is damage.
             yield from self._walk_to(position, size, expected)
@@ -320,8 +312,6 @@ class LiveSegment(Segment):
                 return
             if isinstance(found, Damage):
                 position, expected = found.end, found.next_offset
-            elif may_wait and self._is_ahead(found[1]) and self._awaits(position, awaited):
-                return
             else:
                 header = found[1].header
                 position, expected = position + header.size_bytes, header.next_offset
@@ -345,42 +335,6 @@ class LiveSegment(Segment):
                 return None
         return found
 
-    @property
-    def is_waiting(self) -> bool:
-        """Whether the last `advance` stopped before an abort marker without an index entry.
-
-        A later call goes past the marker once its entry is there, or after a short wait.
-        """
-        return self._awaited is not None
-
-    def _awaits(self, position: int, before: tuple[int, float] | None) -> bool:
-        """Whether to wait for the index entry of the marker at `position`; `before` is the wait of the last look.
-
-        A marker without a transaction never gets an entry, so the wait is limited.
-        """
-        now = time.monotonic()
-        if before is None or before[0] != position:
-            before = position, now + _AWAIT_SECONDS
-        if now >= before[1]:
-            return False
-        self._awaited = before
-        return True
-
-    def _is_ahead(self, batch: Batch) -> bool:
-        """Whether a batch aborts a transaction whose index entry is still missing; it is written after the batch.
-
-        Without the entry, the records of the transaction would look committed.
-        """
-        if not batch.header.is_control:
-            return False
-        self.txn_index.forget()
-        with suppress(Corrupt):
-            marker = end_of_transaction(batch)
-            if marker is None or marker.control_type is not ControlType.ABORT:
-                return False
-        entries = self.txn_index.entries
-        return not entries or entries[-1].last_offset < batch.header.last_offset
-
     def _walk_to(
         self, position: int, end: int, expected: int
     ) -> Iterator[tuple[int, Batch] | Damage]:
@@ -399,7 +353,7 @@ class LiveSegment(Segment):
         """
         # A writer that has rolled has written the entries of all markers before.
         self.txn_index.forget()
-        self.advance(may_wait=False)
+        self.advance()
         segment_end = self._end
         assert segment_end is not None
         for index in self.indexes:
@@ -468,12 +422,17 @@ class LiveSegment(Segment):
 
 
 class _LiveTxnIndex(TransactionIndex):
-    """A transaction index that is read by the inode of its file, once that is known."""
+    """A transaction index that is read by the inode of its file, once that is known.
+
+    A broker writes an entry after the marker that it is about. The transactions that a reading of the log has found
+    are therefore added to those in the file.
+    """
 
     def __init__(self, disk: Disk, path: Path) -> None:
         super().__init__(disk, path)
         self._inode: int | None = None
         self._is_known = False
+        self._found: tuple[AbortedTransaction, ...] = ()
 
     def follow(self, inode: int | None) -> None:
         """Use the file with this inode number; None stands for no file."""
@@ -481,6 +440,18 @@ class _LiveTxnIndex(TransactionIndex):
             # Until the inode is known, the entries are those that recovery found, perhaps in memory alone.
             self.forget()
         self._inode, self._is_known = inode, True
+
+    @property
+    def entries(self) -> Sequence[AbortedTransaction]:
+        known, found = super().entries, self._found
+        last = known[-1].last_offset if known else -1
+        if not found or found[-1].last_offset <= last:
+            return known
+        return (*known, *(each for each in found if each.last_offset > last))
+
+    def supplement(self, aborted: AbortedTransaction) -> None:
+        if not self._found or aborted.last_offset > self._found[-1].last_offset:
+            self._found = (*self._found, aborted)
 
     def _read(self) -> bytes:
         if not self._is_known:

@@ -1,8 +1,9 @@
 """Reading a list of segments. Imports `disk`, `segment`, `state` and `recovery`.
 
 - `reader`: records by offset and by time, and in bulk as columns. Begin here.
+- `log`: a partition's log with its published state, and its reader of committed records.
 - `readable_log`: what the modules below need of a log, so that `reader` may import them.
-- `read_committed`: the records as isolation level read_committed shows them.
+- `read_committed`: what isolation level read_committed hides, and the text of what it shows.
 - `text_view`: the records as one long text: `records` and `records.jsonl` of the mount.
 - `text_renderer`: the text of one segment, rendered in blocks.
 - `merge`: the text of several logs in the order of time.

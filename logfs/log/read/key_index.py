@@ -33,7 +33,7 @@ from logfs.log.disk.disk import Disk, Gone
 from logfs.log.segment.batch_iterator import Damage, DamagedRange
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     import numpy as np
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from logfs.log.read.readable_log import ReadableLog
     from logfs.log.segment.batch_scanner import ScannedBatches
     from logfs.log.segment.segment import Segment
+    from logfs.log.state.log_state import LogState
 
     Shows = Callable[[Header], bool]
 
@@ -106,7 +107,7 @@ class KeyIndex:
             self._reader.refresh()
             try:
                 offset, end = self._find(key)
-                if offset is None or offset < self._reader.log_start_offset:
+                if offset is None or offset < self._reader.log.state.log_start_offset:
                     return None
                 record = self._reader.record(offset)
             except Gone:
@@ -115,7 +116,7 @@ class KeyIndex:
                 continue
             if record is not None and record.key == key:
                 return record
-            if self._reader.log_end_offset == end:
+            if self._reader.state.log_end_offset == end:
                 # The log has not grown, so no newer record has taken its place.
                 self._rebuild(f"offset {offset} has no record with the expected key")
         raise Corrupt(
@@ -165,24 +166,24 @@ class KeyIndex:
         """Cover the log up to its end. A later call continues one that was interrupted."""
         log = self._reader.log
         while True:
-            generation = log.generation
+            state = self._reader.state
+            generation = state.generation
             if self._tail is None or (
                 generation != self._generation and not self._is_anchored(self._anchor)
             ):
                 log.check_may_block()
                 self._load()
             self._generation = generation
-            end = self._reader.log_end_offset
-            if self._end < end:
+            if self._end < state.log_end_offset:
                 try:
-                    self._catch_up(end)
+                    self._catch_up(state)
                 except Corrupt as error:
                     if self._base is None:
                         # The damage is in the log itself, so another index would not get past it.
                         raise
                     self._reset(error)
                     continue
-            if log.generation == generation:
+            if log.state.generation == generation:
                 return
 
     def _load(self) -> None:
@@ -210,7 +211,7 @@ class KeyIndex:
             header = self._base.header
             self._anchor, self._end, self._secret = header.anchor, header.covered, header.secret
         else:
-            self._anchor, self._end = _NOTHING, self._reader.log.log_start_offset
+            self._anchor, self._end = _NOTHING, self._reader.log.state.log_start_offset
         self._tail_bytes = 0
         self._tail = MemoryTable(self._secret)
 
@@ -259,33 +260,32 @@ class KeyIndex:
 
         Then nothing that the index covers was truncated.
         """
-        log = self._reader.log
-        if anchor.last_offset < log.log_start_offset:
+        state = self._reader.log.state
+        if anchor.last_offset < state.log_start_offset:
             # All offsets that were noted are below the log start.
             return True
-        if anchor.last_offset >= log.log_end_offset:
+        if anchor.last_offset >= state.log_end_offset:
             return False
         try:
-            batch = log.segments_from(anchor.base_offset)[0].find_batch(anchor.base_offset)
+            batch = state.segments_from(anchor.base_offset)[0].find_batch(anchor.base_offset)
         except DamagedRange:
             return False
         return batch is not None and anchor_of(batch.header) == anchor
 
-    def _catch_up(self, end: int) -> None:
-        """Cover the log from the end of the tables up to an offset."""
-        log = self._reader.log
-        start = max(self._end, log.log_start_offset)
-        segments = log.segments
-        places = list(_places(log.segments_from(start, segments), start, end))
-        total = sum(segment.size_bytes - position for segment, position in places)
+    def _catch_up(self, state: LogState) -> None:
+        """Cover the log from the end of the tables up to the end of `state`."""
+        end = state.log_end_offset
+        start = max(self._end, state.log_start_offset)
+        segments = [each for each in state.segments_from(start) if each.base_offset < end]
+        total = sum(segment.size_bytes - _position_in(segment, start) for segment in segments)
         if total > INLINE_BYTES:
-            log.check_may_block()
+            self._reader.check_may_block()
             self.progress = (0, total)
-        shows = self._reader.shown(segments)
+        shows = self._reader.shown(state)
         done = 0
         try:
-            for segment, position in places:
-                for size, last in self._take(segment, position, end, shows):
+            for segment in segments:
+                for size, last in self._take(segment, start, end, shows):
                     done += size
                     self._tail_bytes += size
                     if last is not None and last.last_offset < end:
@@ -303,17 +303,15 @@ class KeyIndex:
             self._write()
 
     def _take(
-        self, segment: Segment, position: int, end: int, shows: Shows
+        self, segment: Segment, start: int, end: int, shows: Shows
     ) -> Iterator[tuple[int, Header | None]]:
-        """Put the keys of a segment from a position on into the table in memory.
+        """Put the keys of a segment with offsets in [start, end) into the table in memory.
 
         Yields for each part of the segment its size in bytes, and the header of its last batch or None.
         """
         from logfs.log.segment import batch_scanner
 
-        head = segment.header(position) if position else None
-        first = segment.base_offset if head is None else head.base_offset
-        for found in batch_scanner.scan_segment(segment, position if head else 0, first):
+        for found in batch_scanner.scan_from(segment, start):
             if isinstance(found, Damage):
                 logger.warning("%s", found.error(segment.path))
                 yield found.end - found.start, None
@@ -421,7 +419,7 @@ class KeyIndex:
             merged = MemoryTable(self._secret, tail.used + (base.header.used if base else 0))
             for part in (*(base.chunks() if base else ()), tail.slots):
                 merged.put_table(part)
-        start = self._reader.log_start_offset
+        start = self._reader.log.state.log_start_offset
         found = merged.slots[(merged.slots[:, 2] > start) & (merged.slots[:, 2] < _NULL_BIT)]
         return found[np.lexsort(found.T)]
 
@@ -454,9 +452,6 @@ def audit(reader: ReadableLog) -> str | None:
     return KeyIndex(reader, is_kept=False).audit()
 
 
-def _places(segments: Sequence[Segment], start: int, end: int) -> Iterator[tuple[Segment, int]]:
-    """Yield the segments with offsets in [start, end), each with the position at which to begin."""
-    for segment in segments:
-        if segment.base_offset >= end:
-            return
-        yield segment, segment.position_of(start) if start > segment.base_offset else 0
+def _position_in(segment: Segment, offset: int) -> int:
+    """Return the position at which a scan of a segment for the records from `offset` on begins."""
+    return segment.position_of(offset) if offset > segment.base_offset else 0

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from logfs.log.read.reader import Reader
-    from logfs.log.read.text_view import TextView
 
 # The offsets of a log that are read at a time.
 _STEP = 16384
@@ -66,7 +65,7 @@ class MergedText:
     def __init__(self, logs: Sequence[Reader], view: View) -> None:
         self._logs = logs
         self._view = view
-        self._texts: list[TextView] = [log.text(view) for log in logs]  # type: ignore[misc]
+        self._texts = [log.text(view) for log in logs]
         self._generations = [log.generation for log in logs]
         self._prefixes = [
             envelope.prefix(log.name) if view is View.ENVELOPES else b"" for log in logs
@@ -127,9 +126,6 @@ class MergedText:
         ends = [log.log_end_offset for log in self._logs]
         if ends == self._ends:
             return
-        for text in self._texts:
-            # Looking at the size takes in the segments that have begun since.
-            _ = text.size
         size = sum(text.position_of(end) for text, end in zip(self._texts, ends, strict=True))
         if size > self._size:
             firsts = self._ends
@@ -137,7 +133,7 @@ class MergedText:
             self._slices.append(_Slice(self._size, firsts, ends, before, self._reached))
             self._size = size
         self._reached = [
-            max(reached, *(s.max_timestamp.timestamp for s in log.segments_from(first)))
+            max(reached, *(s.max_timestamp.timestamp for s in log.log.state.segments_from(first)))
             for log, first, reached in zip(self._logs, self._ends, self._reached, strict=True)
         ]
         self._ends = ends

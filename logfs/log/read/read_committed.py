@@ -1,35 +1,33 @@
-"""A partition as `read_committed` shows it: without aborted transactions, up to the first open transaction.
+"""Isolation level read_committed: which batches it hides, and the text of those that it shows.
 
-Both isolation levels use the same files and the same text indexes. The text for `read_committed` is the text of all
-records with the hidden ones cut out (kafka-storage 9.4, 9.6).
+Readers with this level see the records below the last stable offset. They do not see the records of aborted
+transactions (kafka-storage 9.6).
 """
 
 from __future__ import annotations
 
 import enum
 import threading
-from bisect import bisect_left, bisect_right
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from bisect import bisect_right
+from typing import TYPE_CHECKING, NamedTuple
 
-from logfs.log.read.readable_log import ReadableLog
-from logfs.log.read.reader import Reader, last_batch_before
+import numpy as np
+
+from logfs.format.base.batch_rows import ATTRIBUTES, NEXT_OFFSET, PRODUCER_ID, SPAN_BASE_OFFSET
+from logfs.format.batches.batch import CONTROL_BIT, TRANSACTIONAL_BIT
 from logfs.log.read.text_view import TextView
-from logfs.log.segment.batch_iterator import DamagedRange
+from logfs.log.segment.batch_iterator import Damage, DamagedRange
+from logfs.log.segment.batch_scanner import scan_from
+from logfs.log.state.log_state import segments_from
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
-    from typing import Any
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from logfs.format.base.names import TopicPartition
-    from logfs.format.batches.batch import Header
+    from logfs.format.files.aborted_transactions import AbortedTransaction
     from logfs.format.text.rendering import View
-    from logfs.log.disk.disk import Disk
-    from logfs.log.read.readable_log import ViewRegistry
-    from logfs.log.read.reader import T, Traffic
-    from logfs.log.read.text_view import Text
+    from logfs.log.read.readable_log import ReadableLog
+    from logfs.log.segment.batch_scanner import ScannedBatches
     from logfs.log.segment.segment import Segment
-    from logfs.log.state.leader_epochs import LeaderEpochs
 
 
 class Isolation(enum.Enum):
@@ -39,203 +37,16 @@ class Isolation(enum.Enum):
     READ_COMMITTED = "read_committed"
 
 
-class StableLog(ReadableLog, Protocol):
-    """What a `CommittedReader` needs of a partition."""
+def is_aborted(
+    aborted: Mapping[int, Sequence[tuple[int, int]]], producer_id: int, base_offset: int
+) -> bool:
+    """Return whether a producer's transactional batch belongs to one of the `aborted` transactions.
 
-    @property
-    def last_stable_offset(self) -> int:
-        """The first offset of the oldest open transaction, or the log end offset (kafka-storage 9.4)."""
-
-    @property
-    def epochs(self) -> LeaderEpochs:
-        """The leader epochs of the log, each with its start offset."""
-
-    @property
-    def last_timestamp(self) -> int:
-        """The timestamp of the last batch (ms), -1 if there is none."""
-
-    def settle(self) -> None:
-        """Return when no truncation is in progress."""
-
-    @property
-    def traffic(self) -> Traffic:
-        """Counters for metrics: bytes read through a mount, failed appends, failed reads."""
-
-    @property
-    def truncations(self) -> Sequence[int]:
-        """The offsets at which this process has truncated the log since it was opened, in that order."""
-
-    def check_readable(self, offset: int) -> None:
-        """Raise `OffsetOutOfRange` unless the offset is in [log start offset, log end offset]."""
-
-    def until_found(self, read: Callable[..., T], *arguments: Any) -> T:
-        """Return `read(*arguments)`. In a log that another process writes, repeat the call while it raises `Gone`."""
-
-
-class CommittedReader(Reader):
-    """A reader with isolation level read_committed: it ends at the last stable offset, and hides aborted records."""
-
-    def __init__(self, log: StableLog) -> None:
-        super().__init__()
-        self._log = log
-        self._aborted_by: dict[int, list[tuple[int, int]]] = {}
-        self._aborted_of: tuple[Sequence[Segment], int] = ((), 0)
-
-    # The state of the log, which does not depend on the isolation level.
-
-    @property
-    def disk(self) -> Disk:
-        """The disk of the log."""
-        return self._log.disk
-
-    @property
-    def directory(self) -> Path:
-        """The partition directory."""
-        return self._log.directory
-
-    @property
-    def name(self) -> TopicPartition:
-        """The topic and the number of the partition."""
-        return self._log.name
-
-    @property
-    def segments(self) -> Sequence[Segment]:
-        """All segments of the log."""
-        return self._log.segments
-
-    @property
-    def log_start_offset(self) -> int:
-        """The lowest readable offset."""
-        return self._log.log_start_offset
-
-    @property
-    def epochs(self) -> LeaderEpochs:
-        """The leader epochs of the log, each with its start offset."""
-        return self._log.epochs
-
-    @property
-    def last_timestamp(self) -> int:
-        """The timestamp of the log's last batch (ms), -1 if there is none."""
-        return self._log.last_timestamp
-
-    @property
-    def generation(self) -> int:
-        """The generation of the log."""
-        return self._log.generation
-
-    @property
-    def truncations(self) -> Sequence[int]:
-        """The truncations of the log."""
-        return self._log.truncations
-
-    def settle(self) -> None:
-        self._log.settle()
-
-    @property
-    def views(self) -> ViewRegistry:
-        """The registry of the text views that are in use for the log."""
-        return self._log.views
-
-    @property
-    def traffic(self) -> Traffic:
-        """Counters for metrics: bytes read through a mount, failed appends, failed reads."""
-        return self._log.traffic
-
-    @property
-    def log(self) -> StableLog:
-        """The partition itself, which also shows the records that this reader hides."""
-        return self._log
-
-    @property
-    def log_end_offset(self) -> int:
-        """The end of the records that this reader shows: the last stable offset, not the end of the partition."""
-        return self._log.last_stable_offset
-
-    def refresh(self) -> bool:
-        """Bring a partition of a read-only store up to date with its files; return whether anything has changed."""
-        return self._log.refresh()
-
-    def until_found(self, read: Callable[..., T], *arguments: Any) -> T:
-        """Return `read(*arguments)`. In a log that another process writes, repeat the call while it raises `Gone`."""
-        return self._log.until_found(read, *arguments)
-
-    def check_readable(self, offset: int) -> None:
-        """Raise `OffsetOutOfRange` unless the offset is in [log start offset, log end offset] of the partition."""
-        self._log.check_readable(offset)
-
-    def shown(self, segments: Sequence[Segment]) -> Callable[[Header], bool]:
-        """Return a function that takes the header of a batch of `segments`, and returns whether readers see it.
-
-        They see neither control batches nor batches of aborted transactions.
-        """
-        aborted: dict[int, list[tuple[int, int]]] | None = None
-
-        def shows(header: Header) -> bool:
-            nonlocal aborted
-            if header.is_control or not header.is_transactional:
-                return not header.is_control
-            if aborted is None:
-                aborted = self.aborted(segments)
-            ranges = aborted.get(header.producer_id, ())
-            number = bisect_right(ranges, header.base_offset, key=lambda found: found[0]) - 1
-            return number < 0 or header.base_offset >= ranges[number][1]
-
-        return shows
-
-    def text(self, view: View, start: int | None = None, end: int | None = None) -> Text:
-        """Return the text of the records in [start, end); without `end`, it grows with the last stable offset."""
-        return CommittedText(self, view, start, end)
-
-    def _offset_of_last(self, count: int) -> int:
-        segments = self.segments
-        shows = self.shown(segments)
-        at = self.log_end_offset
-        while count > 0 and at > self.log_start_offset:
-            segment = self.segments_from(at - 1, segments)[0]
-            batch = last_batch_before(segment, at)
-            if batch is None:
-                # Do not step offset by offset: a segment may begin far above the last batch of the one before.
-                at = min(at - 1, segment.base_offset)
-                continue
-            if shows(batch.header):
-                with self._decoding(batch, segments):
-                    offsets = batch.offsets()
-                    del offsets[bisect_left(offsets, at) :]
-                if len(offsets) >= count:
-                    return max(offsets[-count], self.log_start_offset)
-                count -= len(offsets)
-            at = min(at - 1, batch.header.base_offset)
-        return max(at, self.log_start_offset)
-
-    def aborted(self, segments: Sequence[Segment]) -> dict[int, list[tuple[int, int]]]:
-        """Return the aborted transactions in `segments` by producer id.
-
-        Each is (first offset, offset of the marker). Those of a producer are in the order of their markers.
-        """
-        newest = len(segments[-1].txn_index.entries)
-        known, count = self._aborted_of
-        if known is segments and count == newest:
-            return self._aborted_by
-        found: dict[int, list[tuple[int, int]]] = {}
-        for segment in segments:
-            for entry in segment.txn_index.entries:
-                found.setdefault(entry.producer_id, []).append(entry[1:3])
-        self._aborted_by, self._aborted_of = found, (segments, newest)
-        return found
-
-    def aborted_between(
-        self, start: int, end: int, segments: Sequence[Segment]
-    ) -> Iterator[tuple[int, int]]:
-        """Yield the aborted transactions that may have records in [start, end).
-
-        Each is (first offset, offset of the marker). The markers may lie at or after `end` (kafka-storage 9.6).
-        """
-        for segment in self.segments_from(start, segments):
-            for entry in segment.txn_index.entries:
-                if entry.first_offset < end and entry.last_offset >= start:
-                    yield entry.first_offset, entry.last_offset
-                if entry.last_stable_offset >= end:
-                    return
+    These are (first offset, offset of the marker) by producer id, those of a producer in the order of their markers.
+    """
+    ranges = aborted.get(producer_id, ())
+    number = bisect_right(ranges, base_offset, key=lambda found: found[0]) - 1
+    return number >= 0 and base_offset < ranges[number][1]
 
 
 class HiddenRange(NamedTuple):
@@ -250,22 +61,25 @@ class HiddenRange(NamedTuple):
 
 
 class CommittedText:
-    """The text of the records that a `CommittedReader` shows; otherwise like `TextView`.
+    """The text of the records that a reader with isolation level read_committed shows; otherwise like `TextView`.
 
     It is the text of all records without the hidden bytes, which are a list of `HiddenRange`s. All transactions below
-    the last stable offset have ended, so ranges are only added at the end, and the view only grows.
+    the last stable offset have ended, so ranges are only added at the end, and the view only grows. For example, in a
+    log of the records a, B (aborted) and c, the text of all records is "a\\nB\\nc\\n", and the hidden range [2, 4)
+    leaves "a\\nc\\n".
     """
 
     def __init__(
-        self, reader: CommittedReader, view: View, start: int | None = None, end: int | None = None
+        self, reader: ReadableLog, view: View, start: int | None = None, end: int | None = None
     ) -> None:
         self._reader = reader
         self._all = TextView(reader.log, view, start, end)
         self._end_offset = end
         self._hidden_ranges: list[HiddenRange] = []
         self._finding = threading.Lock()
+        self.first_offset = self._all.first_offset
         # The offset up to which the hidden ranges are known, and the size of the text up to there.
-        self._searched = (self._all.first_offset, 0)
+        self._searched = (self.first_offset, 0)
 
     @property
     def generation(self) -> int:
@@ -314,6 +128,20 @@ class CommittedText:
                 break
         return b"".join(parts)
 
+    def position_of(self, offset: int) -> int:
+        """Return the position in the view, in bytes, at which the shown records from `offset` on begin.
+
+        `offset` is at most the last stable offset.
+        """
+        self._find_hidden()
+        at = self._all.position_of(offset)
+        number = bisect_right(self._hidden_ranges, at, key=lambda each: each.start)
+        if not number:
+            return at
+        last = self._hidden_ranges[number - 1]
+        # Within a hidden range, the next shown record begins where the range does.
+        return at - last.hidden + max(last.end - at, 0)
+
     def release_before(self, position: int) -> None:
         """Note that readers have passed byte `position`: earlier segments that left the log need not be kept.
 
@@ -323,7 +151,7 @@ class CommittedText:
 
     def _find_hidden(self) -> int:
         """Find the hidden ranges up to the last stable offset, and return the size of the text up to there."""
-        stable = self._reader.log_end_offset
+        stable = self._reader.state.log_end_offset
         end = stable if self._end_offset is None else min(stable, self._end_offset)
         offset, size = self._searched
         if end <= offset:
@@ -331,41 +159,60 @@ class CommittedText:
         with self._reader.disk.hold(self._finding):
             offset, size = self._searched
             if end > offset:
-                # Use the segments of the view, which may have left the log: they list the transactions aborted in
-                # them.
-                segments = self._all.segments
-                aborted = list(self._reader.aborted_between(offset, end, segments))
+                # The segments of the view, which may have left the log, list the transactions aborted in them.
+                segments = segments_from(self._all.segments, offset)
+                aborted = _aborted_between(offset, end, segments)
                 if aborted:
                     self._reader.check_may_block()
-                    first = min(first for first, _ in aborted)
-                    last = max(last for _, last in aborted)
-                    self._find_hidden_between(max(first, offset), min(last, end), segments)
+                    self._hide(aborted, offset, end, segments)
                 hidden = self._hidden_ranges[-1].hidden if self._hidden_ranges else 0
                 size = self._all.position_of(end) - hidden
                 self._searched = (end, size)
         return size
 
-    def _find_hidden_between(self, start: int, end: int, segments: Sequence[Segment]) -> None:
-        """Add the ranges of the hidden batches with offsets in [start, end)."""
-        shows = self._reader.shown(segments)
-        at = start
-        while at < end:
-            try:
-                for batch in self._reader.log.batches(at, end, segments):
-                    at = batch.header.next_offset
-                    if not batch.header.is_control and not shows(batch.header):
-                        self._add_hidden_range(batch.header)
+    def _hide(
+        self,
+        aborted: Mapping[int, Sequence[tuple[int, int]]],
+        start: int,
+        end: int,
+        segments: Sequence[Segment],
+    ) -> None:
+        """Add the ranges of the batches of `aborted` transactions with offsets in [start, end)."""
+        start = max(start, min(first for ranges in aborted.values() for first, _ in ranges))
+        stop = min(end, max(marker for ranges in aborted.values() for _, marker in ranges))
+        producers = np.array([*aborted], np.int64)
+        for segment in segments_from(segments, start):
+            if segment.base_offset >= stop:
                 return
-            except DamagedRange as damage:
-                at = damage.next_offset
+            for run in scan_from(segment, start):
+                if isinstance(run, Damage):
+                    continue
+                rows = run.rows
+                is_data = rows[:, ATTRIBUTES] & (TRANSACTIONAL_BIT | CONTROL_BIT)
+                wanted = (is_data == TRANSACTIONAL_BIT) & np.isin(rows[:, PRODUCER_ID], producers)
+                wanted &= (rows[:, NEXT_OFFSET] > start) & (rows[:, SPAN_BASE_OFFSET] < stop)
+                columns = rows[:, (PRODUCER_ID, SPAN_BASE_OFFSET)].tolist()
+                hidden = [
+                    n for n in np.flatnonzero(wanted).tolist() if is_aborted(aborted, *columns[n])
+                ]
+                if hidden:
+                    self._add_hidden(run, hidden, end)
+                if run.next_offset >= stop:
+                    break
 
-    def _add_hidden_range(self, header: Header) -> None:
-        start = self._all.position_of(header.base_offset)
-        end = self._all.position_of(
-            header.next_offset
-            if self._end_offset is None
-            else min(header.next_offset, self._end_offset)
-        )
+    def _add_hidden(self, run: ScannedBatches, hidden: Sequence[int], end: int) -> None:
+        """Add the text of the batches of a run whose numbers are in `hidden`, without the records from `end` on."""
+        sizes = self._all.sizes_of(run.text_sizes())
+        # The first batch may begin before the view, whose positions begin at 0. The end of the last one is in it.
+        ends = self._all.position_of(run.next_offset) - int(sizes.sum()) + np.cumsum(sizes)
+        starts = (ends - sizes).tolist()
+        next_offsets = run.rows[:, NEXT_OFFSET].tolist()
+        for number in hidden:
+            is_cut = next_offsets[number] > end
+            stop = self._all.position_of(end) if is_cut else int(ends[number])
+            self._add_hidden_range(max(starts[number], 0), stop)
+
+    def _add_hidden_range(self, start: int, end: int) -> None:
         hidden = end - start
         if self._hidden_ranges:
             last = self._hidden_ranges[-1]
@@ -374,3 +221,26 @@ class CommittedText:
                 self._hidden_ranges[-1] = HiddenRange(last.start, end, hidden)
                 return
         self._hidden_ranges.append(HiddenRange(start, end, hidden))
+
+
+def _aborted_between(
+    start: int, end: int, segments: Sequence[Segment]
+) -> dict[int, list[tuple[int, int]]]:
+    """Return the aborted transactions that may have records in [start, end), as `is_aborted` takes them.
+
+    `segments` are the log from the segment that holds `start` on. The markers may lie at or after `end`.
+    """
+    found: dict[int, list[tuple[int, int]]] = {}
+    for entry in _entries_up_to(end, segments):
+        if entry.first_offset < end and entry.last_offset >= start:
+            found.setdefault(entry.producer_id, []).append((entry.first_offset, entry.last_offset))
+    return found
+
+
+def _entries_up_to(end: int, segments: Sequence[Segment]) -> Iterator[AbortedTransaction]:
+    """Yield the entries of the transaction indexes, up to one after which none concerns offsets below `end`."""
+    for segment in segments:
+        for entry in segment.txn_index.entries:
+            yield entry
+            if entry.last_stable_offset >= end:
+                return

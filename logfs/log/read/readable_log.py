@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Protocol
 from weakref import WeakSet
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from logfs.format.base.names import TopicPartition
-    from logfs.format.batches.batch import Batch, Header
+    from logfs.format.batches.batch import Header
     from logfs.format.batches.record import Record
     from logfs.log.disk.disk import Disk
     from logfs.log.segment.segment import Segment
+    from logfs.log.state.log_state import LogState
 
 
 class SegmentHolder(Protocol):
@@ -61,10 +62,7 @@ class ViewRegistry:
 
 
 class ReadableLog(Protocol):
-    """An ordered list of segments. Its records with offsets in [log_start_offset, log_end_offset) are readable.
-
-    `Reader` implements this protocol, and its docstrings say more.
-    """
+    """What text views and the key index need of a reader. `Reader` implements it, and its docstrings say more."""
 
     @property
     def directory(self) -> Path:
@@ -79,20 +77,8 @@ class ReadableLog(Protocol):
         """The disk that holds the directory."""
 
     @property
-    def segments(self) -> Sequence[Segment]:
-        """All segments in order. The sequence is replaced as a whole."""
-
-    @property
-    def log_start_offset(self) -> int:
-        """The lowest readable offset."""
-
-    @property
-    def log_end_offset(self) -> int:
-        """The offset after the last readable record."""
-
-    @property
-    def generation(self) -> int:
-        """A number that grows when a new text view may have other bytes than one made before."""
+    def state(self) -> LogState:
+        """The log at this moment. Its `log_end_offset` is the end of the records that this reader shows."""
 
     @property
     def log(self) -> ReadableLog:
@@ -108,21 +94,8 @@ class ReadableLog(Protocol):
     def refresh(self) -> bool:
         """Bring a partition of a read-only store up to date with its files; return whether anything has changed."""
 
-    def shown(self, segments: Sequence[Segment]) -> Callable[[Header], bool]:
-        """Return a function that takes the header of a batch of `segments` and returns whether readers see it."""
-
-    def segments_from(
-        self, offset: int, segments: Sequence[Segment] | None = None
-    ) -> Sequence[Segment]:
-        """Return the segment that holds `offset` and all after it, from `segments` or by default from the log."""
-
-    def batches(
-        self, offset: int, end: int | None = None, segments: Sequence[Segment] | None = None
-    ) -> Iterator[Batch]:
-        """Yield whole batches: from the one that holds `offset` to the last that begins before `end` or the log end.
-
-        With `segments`, reads those in place of the segments that the log has now.
-        """
+    def shown(self, state: LogState) -> Callable[[Header], bool]:
+        """Return a function that takes the header of a batch and returns whether readers of `state` see the batch."""
 
     def record(self, offset: int) -> Record | None:
         """Return the record at `offset`; None if readers do not see one there."""

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import threading
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from logfs.errors import Corrupt, InvalidRecord, OffsetOutOfRange
 from logfs.format.batches.record import NO_TIMESTAMP
+from logfs.log.disk.disk import TRIES, Gone
 from logfs.log.read.text_view import TextView, offset_of_last
 from logfs.log.segment.batch_iterator import Damage, unreadable
 from logfs.log.segment.segment import POINT_READ_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from logfs.format.base.names import TopicPartition
@@ -28,6 +29,11 @@ if TYPE_CHECKING:
     from logfs.log.read.text_view import Text
     from logfs.log.segment.segment import Segment
     from logfs.log.state.leader_epochs import LeaderEpochs
+    from logfs.log.state.log_state import LogState
+
+    # The aborted transactions by producer id: (first offset, offset of the marker), those of a producer in the order
+    # of their markers.
+    Aborted = Mapping[int, Sequence[tuple[int, int]]]
 
 T = TypeVar("T")
 
@@ -85,14 +91,17 @@ class Traffic:
 
 
 class Reader:
-    """An ordered list of segments. Its records with offsets in [log_start_offset, log_end_offset) are readable.
+    """Reads a log, as one isolation level shows it. Records in [log_start_offset, log_end_offset) are readable.
 
-    Any thread may read without a lock: the list of segments is replaced as a whole, sealed segments never change
-    (rule 4), and the active segment is read up to its end.
+    Any thread may read without a lock: each call takes the log's `state` once, sealed segments never change (rule 4),
+    and the active segment is read up to its end.
     """
 
     if TYPE_CHECKING:
-        # A partition has these as attributes. A `CommittedReader` has them as properties, from its partition.
+        # A `Log` has these as attributes. A `CommittedReader` has them from its log.
+        name: TopicPartition
+        views: ViewRegistry
+        traffic: Traffic
 
         @property
         def disk(self) -> Disk:
@@ -103,40 +112,12 @@ class Reader:
             """The partition directory."""
 
         @property
-        def name(self) -> TopicPartition:
-            """The topic and the number of the partition."""
-
-        @property
-        def segments(self) -> Sequence[Segment]:
-            """All segments in order. The sequence is replaced as a whole."""
-
-        @property
-        def log_start_offset(self) -> int:
-            """The lowest readable offset."""
+        def state(self) -> LogState:
+            """The log at this moment. Its `log_end_offset` is the end of the records that this reader shows."""
 
         @property
         def epochs(self) -> LeaderEpochs:
             """The leader epochs of the log, each with its start offset."""
-
-        @property
-        def last_timestamp(self) -> int:
-            """The timestamp of the last batch (ms); -1 if it has none, or if there is no batch."""
-
-        @property
-        def generation(self) -> int:
-            """A number that grows when a new text view may have other bytes than one made before."""
-
-        @property
-        def truncations(self) -> Sequence[int]:
-            """The offsets at which this process has truncated the log since it was opened, in that order."""
-
-        @property
-        def views(self) -> ViewRegistry:
-            """The registry of the text views that are in use for the log."""
-
-        @property
-        def traffic(self) -> Traffic:
-            """Counters for metrics: bytes read through a mount, failed appends, failed reads."""
 
     def __init__(self) -> None:
         self._keys: KeyIndex | None = None
@@ -160,34 +141,53 @@ class Reader:
         """The partition's number."""
         return self.name.partition
 
+    # Parts of the state. Two of them that are read one after the other may belong to two moments: a caller that needs
+    # several takes `state` once.
+
+    @property
+    def segments(self) -> Sequence[Segment]:
+        """All segments in order."""
+        return self.log.state.segments
+
     @property
     def active(self) -> Segment:
         """The segment that appends go to."""
-        return self.segments[-1]
+        return self.log.state.segments[-1]
+
+    @property
+    def log_start_offset(self) -> int:
+        """The lowest readable offset."""
+        return self.log.state.log_start_offset
 
     @property
     def log_end_offset(self) -> int:
-        """The offset of the next record to be appended."""
-        return self.segments[-1].next_offset
+        """The offset after the last record that this reader shows."""
+        return self.state.log_end_offset
+
+    @property
+    def last_timestamp(self) -> int:
+        """The timestamp of the last batch (ms); -1 if it has none, or if there is no batch."""
+        return self.log.state.last_timestamp
+
+    @property
+    def generation(self) -> int:
+        """A number that grows when a new text view may have other bytes than one made before."""
+        return self.log.state.generation
 
     @property
     def size_bytes(self) -> int:
         """The size of all .log files in bytes."""
         return sum(segment.size_bytes for segment in self.segments)
 
-    def shown(self, segments: Sequence[Segment]) -> Callable[[Header], bool]:
+    def shown(self, state: LogState) -> Callable[[Header], bool]:
         """Return a function that takes a batch's header and returns whether readers see the batch's records.
 
-        Control batches are never seen. `segments` are those that the log had when the reading began, because
-        compaction may replace them meanwhile.
+        Control batches are never seen. `state` is the log when the reading began.
         """
         return _is_data
 
-    def aborted(self, segments: Sequence[Segment]) -> dict[int, list[tuple[int, int]]]:
-        """Return the aborted transactions in `segments` that this reader hides, by producer id; here none.
-
-        Each is (first offset, offset of the marker). Those of a producer are in the order of their markers.
-        """
+    def aborted(self, state: LogState) -> Aborted:
+        """Return the aborted transactions below the end of `state` that this reader hides; here none."""
         return {}
 
     def text(self, view: View, start: int | None = None, end: int | None = None) -> Text:
@@ -206,58 +206,71 @@ class Reader:
         self.disk.check_may_block()
 
     def check_readable(self, offset: int) -> None:
-        """Raise `OffsetOutOfRange` unless the offset is in [log start offset, log end offset]."""
-        if not self.log_start_offset <= offset <= self.log_end_offset:
+        """Raise `OffsetOutOfRange` unless the offset is in [log start offset, log end offset] of the partition."""
+        self._check_readable(offset, self.log.state)
+
+    def _check_readable(self, offset: int, state: LogState) -> None:
+        if not state.log_start_offset <= offset <= state.log_end_offset:
             raise OffsetOutOfRange(
                 f"{self.name.directory}: offset {offset} is not in "
-                f"[{self.log_start_offset}, {self.log_end_offset}]"
+                f"[{state.log_start_offset}, {state.log_end_offset}]"
             )
 
-    def segments_from(
-        self, offset: int, segments: Sequence[Segment] | None = None
-    ) -> Sequence[Segment]:
-        """Return the segment that holds `offset` and all after it, from `segments` or by default from the log."""
-        segments = self.segments if segments is None else segments
-        number = bisect_right(segments, offset, key=lambda segment: segment.base_offset)
-        return segments[max(number - 1, 0) :]
+    def _range(self, offset: int | None, end: int | None) -> tuple[LogState, int, int]:
+        """Return the state of the log, and the offsets that a read of [offset, end) begins and ends at in it."""
+        log, state = self.log.state, self.state
+        first = log.log_start_offset if offset is None else offset
+        self._check_readable(first, log)
+        return state, first, state.log_end_offset if end is None else min(end, state.log_end_offset)
 
     def batches(
-        self, offset: int, end: int | None = None, segments: Sequence[Segment] | None = None
+        self, offset: int, end: int | None = None, state: LogState | None = None
     ) -> Iterator[Batch]:
         """Yield whole batches: from the one that holds `offset` to the last that begins before `end` or the log end.
 
-        Control batches are included. With `segments`, reads those in place of the segments that the log has now.
-        Raises `OffsetOutOfRange`, also if the log is truncated meanwhile to an end below the next batch, and
-        `DamagedRange` (a `Corrupt`) at damage; reading can continue after it, at the error's `next_offset`.
+        Control batches are included. With `state`, reads that in place of the log as it is now. In a log that another
+        process writes, reads the log as it is then once a file has gone. Raises `OffsetOutOfRange`, also if the log
+        is truncated meanwhile to an end below the next batch, and `DamagedRange` (a `Corrupt`) at damage; reading can
+        continue after it, at the error's `next_offset`.
         """
-        if segments is None:
-            self.check_readable(offset)
-        stop = self.log_end_offset if end is None else min(end, self.log_end_offset)
-        known = len(self.truncations)
-        for segment in self.segments_from(offset, segments):
+        at, left = offset, TRIES
+        while True:
+            if state is None:
+                state = self.state
+                self._check_readable(at, self.log.state)
+            stop = state.log_end_offset if end is None else min(end, state.log_end_offset)
+            try:
+                for batch in self._batches(at, stop, state):
+                    yield batch
+                    at, left = batch.header.next_offset, TRIES
+                return
+            except Gone as gone:
+                left -= 1
+                self.look_again(left, gone)
+                state = None
+
+    def _batches(self, offset: int, stop: int, state: LogState) -> Iterator[Batch]:
+        for segment in state.segments_from(offset):
             if segment.base_offset >= stop:
                 return
             for found in segment.batches_from(offset):
                 if isinstance(found, Damage):
                     # What is being cut off looks like damage.
                     self.settle()
-                    reached = found.next_offset
-                else:
-                    reached = found[1].header.next_offset
-                if len(self.truncations) > known:
-                    self._check_left(reached, min(self.truncations[known:]))
-                if isinstance(found, Damage):
+                    self._check_left(found.next_offset, state)
                     if found.first_offset >= stop:
                         return
                     raise found.error(segment.path)
                 batch = found[1]
+                self._check_left(batch.header.next_offset, state)
                 if batch.header.base_offset >= stop:
                     return
                 yield batch
 
-    def _check_left(self, reached: int, end: int) -> None:
-        """Raise `OffsetOutOfRange` if what was read reaches beyond `end`, where the log was truncated since."""
-        if reached > end:
+    def _check_left(self, reached: int, state: LogState) -> None:
+        """Raise `OffsetOutOfRange` if the log was truncated since `state` to an end below the offset `reached`."""
+        known, now = len(state.truncations), self.log.state.truncations
+        if len(now) > known and reached > (end := min(now[known:])):
             raise OffsetOutOfRange(
                 f"{self.name.directory}: the log was truncated to offset {end} while it was read; read again"
             )
@@ -271,22 +284,18 @@ class Reader:
         Records that readers do not see, such as control records, are left out. Raises `OffsetOutOfRange`, and
         `DamagedRange` at damage; reading can continue after it, at the error's `next_offset`.
         """
-        first = self.log_start_offset if offset is None else offset
-        stop = self.log_end_offset if end is None else min(end, self.log_end_offset)
-        self.check_readable(first)
-        segments = self.segments
-        shows = self.shown(segments)
-        known = len(self.truncations)
-        for batch in self.batches(first, stop, segments):
+        state, first, stop = self._range(offset, end)
+        shows = self.shown(state)
+        for batch in self.batches(first, stop, state):
             if not shows(batch.header):
                 continue
             whole = batch.header.base_offset >= first and batch.header.last_offset < stop
-            with self._decoding(batch, segments):
+            with self._decoding(batch, state):
                 records = list(batch.records())
             for record in records:
-                if len(self.truncations) > known:
+                if self.log.state.truncations is not state.truncations:
                     # Since the batch was read.
-                    self._check_left(record.offset + 1, min(self.truncations[known:]))
+                    self._check_left(record.offset + 1, state)
                 if whole or first <= record.offset < stop:
                     yield record
 
@@ -297,15 +306,12 @@ class Reader:
         """
         from logfs.format.batches.columns import concatenate
 
-        first = self.log_start_offset if offset is None else offset
-        stop = self.log_end_offset if end is None else min(end, self.log_end_offset)
-        self.check_readable(first)
-        segments = self.segments
-        shows = self.shown(segments)
+        state, first, stop = self._range(offset, end)
+        shows = self.shown(state)
         parts = []
-        for batch in self.batches(first, stop, segments):
+        for batch in self.batches(first, stop, state):
             if shows(batch.header):
-                with self._decoding(batch, segments):
+                with self._decoding(batch, state):
                     rows = batch.columns()
                 inside = (rows.offsets >= first) & (rows.offsets < stop)
                 parts.append(rows if inside.all() else rows.select(inside))
@@ -316,38 +322,41 @@ class Reader:
 
         Raises `OffsetOutOfRange`, and `DamagedRange` if the offset lies in a damaged range.
         """
-        self.check_readable(offset)
-        if offset >= self.log_end_offset:
-            last = f"the last is {self.log_end_offset - 1}"
-            if self.log_end_offset == self.log_start_offset:
-                last = f"the log is empty, and its next offset is {self.log_end_offset}"
+        return self.until_found(self._record, offset)
+
+    def _record(self, offset: int) -> Record | None:
+        state = self.state
+        self._check_readable(offset, self.log.state)
+        if offset >= state.log_end_offset:
+            last = f"the last is {state.log_end_offset - 1}"
+            if state.log_end_offset == state.log_start_offset:
+                last = f"the log is empty, and its next offset is {state.log_end_offset}"
             raise OffsetOutOfRange(
                 f"{self.name.directory}: there is no offset {offset} yet: {last}"
             )
-        segments = self.segments
-        batch = self.segments_from(offset, segments)[0].find_batch(offset)
+        batch = state.segments_from(offset)[0].find_batch(offset)
         if (
             batch is None
-            or not self.shown(segments)(batch.header)
+            or not self.shown(state)(batch.header)
             or batch.header.base_offset > offset
         ):
             return None
         try:
             return batch.record_at(offset)
         except Corrupt as error:
-            raise self._damage_of(batch, segments, error) from None
+            raise self._damage_of(batch, state, error) from None
 
     @contextmanager
-    def _decoding(self, batch: Batch, segments: Sequence[Segment]) -> Iterator[None]:
+    def _decoding(self, batch: Batch, state: LogState) -> Iterator[None]:
         """Raise `DamagedRange` for a batch whose checksum is right but whose records cannot be read."""
         try:
             yield
         except Corrupt as error:
-            raise self._damage_of(batch, segments, error) from None
+            raise self._damage_of(batch, state, error) from None
 
-    def _damage_of(self, batch: Batch, segments: Sequence[Segment], error: Corrupt) -> Corrupt:
+    def _damage_of(self, batch: Batch, state: LogState, error: Corrupt) -> Corrupt:
         """Return the `DamagedRange` of a batch whose records cannot be read because of `error`."""
-        segment = self.segments_from(batch.header.base_offset, segments)[0]
+        segment = state.segments_from(batch.header.base_offset)[0]
         for found in segment.batches_from(batch.header.base_offset):
             if not isinstance(found, Damage):
                 return unreadable(*found, error).error(segment.path)
@@ -378,7 +387,19 @@ class Reader:
 
     def until_found(self, read: Callable[..., T], *arguments: Any) -> T:
         """Return `read(*arguments)`. In a log that another process writes, repeat the call while it raises `Gone`."""
-        return read(*arguments)
+        for left in reversed(range(TRIES)):
+            try:
+                return read(*arguments)
+            except Gone as gone:
+                self.look_again(left, gone)
+        raise AssertionError("the last try returns or raises")
+
+    def look_again(self, tries_left: int, gone: Gone) -> None:
+        """Take in what another process has changed, after a read met `gone`; raise it if there are no tries left.
+
+        A log that this process writes has no such changes: always raises `gone`.
+        """
+        raise gone
 
     def newest(self, key: bytes) -> Record | None:
         """Return the newest record with `key`; None if there is none, or its value is null.
@@ -393,13 +414,16 @@ class Reader:
 
         Damage counts as a record: the answer is then its first offset, or `offset` if that is greater.
         """
-        segments = self.segments
-        shows = self.shown(segments)
-        for segment in self.segments_from(offset, segments):
+        return self.until_found(self._first_offset_from, offset)
+
+    def _first_offset_from(self, offset: int) -> int | None:
+        state = self.state
+        shows = self.shown(state)
+        for segment in state.segments_from(offset):
             for found in segment.batches_from(offset):
                 if isinstance(found, Damage):
                     return max(found.first_offset, offset)
-                if found[1].header.base_offset >= self.log_end_offset:
+                if found[1].header.base_offset >= state.log_end_offset:
                     return None
                 if not shows(found[1].header):
                     continue
@@ -414,21 +438,24 @@ class Reader:
 
     def last_offset(self) -> int | None:
         """Return the offset of the last record; None if there is none. Raises `DamagedRange` at damage after it."""
-        segments = self.segments
-        shows = self.shown(segments)
-        at = self.log_end_offset
-        while at > self.log_start_offset:
-            segment = self.segments_from(at - 1, segments)[0]
+        return self.until_found(self._last_offset)
+
+    def _last_offset(self) -> int | None:
+        state = self.state
+        shows = self.shown(state)
+        at = state.log_end_offset
+        while at > state.log_start_offset:
+            segment = state.segments_from(at - 1)[0]
             batch = last_batch_before(segment, at)
             if batch is None:
                 at = min(at - 1, segment.base_offset)
                 continue
             if shows(batch.header):
-                with self._decoding(batch, segments):
+                with self._decoding(batch, state):
                     offsets = batch.offsets()
                     del offsets[bisect_left(offsets, at) :]
                 if offsets:
-                    return offsets[-1] if offsets[-1] >= self.log_start_offset else None
+                    return offsets[-1] if offsets[-1] >= state.log_start_offset else None
             at = batch.header.base_offset
         return None
 
@@ -440,6 +467,9 @@ class Reader:
         `timestamp` is searched, and the answer may be a control record, as in Kafka (kafka-storage 3.10). With
         `shown`, later segments are searched too, and the answer is a record that readers see.
         """
+        return self.until_found(self._offset_for_time, timestamp, shown)
+
+    def _offset_for_time(self, timestamp: int, shown: bool) -> OffsetAndTimestamp | None:
         if timestamp == LATEST:
             return OffsetAndTimestamp(self.log_end_offset, NO_TIMESTAMP, self.epochs.latest)
         if timestamp == EARLIEST:
@@ -451,19 +481,19 @@ class Reader:
             raise InvalidRecord(
                 f"{timestamp} is not a timestamp: give ms since the epoch, -1, -2 or -3"
             )
-        segments = self.segments
-        shows = self.shown(segments) if shown else _is_any
+        state = self.state
+        shows = self.shown(state) if shown else _is_any
         # Records below the log start are not readable, even while their files exist: they were deleted by offset, and
         # their files go later.
-        for segment in self.segments_from(self.log_start_offset, segments):
+        for segment in state.segments_from(state.log_start_offset):
             if not segment.size_bytes and not segment.gaps:
                 # The records of this segment are lost, so its file's time is not that of any record.
                 continue
             # Even if it holds no record: for a segment that compaction emptied, its file's time counts. Without
             # `shown` the later segments are not searched then.
             if segment.largest_timestamp >= timestamp:
-                found = self._first_at(segment, timestamp, shows)
-                if found is not None and found.offset >= self.log_end_offset:
+                found = self._first_at(segment, timestamp, state.log_start_offset, shows)
+                if found is not None and found.offset >= state.log_end_offset:
                     return None
                 if found is not None or not shown:
                     return found
@@ -474,20 +504,21 @@ class Reader:
         return self.until_found(self._offset_of_last, count)
 
     def _offset_of_last(self, count: int) -> int:
-        return offset_of_last(self, count)
+        return offset_of_last(self.log.state, count)
 
+    @staticmethod
     def _first_at(
-        self, segment: Segment, timestamp: int, shows: Callable[[Header], bool]
+        segment: Segment, timestamp: int, start: int, shows: Callable[[Header], bool]
     ) -> OffsetAndTimestamp | None:
-        """Return the first record of a segment at or after `timestamp`, at or after the log start; None without one.
+        """Return the first record of a segment at or after `timestamp`, at or after the offset `start`; None if none.
 
         The first batch whose greatest timestamp is at least `timestamp` has it, unless readers do not see the record;
         then a later batch has it.
         """
-        position, batch = segment.find_batch_at(timestamp, self.log_start_offset)
+        position, batch = segment.find_batch_at(timestamp, start)
         if batch is not None and shows(batch.header):
             with suppress(Corrupt):
-                first = batch.first_at(timestamp, self.log_start_offset)
+                first = batch.first_at(timestamp, start)
                 if first is not None:
                     return OffsetAndTimestamp(*first, batch.header.partition_leader_epoch)
         for found in segment.walk(position, chunk_bytes=POINT_READ_BYTES):
@@ -497,19 +528,20 @@ class Reader:
                     raise found.error(segment.path)
                 continue
             header = found[1].header
-            if header.max_timestamp < timestamp or header.last_offset < self.log_start_offset:
+            if header.max_timestamp < timestamp or header.last_offset < start:
                 continue
             if not shows(header):
                 continue
             with suppress(Corrupt):
-                first = found[1].first_at(timestamp, self.log_start_offset)
+                first = found[1].first_at(timestamp, start)
                 if first is not None:
                     return OffsetAndTimestamp(*first, header.partition_leader_epoch)
         return None
 
     def _offset_of_max_timestamp(self) -> OffsetAndTimestamp | None:
-        segments = self.segments_from(self.log_start_offset)
-        filled = [segment for segment in segments if segment.size_bytes]
+        state = self.state
+        start = state.log_start_offset
+        filled = [segment for segment in state.segments_from(start) if segment.size_bytes]
         if not filled:
             return None
         segment = max(filled, key=lambda s: s.max_timestamp.timestamp)
@@ -519,5 +551,5 @@ class Reader:
             if header is not None and header.magic == 0:
                 # Messages of magic 0 cannot have timestamps, so none is the greatest.
                 return None
-            return OffsetAndTimestamp(self.log_start_offset, NO_TIMESTAMP)
-        return self._first_at(segment, entry.timestamp, _is_any)
+            return OffsetAndTimestamp(start, NO_TIMESTAMP)
+        return self._first_at(segment, entry.timestamp, start, _is_any)

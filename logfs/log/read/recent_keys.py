@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from logfs.format.batches.batch import Batch
     from logfs.log.read.reader import Reader
     from logfs.log.segment.segment import Segment
+    from logfs.log.state.log_state import LogState
 
 # The bytes that are read backwards from the end of the log, and the most segments that are read for them.
 TAIL_BYTES = 256 << 10
@@ -25,27 +26,29 @@ def recent_keys(reader: Reader, limit: int) -> list[bytes]:
     Only about the last 256 KiB of the log are read. Raises `WouldBlock` in a thread that must not wait.
     """
     found: dict[bytes, bool] = {}
-    for batch in _newest_batches(reader):
+    state = reader.state
+    for batch in _newest_batches(reader, state):
         for record in reversed(list(batch.records())):
-            inside = reader.log_start_offset <= record.offset < reader.log_end_offset
+            inside = state.log_start_offset <= record.offset < state.log_end_offset
             if inside and record.key is not None:
                 found.setdefault(record.key, record.value is not None)
     return [key for key, has_value in found.items() if has_value][:limit]
 
 
-def _newest_batches(reader: Reader) -> Iterator[Batch]:
+def _newest_batches(reader: Reader, state: LogState) -> Iterator[Batch]:
     """Yield the visible batches of the last `TAIL_BYTES` of the log, the newest first."""
-    segments = reader.segments
-    shows = reader.shown(segments)
-    end, left = reader.log_end_offset, TAIL_BYTES
-    used = [segment for segment in segments if segment.base_offset < end and segment.size_bytes]
+    shows = reader.shown(state)
+    end, left = state.log_end_offset, TAIL_BYTES
+    used = [
+        segment for segment in state.segments if segment.base_offset < end and segment.size_bytes
+    ]
     for segment in reversed(used[-_SEGMENTS:]):
         stop = min(end, segment.next_offset)
         start = _start(segment, stop, left)
         batches: list[Batch] = []
         while True:
             try:
-                batches.extend(reader.log.batches(start, stop, [segment]))
+                batches.extend(reader.batches(start, stop, state))
                 break
             except DamagedRange as damage:
                 # Go on after the damage, as the key index does.

@@ -19,6 +19,9 @@ from logfs.log.segment.batch_iterator import Damage, unreadable
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    import numpy as np
+    from numpy.typing import NDArray
+
     from logfs.format.batches.batch import Batch
     from logfs.format.batches.columns import Columns
     from logfs.log.read.readable_log import ReadableLog
@@ -144,6 +147,12 @@ class TextRenderer:
     def size_of(self, size: TextSize) -> int:
         """Return how many bytes the records that `size` counts take in this view."""
         return size.size(self.view, len(self.prefix))
+
+    def sizes_of(self, texts: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the same for each row of `texts`, int64[n, 3], the fields of a `TextSize`; as int64[n]."""
+        if self.view is View.LINES:
+            return texts[:, 1]
+        return texts[:, 2] + texts[:, 0] * len(self.prefix)
 
     def forget_block(self) -> None:
         """Drop the reference to the block rendered last; its segment may not be needed any more."""

@@ -17,8 +17,12 @@ from logfs.log.segment.batch_iterator import Damage
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    import numpy as np
+    from numpy.typing import NDArray
+
     from logfs.log.read.readable_log import ReadableLog
     from logfs.log.segment.segment import Segment
+    from logfs.log.state.log_state import LogState
 
 # How many segments a view keeps after they have left the log and readers have passed them: a reader may seek back.
 KEPT_SEGMENTS = 16
@@ -37,8 +41,15 @@ class Text(Protocol):
         """The log's generation when this view was made. If it has changed, a new view may have other bytes."""
 
     @property
+    def first_offset(self) -> int:
+        """The offset at which the view begins; its first record has this offset or a later one."""
+
+    @property
     def size(self) -> int:
         """The current size of the view in bytes."""
+
+    def position_of(self, offset: int) -> int:
+        """Return the position in the view, in bytes, at which the records from `offset` on begin."""
 
     @property
     def is_closed(self) -> bool:
@@ -79,10 +90,8 @@ class TextView:
     ) -> None:
         self.log = log
         self.view = view
-        self.generation = log.generation
         prefix = envelope.prefix(log.name) if view is View.ENVELOPES else b""
         self._renderer = TextRenderer(log, view, prefix)
-        first = log.log_start_offset if start is None else max(start, log.log_start_offset)
         # The segments that the view has reached, each with its start in the view's text. They are pairs so that a
         # read during an append never finds one without the other. The list grows in place, and is replaced when its
         # start goes.
@@ -95,8 +104,11 @@ class TextView:
         with self._extending:
             # First of all: from here on the log calls `pin` before a segment leaves it.
             log.views.add(self)
-            reached, *self._ahead = log.segments_from(first)
+            state = log.state
+            first = max(state.log_start_offset, 0 if start is None else start)
+            reached, *self._ahead = state.segments_from(first)
             self._segments.append((0, reached))
+        self.generation = state.generation
         self._end_offset = end
         self._fixed_size: int | None = None
         self.first_offset = first
@@ -116,7 +128,7 @@ class TextView:
         if end is None:
             start, last = self._segments[-1]
             return max(start + self._renderer.size_of(last.end.text) - origin, 0)
-        final = end <= self.log.log_end_offset
+        final = end <= self.log.state.log_end_offset
         size = max(self._position_of(end) - origin, 0)
         if final:
             self._fixed_size = size
@@ -186,7 +198,7 @@ class TextView:
         gone = 0
         while gone + kept < len(segments) and segments[gone + kept][0] <= passed:
             segment = segments[gone][1]
-            if self.log.segments_from(segment.base_offset)[0] is segment:
+            if self.log.state.segments_from(segment.base_offset)[0] is segment:
                 break
             gone += 1
         if gone:
@@ -231,7 +243,8 @@ class TextView:
         last = self._ahead[-1] if self._ahead else self._segments[-1][1]
         end = last.next_base
         if end is not None:
-            self._ahead += [s for s in self.log.segments_from(end) if s.base_offset >= end]
+            later = self.log.state.segments_from(end)
+            self._ahead += [segment for segment in later if segment.base_offset >= end]
 
     def _extend(self) -> None:
         """Add the segments that the log has begun since."""
@@ -252,11 +265,18 @@ class TextView:
     def position_of(self, offset: int) -> int:
         """Return the position in the view, in bytes, at which the records from `offset` on begin."""
         origin = self._find_origin()
-        return 0 if origin is None else max(self._position_of(offset) - origin, 0)
+        if origin is None:
+            return 0
+        self._extend()
+        return max(self._position_of(offset) - origin, 0)
+
+    def sizes_of(self, texts: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return how many bytes each of several text sizes, int64[n, 3], takes in this view, as int64[n]."""
+        return self._renderer.sizes_of(texts)
 
     def _find_origin(self) -> int | None:
         """Return the byte, from the first segment's start, at which the view begins; None until the log is there."""
-        if self._origin is None and self.first_offset <= self.log.log_end_offset:
+        if self._origin is None and self.first_offset <= self.log.state.log_end_offset:
             self._extend()
             self._origin = self._position_of(self.first_offset)
         return self._origin
@@ -274,18 +294,18 @@ class TextView:
         return start + self._renderer.text_before(segment, offset)
 
 
-def offset_of_last(log: ReadableLog, count: int) -> int:
+def offset_of_last(state: LogState, count: int) -> int:
     """Return the offset at which the last `count` records begin; the log start if there are fewer."""
     left = count
-    for segment in reversed(log.segments):
-        if segment.next_offset <= log.log_start_offset:
+    for segment in reversed(state.segments):
+        if segment.next_offset <= state.log_start_offset:
             break
         records = segment.end.text.records
         if records < left:
             left -= records
             continue
-        return max(_offset_of_record(segment, records - left), log.log_start_offset)
-    return log.log_start_offset
+        return max(_offset_of_record(segment, records - left), state.log_start_offset)
+    return state.log_start_offset
 
 
 def _offset_of_record(segment: Segment, number: int) -> int:

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from logfs.format.batches.batch import Header
     from logfs.format.batches.columns import Columns
 
 T = TypeVar("T")
@@ -109,6 +110,16 @@ class ScannableSegment(Protocol):
 
         `first_offset` is the offset that the first batch should have. The offset after the last batch may be unknown.
         """
+
+
+class IndexedSegment(ScannableSegment, Protocol):
+    """What `scan_from` needs of a segment."""
+
+    def position_of(self, offset: int) -> int:
+        """Return the position of a batch at or before `offset`, from which a search for `offset` may start."""
+
+    def header(self, position: int) -> Header | None:
+        """Return the header of the batch at `position`, unchecked; None if there is none."""
 
 
 class BatchInfo(NamedTuple):
@@ -560,6 +571,14 @@ def scan_segment(
                 break
     if segment.next_base is not None and expected < segment.next_base and not segment.gaps:
         yield Damage(size, size, expected, segment.next_base, "the file ends too early")
+
+
+def scan_from(segment: IndexedSegment, offset: int) -> Iterator[ScannedBatches | Damage]:
+    """Yield the same from about the batch that holds `offset` on, which the offset index finds."""
+    position = segment.position_of(offset) if offset > segment.base_offset else 0
+    head = segment.header(position) if position else None
+    first = segment.base_offset if head is None else head.base_offset
+    return scan_segment(segment, position if head else 0, first)
 
 
 def _below(rows: NDArray[np.int64], end: int, limit_offset: int) -> tuple[NDArray[np.int64], int]:

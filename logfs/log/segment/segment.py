@@ -523,33 +523,35 @@ class Segment(SegmentFiles):
             if not self.is_active:
                 self._end_writing()
 
-    def truncate(self, offset: int, config: LogConfig, now_ms: int) -> None:
-        """Drop the batch that holds `offset` and everything after it, and continue from there (kafka-storage 10.4).
+    def end_before(self, offset: int) -> SegmentEnd:
+        """Return the end of the segment without the batch that holds `offset` and everything after it.
 
-        The next offset of the segment is then the offset after its last batch, or its base offset if no batch is
-        left: the next opening finds no other. In a compacted log it may be below `offset`.
+        Its next offset is the offset after the last batch that is left, or the base offset if none is left: the next
+        opening finds no other. In a compacted log it may be below `offset`.
+        """
+        if offset <= self.base_offset:
+            return SegmentEnd(0, self.base_offset, NO_TEXT)
+        position, _, text = self.end
+        cut = next(
+            (found for found in self.batches_from(offset) if not isinstance(found, Damage)), None
+        )
+        if cut is not None:
+            position, text = cut[0], self.text_before(cut[0])
+            offset = min(offset, cut[1].header.base_offset)
+        start, offset = self.position_of(offset - 1), self.base_offset
+        for found in self.walk(start, position) if position else ():
+            last = found if isinstance(found, Damage) else found[1].header
+            offset = last.next_offset
+        return SegmentEnd(position, offset, text)
+
+    def truncate(self, end: SegmentEnd, config: LogConfig, now_ms: int) -> None:
+        """Cut the segment to `end`, which `end_before` has returned, and continue from there (kafka-storage 10.4).
 
         Cuts the indexes too, and preallocates them again by the `config`. `now_ms` is the new time of creation if no
         batch is left.
         """
         self._begin_writing()
-        position = self.size_bytes
-        text = self.end.text
-        if offset <= self.base_offset:
-            position, text = 0, NO_TEXT
-        else:
-            cut = next(
-                (found for found in self.batches_from(offset) if not isinstance(found, Damage)),
-                None,
-            )
-            if cut is not None:
-                position, text = cut[0], self.text_before(cut[0])
-                offset = min(offset, cut[1].header.base_offset)
-            start, offset = self.position_of(offset - 1), self.base_offset
-            for found in self.walk(start, position) if position else ():
-                last = found if isinstance(found, Damage) else found[1].header
-                offset = last.next_offset
-        self._end = SegmentEnd(position, offset, text)
+        position, offset, _ = self._end = end
         self._disk.truncate(self.file, position)
         # Synced before the next append: a crash must neither restore dropped records nor mix them with new ones.
         self._disk.sync(self.file)

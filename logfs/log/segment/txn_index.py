@@ -87,6 +87,9 @@ class TransactionIndex(NamedFile):
             self._disk.write(self._file, len(entries) * ENTRY.size, aborted.pack())
         self._entries = (*entries, aborted)
 
+    def supplement(self, aborted: AbortedTransaction) -> None:
+        """Note an aborted transaction that a reading of the log has found; here it is in the file already."""
+
     def truncate(self, offset: int) -> None:
         """Drop the transactions whose markers lie at or after `offset`."""
         entries = self.entries

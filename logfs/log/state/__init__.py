@@ -1,5 +1,6 @@
-"""What a partition knows beside its segments. Imports `disk` and `segment`.
+"""What a partition knows of its log. Imports `disk` and `segment`.
 
+- `log_state`: what readers know of a log at one moment. Begin here.
 - `producers`: epochs, sequence numbers and open transactions (Kafka's ProducerStateManager).
 - `producer_snapshots`: the producers at some offsets, so that opening does not read the whole log.
 - `leader_epochs`: which leader epoch began at which offset.

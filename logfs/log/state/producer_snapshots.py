@@ -15,7 +15,7 @@ from logfs.format.base import names
 from logfs.format.base.batch_rows import NEXT_OFFSET, SPAN_BASE_OFFSET
 from logfs.format.files.producer_snapshot import format_snapshot, parse_snapshot
 from logfs.log.segment.batch_iterator import Damage
-from logfs.log.segment.batch_scanner import scan_segment
+from logfs.log.segment.batch_scanner import scan_from
 from logfs.log.state.producers import Producers, deciding_batches
 
 if TYPE_CHECKING:
@@ -201,10 +201,18 @@ class ProducerSnapshots:
 
 
 def replay(producers: Producers, segment: Segment, start: int, end: int) -> None:
-    """Update `producers` by those batches of a segment that have offsets in [start, end). Damage is skipped."""
-    for found in scan_segment(segment, 0, segment.base_offset):
-        if not isinstance(found, Damage):
-            rows = found.rows
-            is_inside = (rows[:, NEXT_OFFSET] > start) & (rows[:, SPAN_BASE_OFFSET] < end)
-            for batch in deciding_batches(found.select(is_inside)):
-                producers.note(batch)
+    """Update `producers` by those batches of a segment that have offsets in [start, end). Damage is skipped.
+
+    The transaction index of a segment that another process writes learns of the transactions that they abort.
+    """
+    for found in scan_from(segment, start):
+        if isinstance(found, Damage):
+            continue
+        rows = found.rows
+        is_inside = (rows[:, NEXT_OFFSET] > start) & (rows[:, SPAN_BASE_OFFSET] < end)
+        for batch in deciding_batches(found.select(is_inside)):
+            ended = producers.note(batch)
+            if ended is not None and ended.is_aborted:
+                segment.txn_index.supplement(producers.aborted(ended))
+        if found.next_offset >= end:
+            return

@@ -71,12 +71,10 @@ def plan(
     `reader` decides which transactions are visible. Raises `Gone` or `FileNotFoundError` if a file leaves the log
     meanwhile: refresh the reader and call again.
     """
-    segments = reader.segments
-    aborted = reader.aborted(segments)
+    state = reader.state
+    aborted = reader.aborted(state)
     wanted = [
-        segment
-        for segment in reader.segments_from(first_offset, segments)
-        if segment.base_offset < end_offset
+        segment for segment in state.segments_from(first_offset) if segment.base_offset < end_offset
     ]
     for segment, planned in describe_segments(reader, wanted):
         first = max(first_offset, segment.base_offset)

@@ -118,15 +118,15 @@ class FileIdentity:
         return True
 
     def _has_left(self, reader: Reader) -> bool:
-        log = reader.log
-        if log.log_start_offset >= self.next_offset or log.log_end_offset <= self.base_offset:
+        state = reader.log.state
+        if state.log_start_offset >= self.next_offset or state.log_end_offset <= self.base_offset:
             return True
         # Compaction writes a new file for each group of segments, under the first base offset of the group.
-        holder = log.segments_from(self.base_offset)[0]
-        identity = holder.base_offset, _inode(log, holder)
+        holder = state.segments_from(self.base_offset)[0]
+        identity = holder.base_offset, _inode(reader.log, holder)
         if identity == (self.base_offset, self.inode):
             # A truncation cuts the last segment; any other segment keeps its size.
-            return holder is log.segments[-1] and holder.size_bytes < self.size_bytes
+            return holder is state.segments[-1] and holder.size_bytes < self.size_bytes
         return identity != self.previous
 
 
@@ -203,7 +203,7 @@ def _inode(reader: ReadableLog, segment: Segment) -> int | None:
     try:
         return reader.disk.stat_file(segment.file).st_ino
     except (FileNotFoundError, Gone):
-        if segment.size_bytes or len(reader.log.segments) > 1:
+        if segment.size_bytes or len(reader.log.state.segments) > 1:
             raise
         return None
 
@@ -220,7 +220,7 @@ def describe_segments(
     # The parent is found through the directory, because the path of a log directory may be a symlink.
     parent = directory.parent if disk.is_remote else directory / ".."
     log_dir_inode = disk.stat(parent).st_ino
-    every = reader.log.segments
+    every = reader.log.state.segments
     previous: tuple[int, int | None] | None = None
     for segment in segments:
         if previous is None and segment is not every[0] and segment in every:

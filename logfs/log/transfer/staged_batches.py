@@ -308,7 +308,8 @@ class StagedAppend:
             elif segment is partition.active:
                 segment.cut_back()
             else:
-                partition.active.truncate(segment.base_offset, self._config, 0)
+                active = partition.active
+                active.truncate(active.end_before(segment.base_offset), self._config, 0)
         self._runs.clear()
 
     def show(self, now_ms: int) -> None:
@@ -320,7 +321,7 @@ class StagedAppend:
         first, last = self._runs[0], self._runs[-1]
         try:
             self._complete()
-            segments = partition.segments
+            segments = partition.state.segments
             if first.segment is not partition.active:
                 new = tuple(run.segment for run in self._runs)
                 kept = segments[:-1]
@@ -334,8 +335,8 @@ class StagedAppend:
             raise partition.fail("a commit could not be made visible", error) from error
         sizes, counts, _ = self._measures
         timestamp = last.batches[-1].max_timestamp
-        partition.segments = segments
-        partition.note_appended(int(counts.sum()), int(sizes.sum()), timestamp, now_ms)
+        partition.note_appended(int(counts.sum()), int(sizes.sum()), now_ms)
+        partition.publish(segments=segments, last_timestamp=timestamp)
 
 
 def place(

@@ -87,7 +87,7 @@ class KeyLink(SymlinkNode):
         """Return values that differ whenever the log has changed."""
         partition = self._folder.partition
         log = partition.log
-        return log.generation, partition.log_start_offset, partition.log_end_offset
+        return log.state.generation, partition.log_start_offset, partition.log_end_offset
 
 
 def _place_of(record: Record) -> OffsetAndTimestamp:

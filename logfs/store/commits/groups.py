@@ -260,9 +260,9 @@ class _Replay:
         # By producer id: the commits in its open transaction.
         self._pending: dict[int, dict[OffsetKey, _Entry]] = {}
         # The offset up to which the log was read, and its active segment and generation at that time.
-        self._end = log.log_start_offset
-        self._segment = log.segments[0]
-        self._generation = log.generation
+        state = log.state
+        self._end, self._segment = state.log_start_offset, state.segments[0]
+        self._generation = state.generation
 
     def catch_up(self) -> None:
         """Read the new records, or all records again if those already read may have left the log.
@@ -272,16 +272,16 @@ class _Replay:
         """
         log = self.log
         log.refresh()
-        # Read the generation first: the next call then notices any change to the log from here on.
-        generation, end = log.generation, log.log_end_offset
-        segment = log.segments_from(end)[0]
-        same = generation == self._generation and self._segment in log.segments
+        state = log.state
+        generation, end = state.generation, state.log_end_offset
+        segment = state.segments_from(end)[0]
+        same = generation == self._generation and self._segment in state.segments
         if same and end == self._end:
             return
         log.check_may_block()
         if not same or end < self._end:
-            self.commits, self._pending, self._end = {}, {}, log.log_start_offset
-        first = max(self._end, log.log_start_offset)
+            self.commits, self._pending, self._end = {}, {}, state.log_start_offset
+        first = max(self._end, state.log_start_offset)
         for batch in batches_past_damage(log, first, end, "groups"):
             try:
                 self._apply(batch)

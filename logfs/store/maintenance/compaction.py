@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class LogState(NamedTuple):
+class CompactionInput(NamedTuple):
     """What `plan_compaction` needs to know of a log: its segments, settings and offsets.
 
     `checkpoint` is the offset up to which the log was cleaned, None if it never was.
@@ -75,7 +75,7 @@ class CompactionPlan(NamedTuple):
         return overdue or self.ratio > config.min_cleanable_dirty_ratio
 
 
-def plan_compaction(log: LogState, now_ms: int) -> CompactionPlan:
+def plan_compaction(log: CompactionInput, now_ms: int) -> CompactionPlan:
     """Return which part of a log a round of compaction would clean at the time `now_ms` (ms since the epoch)."""
     first_dirty = _first_dirty(log)
     sealed = log.segments[:-1]
@@ -91,7 +91,7 @@ def plan_compaction(log: LogState, now_ms: int) -> CompactionPlan:
     return CompactionPlan(Dirty(first_dirty, bound), clean, cleanable, delay_ms)
 
 
-def _first_dirty(log: LogState) -> int:
+def _first_dirty(log: CompactionInput) -> int:
     """Return the checkpoint, or the log start offset if there is no checkpoint within the log."""
     end = log.segments[-1].next_offset
     known = log.checkpoint
@@ -100,7 +100,7 @@ def _first_dirty(log: LogState) -> int:
     return known
 
 
-def _first_uncleanable(log: LogState, dirty: Sequence[Segment], now_ms: int) -> int:
+def _first_uncleanable(log: CompactionInput, dirty: Sequence[Segment], now_ms: int) -> int:
     """Return the offset at which cleaning must stop.
 
     Open transactions, the active segment and segments younger than `min.compaction.lag.ms` are not cleaned.
@@ -190,11 +190,12 @@ class Compactor:
     def plan(self, name: str) -> CompactionPlan:
         """Return which part of a partition's log a round of compaction would clean now; clean nothing."""
         partition = self._registry[name]
-        log = LogState(
-            partition.segments,
+        state = partition.stable_state
+        log = CompactionInput(
+            state.segments,
             partition.config,
-            partition.log_start_offset,
-            partition.last_stable_offset,
+            state.log_start_offset,
+            state.as_committed().log_end_offset,
             self._checkpoints.cleaner_offset(name),
         )
         return plan_compaction(log, self._registry.clock())

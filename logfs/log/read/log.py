@@ -1,0 +1,237 @@
+"""A log, and the readers of its two isolation levels."""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from typing import TYPE_CHECKING
+
+from logfs.log.read import key_index
+from logfs.log.read.read_committed import CommittedText, Isolation, is_aborted
+from logfs.log.read.readable_log import ViewRegistry
+from logfs.log.read.reader import Reader, Traffic, last_batch_before
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from logfs.config import LogConfig
+    from logfs.format.base.names import TopicPartition
+    from logfs.format.batches.batch import Header
+    from logfs.format.text.rendering import View
+    from logfs.log.disk.disk import Disk, Gone
+    from logfs.log.read.key_index import KeyIndex
+    from logfs.log.read.reader import Aborted
+    from logfs.log.read.text_view import Text
+    from logfs.log.recovery import Loaded
+    from logfs.log.segment.segment import Segment
+    from logfs.log.state.leader_epochs import LeaderEpochs
+    from logfs.log.state.log_state import LogState
+
+
+class Log(Reader):
+    """The log of a partition: its published state, and the readers of both isolation levels.
+
+    `state` is replaced as a whole, under `lock`, once everything in it is true (rule 6). Readers take no lock.
+    """
+
+    disk: Disk
+    directory: Path
+    name: TopicPartition
+    state: LogState
+    epochs: LeaderEpochs
+    views: ViewRegistry
+    traffic: Traffic
+
+    _committed: CommittedReader | None = None
+
+    def __init__(
+        self,
+        disk: Disk,
+        directory: Path,
+        name: TopicPartition,
+        config: Callable[[], LogConfig],
+        loaded: Loaded,
+    ) -> None:
+        super().__init__()
+        self.disk = disk
+        self.directory = directory
+        self.name = name
+        self.epochs = loaded.epochs
+        self.traffic = Traffic()
+        self.views = ViewRegistry()
+        self.lock = threading.RLock()
+        self._get_config = config
+
+    @property
+    def config(self) -> LogConfig:
+        """The topic's settings in force."""
+        return self._get_config()
+
+    @property
+    def local_segments(self) -> Sequence[Segment]:
+        """The segments in the partition directory, which follow those that are only in an object store."""
+        segments = self.state.segments
+        if not segments[0].is_tiered:
+            # Nearly always; each append asks.
+            return segments
+        return segments[bisect_left(segments, True, key=lambda segment: not segment.is_tiered) :]
+
+    @property
+    def is_tiered(self) -> bool:
+        """Whether the topic is tiered, or some segments are only in an object store."""
+        return self.config.remote_storage_enable or self.state.segments[0].is_tiered
+
+    @property
+    def local_start_offset(self) -> int:
+        """The base offset of the first segment in the partition directory (Kafka's local log start offset)."""
+        return self.local_segments[0].base_offset
+
+    @property
+    def local_bytes(self) -> int:
+        """The size of the .log files in the partition directory."""
+        return sum(segment.size_bytes for segment in self.local_segments)
+
+    @property
+    def stable_state(self) -> LogState:
+        """The log at this moment, with its last stable offset.
+
+        Where another process writes the log, may read what was appended since the last call: raises `WouldBlock`
+        in a thread that must not wait, and `OSError`.
+        """
+        return self.state
+
+    @property
+    def last_stable_offset(self) -> int:
+        """The first offset of the oldest open transaction, or the log end offset (kafka-storage 9.4)."""
+        return self.stable_state.as_committed().log_end_offset
+
+    def isolated(self, isolation: Isolation) -> Reader:
+        """Return the log as readers of an isolation level see it."""
+        return self.committed if isolation is Isolation.READ_COMMITTED else self
+
+    @property
+    def committed(self) -> CommittedReader:
+        """The log without aborted transactions, up to the last stable offset."""
+        if self._committed is None:
+            self._committed = CommittedReader(self)
+        return self._committed
+
+    def key_indexes(self) -> Iterator[KeyIndex]:
+        """Yield the key indexes that lookups have used so far: at most one for each isolation level."""
+        yield from super().key_indexes()
+        if self._committed is not None:
+            yield from self._committed.key_indexes()
+
+    def forget_keys(self) -> None:
+        """Drop the key indexes, and remove their files.
+
+        Called before a truncation, when the log is reindexed, and when the partition has moved.
+        """
+        self.drop_keys()
+        if self._committed is not None:
+            self._committed.drop_keys()
+        key_index.remove_files(self)
+
+
+class CommittedReader(Reader):
+    """A reader with isolation level read_committed: it ends at the last stable offset, and hides aborted records."""
+
+    def __init__(self, log: Log) -> None:
+        super().__init__()
+        self._log = log
+        self.name, self.views, self.traffic = log.name, log.views, log.traffic
+        # The aborted transactions of a state that `_aborted_by` was made of: its segments, and how many the last
+        # segment had then.
+        self._aborted_of: tuple[Sequence[Segment], int] = ((), 0)
+        self._aborted_by: dict[int, list[tuple[int, int]]] = {}
+
+    @property
+    def log(self) -> Log:
+        """The log itself, which also shows the records that this reader hides."""
+        return self._log
+
+    @property
+    def state(self) -> LogState:
+        """The log at this moment; its end is the last stable offset."""
+        return self._log.stable_state.as_committed()
+
+    @property
+    def disk(self) -> Disk:
+        """The disk of the log."""
+        return self._log.disk
+
+    @property
+    def directory(self) -> Path:
+        """The partition directory."""
+        return self._log.directory
+
+    @property
+    def epochs(self) -> LeaderEpochs:
+        """The leader epochs of the log, each with its start offset."""
+        return self._log.epochs
+
+    def refresh(self) -> bool:
+        return self._log.refresh()
+
+    def settle(self) -> None:
+        self._log.settle()
+
+    def look_again(self, tries_left: int, gone: Gone) -> None:
+        self._log.look_again(tries_left, gone)
+
+    def shown(self, state: LogState) -> Callable[[Header], bool]:
+        """Return a function that takes the header of a batch, and returns whether readers of `state` see it.
+
+        They see neither control batches nor batches of aborted transactions. The function may read the transaction
+        indexes, and raises `OffsetOutOfRange` if the log was truncated since `state`.
+        """
+        aborted: Aborted | None = None
+
+        def shows(header: Header) -> bool:
+            nonlocal aborted
+            if header.is_control or not header.is_transactional:
+                return not header.is_control
+            if aborted is None:
+                aborted = self.aborted(state)
+            return not is_aborted(aborted, header.producer_id, header.base_offset)
+
+        return shows
+
+    def aborted(self, state: LogState) -> Aborted:
+        newest = len(state.segments[-1].txn_index.entries)
+        if self._aborted_of != (state.segments, newest):
+            found: dict[int, list[tuple[int, int]]] = {}
+            for segment in state.segments:
+                for entry in segment.txn_index.entries:
+                    found.setdefault(entry.producer_id, []).append(entry[1:3])
+            self._aborted_by, self._aborted_of = found, (state.segments, newest)
+        aborted = self._aborted_by
+        # A truncation has removed transactions that `state` knows as aborted.
+        self._check_left(state.log_end_offset, state)
+        return aborted
+
+    def text(self, view: View, start: int | None = None, end: int | None = None) -> Text:
+        """Return the text of the records in [start, end); without `end`, it grows with the last stable offset."""
+        return CommittedText(self, view, start, end)
+
+    def _offset_of_last(self, count: int) -> int:
+        state = self.state
+        shows = self.shown(state)
+        at, first = state.log_end_offset, state.log_start_offset
+        while count > 0 and at > first:
+            segment = state.segments_from(at - 1)[0]
+            batch = last_batch_before(segment, at)
+            if batch is None:
+                # Do not step offset by offset: a segment may begin far above the last batch of the one before.
+                at = min(at - 1, segment.base_offset)
+                continue
+            if shows(batch.header):
+                with self._decoding(batch, state):
+                    offsets = batch.offsets()
+                    del offsets[bisect_left(offsets, at) :]
+                if len(offsets) >= count:
+                    return max(offsets[-count], first)
+                count -= len(offsets)
+            at = min(at - 1, batch.header.base_offset)
+        return max(at, first)

@@ -1,0 +1,52 @@
+"""What readers know of a log at one moment."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from logfs.log.segment.segment import Segment
+
+
+class LogState(NamedTuple):
+    """A log at one moment. It never changes: a log that changes publishes another state, by one assignment.
+
+    `segments` are in order, and there is at least one. Records with offsets in [log_start_offset, log_end_offset) can
+    be read. `last_stable_offset` is the first offset of the oldest open transaction, or the log end offset
+    (kafka-storage 9.4); None if it has to be computed first, as for a log that another process writes. All
+    transactions that were aborted below it are in the transaction indexes of `segments`. `last_timestamp` is that of
+    the last batch (ms), -1 if there is none.
+
+    `generation` grows when a new text view may have other bytes than one made before. `truncations` are the offsets
+    at which this process has truncated the log since it was opened, in that order.
+
+    For example, a log of two segments at the offsets 0 and 100 that ends at 130, with a transaction open since 120,
+    has `log_end_offset` 130 and `last_stable_offset` 120.
+    """
+
+    segments: tuple[Segment, ...]
+    log_start_offset: int
+    log_end_offset: int
+    last_stable_offset: int | None
+    last_timestamp: int
+    generation: int = 0
+    truncations: tuple[int, ...] = ()
+
+    def segments_from(self, offset: int) -> Sequence[Segment]:
+        """Return the segment that holds `offset`, or else the first one, and all after it."""
+        return segments_from(self.segments, offset)
+
+    def as_committed(self) -> LogState:
+        """Return the state with the last stable offset as its end, as readers of committed records see it."""
+        stable = self.last_stable_offset
+        assert stable is not None, "the caller has computed it"
+        return self if stable == self.log_end_offset else self._replace(log_end_offset=stable)
+
+
+def segments_from(segments: Sequence[Segment], offset: int) -> Sequence[Segment]:
+    """Return the segment that holds `offset`, or else the first one, and all after it."""
+    number = bisect_right(segments, offset, key=lambda segment: segment.base_offset)
+    return segments[max(number - 1, 0) :]

@@ -1,0 +1,230 @@
+"""Pairs of operations on one log, the one stopped at every point where another thread may run while the other runs.
+
+A reader beside a change must see the log as it was before or as it is after. Two changes must leave what one of them
+leaves after the other, in either order. `scripts/crash -k interleavings` stops at every point; the suite stops at
+some, chosen by a seed.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from contextlib import contextmanager
+from itertools import count
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+
+from logfs.errors import LogfsError
+from logfs.format.batches.record import Record
+from logfs.format.text.rendering import View
+from logfs.store.store import Store
+from tests.support.batches import Producer
+from tests.support.scheduler import Beside, Scheduler, WatchedDisk
+from tests.support.stores import Clock, errors_of, set_topic
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from logfs.log.append.partition import Partition
+
+NAME = "orders-0"
+# In the suite, one of so many points of a pair is tried; the seed chooses which.
+STEP = 1 if "LOGFS_INTERLEAVINGS" in os.environ else 9
+SEED = int(os.environ.get("LOGFS_INTERLEAVINGS_SEED", "0"))
+
+
+class World(NamedTuple):
+    """A store of two log directories with one log, whose topic is tiered, compacted and deleted by size."""
+
+    store: Store
+    clock: Clock
+    log_dirs: list[Path]
+
+    @property
+    def log(self) -> Partition:
+        return self.store[NAME]
+
+    def send(self, producer_id: int, *keys: str) -> None:
+        """Append a batch within the transaction of a producer."""
+        producer = Producer(self.log, producer_id)
+        known = self.log.producers[producer_id]
+        producer.sequence = known.last_sequence + 1
+        producer.send(*keys)
+
+    def end(self, producer_id: int, *, commit: bool) -> None:
+        self.log.end_transaction(producer_id, 0, commit=commit)
+
+    def append(self, *keys: str) -> None:
+        self.log.append([Record(f"plain {key}".encode(), key.encode()) for key in keys])
+
+    def append_much(self) -> None:
+        """Append three batches by one call, which fill a segment."""
+        self.log.append_lines(b"".join(b"%05d\n" % n for n in range(100)) * 5)
+
+
+CHANGES: dict[str, Callable[[World], object]] = {
+    "append": lambda world: world.append("k", "l"),
+    "send": lambda world: world.send(1, "a", "m"),
+    "send-open": lambda world: world.send(2, "n"),
+    "abort": lambda world: world.end(2, commit=False),
+    "commit": lambda world: world.end(2, commit=True),
+    "roll": lambda world: world.log.roll(world.clock()),
+    "flush": lambda world: world.log.flush(),
+    "truncate": lambda world: world.store.truncate(NAME, 8),
+    "truncate-marker": lambda world: world.store.truncate(NAME, 4),
+    "delete-records": lambda world: world.store.delete_records(NAME, 7),
+    "retain": lambda world: world.store.retain([NAME]),
+    "compact": lambda world: world.store.compact(NAME),
+    "move": lambda world: world.store.move(NAME, world.log_dirs[1]),
+    "upkeep": lambda world: world.store.upkeep(),
+}
+
+
+def records(reader: Any) -> list[tuple[int, bytes | None]]:
+    return [(record.offset, record.value) for record in reader.read()]
+
+
+def text(reader: Any) -> bytes:
+    view = reader.text(View.LINES)
+    data: bytes = view.read(0, 1 << 20)
+    return data
+
+
+# What readers ask, of a log or of its committed records. Each answer is that of one moment.
+LOOKS: dict[str, Callable[[Any], object]] = {
+    "read": records,
+    "columns": lambda reader: reader.columns().offsets.tolist(),
+    "text": text,
+    "ends": lambda reader: (reader.state.log_start_offset, reader.state.log_end_offset),
+    "newest": lambda reader: getattr(reader.newest(b"a"), "offset", None),
+    "last": lambda reader: reader.offset_of_last(2),
+    "last-offset": lambda reader: reader.last_offset(),
+    "time": lambda reader: reader.offset_for_time(0, shown=True),
+}
+
+
+def observe(reader: Any, look: Callable[[Any], object]) -> object:
+    """Return what a reader sees, or the kind of error that it gets."""
+    try:
+        return look(reader)
+    except LogfsError as error:
+        return type(error).__name__
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two log directories, closed, with one log of three segments.
+
+    0 a, 1 b (aborted), 2 abort, 3 c (committed), 4 commit | 5 a, 6 d (aborted), 7 e (open), 8 abort | 9 f, 10 g.
+    """
+    root = tmp_path_factory.mktemp("begun")
+    log_dirs = [root / "one", root / "two"]
+    clock = Clock()
+    with Store(log_dirs, clock=clock) as store:
+        set_topic(
+            store,
+            "orders",
+            cleanup_policy="compact,delete",
+            file_delete_delay_ms=0,
+            retention_ms=-1,
+            segment_bytes=2000,
+            max_message_bytes=1000,
+            index_interval_bytes=100,
+        )
+        # Lines have no keys, so a second topic is not compacted.
+        store.create(NAME)
+        world = World(store, clock, log_dirs)
+        world.append("a")
+        world.send(1, "b")
+        world.end(1, commit=False)
+        world.send(1, "c")
+        world.end(1, commit=True)
+        world.log.roll(clock())
+        world.append("a")
+        world.send(1, "d")
+        world.send(2, "e")
+        world.end(1, commit=False)
+        world.log.roll(clock())
+        world.append("f")
+        world.append("g")
+        store.checkpoints.set_cleaner_offset(world.log, 0)
+        if world.log.directory.parent != log_dirs[0]:
+            store.move(NAME, log_dirs[0])
+    return log_dirs
+
+
+@contextmanager
+def opened(begun: list[Path], root: Path, scheduler: Scheduler | None = None) -> Iterator[World]:
+    """A copy of the world, opened; the log directories are audited after it is closed."""
+    log_dirs = [shutil.copytree(path, root / path.name) for path in begun]
+    clock = Clock()
+    disk = WatchedDisk()
+    with Store(log_dirs, clock=clock, disk=disk) as store:
+        disk.scheduler = scheduler
+        try:
+            yield World(store, clock, log_dirs)
+        finally:
+            disk.scheduler = None
+    assert errors_of(log_dirs) == []
+    shutil.rmtree(root)
+
+
+def outcome(world: World) -> object:
+    """Return the whole log as all observers see it."""
+    log = world.log
+    parts = [observe(reader, look) for reader in (log, log.committed) for look in LOOKS.values()]
+    return parts, log.last_stable_offset
+
+
+def attempt(world: World, change: Callable[[World], object]) -> str | None:
+    """Make a change; return the kind of error that refuses it."""
+    try:
+        change(world)
+    except LogfsError as error:
+        return type(error).__name__
+    return None
+
+
+@pytest.mark.parametrize("look", LOOKS)
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_reader_beside_a_change_sees_one_moment(
+    begun: list[Path], tmp_path: Path, change: str, look: str
+) -> None:
+    """At each point of a change, readers see the log before it, after it, or at one of the states between them."""
+    numbers = count(1)
+    with opened(begun, tmp_path / "plain") as world:
+        before = [observe(each, LOOKS[look]) for each in (world.log, world.log.committed)]
+        attempt(world, CHANGES[change])
+        after = [observe(each, LOOKS[look]) for each in (world.log, world.log.committed)]
+
+    seen: list[tuple[int, list[object]]] = []
+    waiting: list[Beside] = []
+
+    def at_point(number: int) -> None:
+        if STEP > 1 and random.Random(f"{SEED} {number} {change}{look}").randrange(3):
+            return
+        log = world.log
+
+        def ask() -> list[object]:
+            return [observe(each, LOOKS[look]) for each in (log, log.committed)]
+
+        if not waiting:
+            beside = Beside(ask)
+            if beside.is_waiting:
+                waiting.append(beside)
+            else:
+                assert beside.error is None, beside.error
+                seen.append((number, beside.result))  # type: ignore[arg-type]
+
+    scheduler = Scheduler(at_point)
+    with opened(begun, tmp_path / f"{next(numbers)}", scheduler) as world, scheduler.watching():
+        attempt(world, CHANGES[change])
+    for beside in waiting:
+        beside.wait()
+    assert scheduler.points > 0
+    for number, answers in seen:
+        for answer, first, last in zip(answers, before, after, strict=True):
+            assert answer in (first, last), (number, change, look)
