@@ -21,7 +21,7 @@ from logfs.format.batches.record import Record
 from logfs.format.text.rendering import View
 from logfs.store.store import Store
 from tests.support.batches import Producer
-from tests.support.scheduler import Beside, Scheduler, WatchedDisk
+from tests.support.scheduler import Beside, Scheduler, WatchedDisk, WatchedReadOnlyDisk
 from tests.support.stores import Clock, errors_of, set_topic
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 NAME = "orders-0"
 # In the suite, one of so many points of a pair is tried; the seed chooses which.
-STEP = 1 if "LOGFS_INTERLEAVINGS" in os.environ else 9
+STEP = 1 if "LOGFS_INTERLEAVINGS" in os.environ else 23
 SEED = int(os.environ.get("LOGFS_INTERLEAVINGS_SEED", "0"))
 
 
@@ -60,9 +60,10 @@ class World(NamedTuple):
     def append(self, *keys: str) -> None:
         self.log.append([Record(f"plain {key}".encode(), key.encode()) for key in keys])
 
-    def append_much(self) -> None:
-        """Append three batches by one call, which fill a segment."""
-        self.log.append_lines(b"".join(b"%05d\n" % n for n in range(100)) * 5)
+    def retain(self) -> None:
+        """Drop the first segment."""
+        self.store.delete_records(NAME, 5)
+        self.store.retain([NAME])
 
 
 CHANGES: dict[str, Callable[[World], object]] = {
@@ -76,7 +77,7 @@ CHANGES: dict[str, Callable[[World], object]] = {
     "truncate": lambda world: world.store.truncate(NAME, 8),
     "truncate-marker": lambda world: world.store.truncate(NAME, 4),
     "delete-records": lambda world: world.store.delete_records(NAME, 7),
-    "retain": lambda world: world.store.retain([NAME]),
+    "retain": lambda world: world.retain(),
     "compact": lambda world: world.store.compact(NAME),
     "move": lambda world: world.store.move(NAME, world.log_dirs[1]),
     "upkeep": lambda world: world.store.upkeep(),
@@ -134,7 +135,6 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
             max_message_bytes=1000,
             index_interval_bytes=100,
         )
-        # Lines have no keys, so a second topic is not compacted.
         store.create(NAME)
         world = World(store, clock, log_dirs)
         world.append("a")
@@ -228,3 +228,133 @@ def test_a_reader_beside_a_change_sees_one_moment(
     for number, answers in seen:
         for answer, first, last in zip(answers, before, after, strict=True):
             assert answer in (first, last), (number, change, look)
+
+
+def run_after(begun: list[Path], root: Path, first: str, second: str) -> tuple[object, ...]:
+    """Return what two changes leave, the second after the first, and the errors of both in the order of names."""
+    with opened(begun, root) as world:
+        errors = {name: attempt(world, CHANGES[name]) for name in (first, second)}
+        return outcome(world), sorted(errors.items())
+
+
+# What another process sees of a truncation or a move is several steps.
+FOLLOWED = [name for name in CHANGES if not name.startswith(("truncate", "move"))]
+
+
+@pytest.mark.parametrize("change", FOLLOWED)
+def test_another_process_sees_one_moment(begun: list[Path], tmp_path: Path, change: str) -> None:
+    """At each point of a change, a read-only store that looks sees the log before the change, or after it."""
+
+    def ask(log: Partition) -> list[object]:
+        return [observe(each, look) for each in (log, log.committed) for look in LOOKS.values()]
+
+    def at_point(number: int) -> None:
+        beside.refresh()
+        seen.append((number, ask(beside[NAME])))
+
+    seen: list[tuple[int, list[object]]] = []
+    scheduler = Scheduler(at_point)
+    with opened(begun, tmp_path / "world", scheduler) as world:
+        before = ask(world.log)
+        with Store(world.log_dirs, read_only=True, clock=world.clock) as beside:
+            assert ask(beside[NAME]) == before
+            with scheduler.watching():
+                attempt(world, CHANGES[change])
+            after = ask(world.log)
+            beside.refresh()
+            assert ask(beside[NAME]) == after
+    assert scheduler.points > 0
+    for number, answers in seen:
+        for answer, *known, name in zip(answers, before, after, [*LOOKS] * 2, strict=True):
+            assert answer in known, (number, name)
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_a_reader_beside_a_refresh_sees_one_moment(
+    begun: list[Path], tmp_path: Path, look: str
+) -> None:
+    """At each point of a refresh, other readers of a read-only store see the log before it, or after it."""
+    log_dirs = [shutil.copytree(path, tmp_path / path.name) for path in begun]
+    clock = Clock()
+    seen: list[tuple[int, object]] = []
+    waiting: list[Beside] = []
+    disk = WatchedReadOnlyDisk()
+
+    def ask(log: Partition) -> list[object]:
+        return [observe(each, LOOKS[look]) for each in (log, log.committed)]
+
+    def at_point(number: int) -> None:
+        if not any(each.is_waiting for each in waiting):
+            beside = Beside(lambda: ask(reading[NAME]))
+            (waiting if beside.is_waiting else []).append(beside)
+            if not beside.is_waiting:
+                assert beside.error is None, beside.error
+                seen.append((number, beside.result))
+
+    scheduler = Scheduler(at_point)
+    with (
+        Store(log_dirs, clock=clock) as store,
+        Store(log_dirs, read_only=True, clock=clock, disk=disk) as reading,
+    ):
+        world = World(store, clock, log_dirs)
+        disk.scheduler = scheduler
+        for change in FOLLOWED:
+            seen.clear()
+            before = ask(world.log)
+            reading.refresh()
+            assert ask(reading[NAME]) == before
+            attempt(world, CHANGES[change])
+            after = ask(world.log)
+            with scheduler.watching():
+                reading.refresh()
+            for beside in waiting:
+                beside.wait()
+            assert ask(reading[NAME]) == after
+            for number, answers in seen:
+                for answer, *known in zip(answers, before, after, strict=True):  # type: ignore[call-overload]
+                    assert answer in known, (change, number)
+        disk.scheduler = None
+    assert scheduler.points > 0
+    assert errors_of(log_dirs) == []
+
+
+@pytest.mark.parametrize("first", CHANGES)
+def test_two_changes_are_one_after_the_other(begun: list[Path], tmp_path: Path, first: str) -> None:
+    """Whatever point of a change another change comes at, the log is as if one had waited for the other."""
+    chance = random.Random(f"{SEED} {first}")
+    others = [name for name in CHANGES if name != first]
+    if STEP > 1:
+        others = chance.sample(others, 1)
+    for second in others:
+        expected = [
+            run_after(begun, tmp_path / "serial", *order)
+            for order in ((first, second), (second, first))
+        ]
+        number = chance.randrange(1, STEP + 1)
+        while True:
+            found, points = run_at_point(begun, tmp_path / "pair", first, second, number)
+            if number > points:
+                break
+            assert found in expected, (first, second, number)
+            number += STEP
+
+
+def run_at_point(
+    begun: list[Path], root: Path, first: str, second: str, number: int
+) -> tuple[tuple[object, ...], int]:
+    """Run the second change when the first is at a point; return what they leave, and how many points there are."""
+    beside: list[Beside] = []
+
+    def at_point(reached: int) -> None:
+        if reached == number:
+            beside.append(Beside(lambda: attempt(world, CHANGES[second])))
+
+    scheduler = Scheduler(at_point)
+    with opened(begun, root, scheduler) as world:
+        with scheduler.watching():
+            errors = {first: attempt(world, CHANGES[first])}
+        for each in beside:
+            each.wait()
+            assert each.error is None, (first, second, number, each.error)
+            errors[second] = each.result  # type: ignore[assignment]
+        return (outcome(world), sorted(errors.items())), scheduler.points
