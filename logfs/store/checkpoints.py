@@ -49,8 +49,9 @@ class Checkpoints:
         starts = {
             partition.name: partition.log_start_offset
             for partition in here
-            # That of a tiered log may be below the local segments.
-            if partition.log_start_offset != partition.local_start_offset
+            # The local segments do not tell where a tiered log begins.
+            if partition.config.remote_storage_enable
+            or partition.log_start_offset != partition.local_start_offset
         }
         for directory, home in self._registry.homes.items():
             # The partition is offline or was not loaded: it keeps its entries.

@@ -658,6 +658,23 @@ def test_remote_segments_go_with_the_log_start(log_dir: Path, bucket: Path, cloc
         assert not log.finished() or log.end_offset > store["orders-0"].log_start_offset
 
 
+def test_deleted_records_stay_deleted_where_the_local_segments_begin(
+    log_dir: Path, bucket: Path
+) -> None:
+    """The log start is durable also if it is the first local offset: after a crash no remote record comes back."""
+    with Store(log_dir) as store:
+        orders = tiered(store, bucket)
+        fill(orders)
+        store.tier("orders-0")
+        store.retain()
+        start = orders.local_start_offset
+        assert orders.log_start_offset == 0 < start
+        store.delete_records("orders-0", start)
+        abandon(store)
+    with Store(log_dir) as store:
+        assert store["orders-0"].log_start_offset == start
+
+
 def test_a_deleted_partition_leaves_no_object(log_dir: Path, bucket: Path, clock: Clock) -> None:
     """And another one of the same name, also of the same topic id, has nothing of it."""
     with Store(log_dir, clock=clock) as store:
