@@ -334,7 +334,7 @@ class Cluster:
         ]
 
     def epoch_ends(self, node: int, wanted: Sequence[Wanted]) -> list[EpochEnd]:
-        """Return where the `last_epoch` of each partition ends in its leader's log (kafka-storage 10.4)."""
+        """Return where the `last_epoch` of each partition ends in its leader's log (kafka-storage 10.5)."""
         from kafka.protocol.consumer.offsets import OffsetForLeaderEpochRequest
 
         kind = OffsetForLeaderEpochRequest.OffsetForLeaderTopic

@@ -1,6 +1,6 @@
 """One partition of a mirror: compares it with its leader's log, and takes in what the leader answers.
 
-The rules are those of a follower (kafka-storage 10.4). Before the first fetch from a leader, and whenever the
+The rules are those of a follower (kafka-storage 10.5). Before the first fetch from a leader, and whenever the
 leader finds a difference, the leader epochs decide up to where the two logs are the same. What follows is dropped.
 """
 
@@ -181,11 +181,12 @@ class PartitionMirror:
             return True
         self._agrees = True
         self.high_watermark = found.high_watermark
+        # Before the append: if the source has deleted all that is here, its first batch may begin below our end.
+        self._follow_start(found.log_start_offset)
         if found.records:
             self.fetched_bytes += follower.append_fetched(
                 self.partition, found.records, self._note_gap, self._source
             )
-        self._follow_start(found.log_start_offset)
         # Only now: an answer that cannot be appended, as on a full disk, ends no series of errors.
         self.problem, self._pause, self._failing_since = "", _FIRST_PAUSE_SECONDS, None
         return True
@@ -195,19 +196,24 @@ class PartitionMirror:
         return False
 
     def _return_to_range(self, cluster: Cluster) -> None:
-        """Go on where the source's log begins now, if retention has deleted what would come next."""
+        """Begin where the source's log begins now, if its retention has deleted what would come next.
+
+        The source then has nothing of what is here: the copy drops it (kafka-storage 10.5).
+        """
         first, end = cluster.offset_range(*self.place)
         ours = self.partition.log_end_offset
         self._agrees = False
         if ours < first:
             if ours > self.partition.log_start_offset:
                 logger.warning(
-                    "%s: the source has deleted the offsets %d to %d before they were mirrored",
+                    "%s: the source has deleted the offsets %d to %d before they were mirrored: the copy begins at %d",
                     self.name,
                     ours,
                     first - 1,
+                    first,
                 )
-            follower.skip_to(self.partition, first, self._note_gap, self._source)
+            self._follow_start(ours)
+            follower.begin_at(self.partition, first, self._source)
             self.problem = ""
         elif ours > end:
             # Only epochs can tell that records are not the source's. It may be a new leader that lags.

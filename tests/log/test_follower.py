@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from logfs import Record
 from logfs.errors import Corrupt, OffsetOutOfRange
 from logfs.format.batches.compression import Codec
-from logfs.log.append.follower import Diverged, append_fetched, skip_to
+from logfs.log.append.follower import Diverged, append_fetched, begin_at
 from logfs.store.store import Store
 from tests.kafka.story import batch
 from tests.support.stores import Clock, assert_clean
@@ -166,35 +166,34 @@ def test_what_is_not_that_log_is_refused(leader: Leader, tmp_path: Path) -> None
     assert_clean(tmp_path)
 
 
-def test_a_log_goes_on_where_the_other_one_begins(leader: Leader, tmp_path: Path) -> None:
-    """An empty log begins at the offset, also inside of a batch; another one goes on in a new segment."""
+def test_a_log_begins_where_the_other_one_begins(leader: Leader, tmp_path: Path) -> None:
+    """The log begins at the offset, also inside of a batch; what it had before is dropped, transactions included."""
     data = leader.data
     sizes, position = [], 0
     while position < len(data):
         size = int.from_bytes(data[position + 8 : position + 12], "big") + 12
         sizes.append(size)
         position += size
-    noted: list[int] = []
     with Store(tmp_path) as store:
         follower = store.create(NAME)
-        skip_to(follower, 6, lambda: noted.append(0))
+        begin_at(follower, 6)
         assert (follower.log_start_offset, follower.log_end_offset) == (6, 6)
-        assert not noted
         append_fetched(follower, data[sizes[0] :])
         assert [record.offset for record in follower.read()][:3] == [6, 7, 8]
         end = follower.log_end_offset
-
-        def note() -> None:
-            noted.append(1)
-            store.checkpoints.set_cleaner_offset(follower, 6)
-
-        skip_to(follower, end + 10, note)
-        assert noted == [1]
-        assert follower.append([b"later"]) == end + 10
+        assert follower.producers.open_transactions()
         with pytest.raises(OffsetOutOfRange):
-            skip_to(follower, end, note)
+            begin_at(follower, end - 1)
+        store.delete_records(NAME, end)
+        begin_at(follower, end + 10)
+        assert not follower.producers.entries()
+        assert not follower.epochs.entries
+        assert [segment.base_offset for segment in follower.segments] == [end + 10]
+        assert follower.append([b"later"]) == end + 10
+        assert follower.last_stable_offset == end + 11
     assert_clean(tmp_path)
     with Store(tmp_path, recover=True) as store:
         assert store[NAME].log_end_offset == end + 11
-        assert store[NAME].log_start_offset == 6
+        assert store[NAME].log_start_offset == end + 10
+        assert not store[NAME].producers.open_transactions()
     assert_clean(tmp_path)

@@ -1,7 +1,7 @@
 """The appends of a follower: batches of another log, byte for byte, at the offsets that they have there.
 
 A leader checks what producers send, and assigns offsets. A follower takes what the leader's log has (kafka-storage
-10.4): codecs, timestamps, leader epochs, producer ids, transactions with their markers, and the gaps of compaction.
+10.5): codecs, timestamps, leader epochs, producer ids, transactions with their markers, and the gaps of compaction.
 """
 
 from __future__ import annotations
@@ -182,34 +182,31 @@ def _note(
     partition.note_appended(records, size, now_ms)
 
 
-def skip_to(
-    partition: Partition, offset: int, note_gap: Callable[[], object], source: str = ""
-) -> None:
-    """Let the log continue at `offset`, because the other log does not have the records before it any more.
+def begin_at(partition: Partition, offset: int, source: str = "") -> None:
+    """Drop the whole log, and let it begin at `offset`, because the other log has nothing below (kafka-storage 10.5).
 
-    A log without records then begins there; otherwise `note_gap` is called as by `append_fetched`, and a new segment
-    begins at `offset`. Raises `OffsetOutOfRange` below the log end, and as `append_fetched`.
+    The caller has made the log end durable as the log start: the log has no records any more. Epochs and producers
+    are forgotten with the records. Raises `OffsetOutOfRange` below the log end, and as `append_fetched`.
     """
     end = partition.log_end_offset
     if offset < end:
         raise OffsetOutOfRange(
             f"{partition.name.directory}: has offset {offset} already; it ends at {end}"
         )
-    is_empty = partition.log_start_offset == end
-    if not is_empty and offset > end:
-        note_gap()
+    # Before the locks are taken. The segments leave the log first, because a hole between two of them is damage.
+    partition.drop_oldest(len(partition.segments))
     with partition.flusher.lock, partition.disk.hold(partition.lock):
         partition.check_mirror(source)
         if offset == end:
             return
-        partition.active.gaps = not is_empty
         try:
+            partition.epochs.truncate_from_end(end)
+            partition.producers.clear()
             _begin_segment(partition, offset)
         except OSError as error:
             raise partition.failed_append(error) from None
-        if is_empty:
-            partition.snapshots.minimum_offset = offset
-            partition.publish(log_start_offset=offset)
+        partition.snapshots.minimum_offset = offset
+        partition.publish(log_start_offset=offset)
 
 
 def _begin_segment(partition: Partition, offset: int) -> None:

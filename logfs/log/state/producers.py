@@ -180,6 +180,11 @@ class Producers:
             if producer.transaction_start is not None
         }
 
+    def clear(self) -> None:
+        """Forget all producers, with their open transactions."""
+        self._producers = {}
+        self.first_unstable_offset = None
+
     def _first_open(self) -> int | None:
         return min(self.open_transactions().values(), default=None)
 
