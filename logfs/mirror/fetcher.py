@@ -100,7 +100,7 @@ class Fetcher:
         if compared:
             for end in cluster.epoch_ends(self.node, compared):
                 mirror = by_place[end[:2]]
-                is_current &= self._guarded(mirror, lambda m=mirror, e=end: m.compare(e))  # type: ignore[misc]
+                is_current &= self._guarded(mirror, lambda m=mirror, e=end: m.compare(e, cluster))  # type: ignore[misc]
         ready = [each.wanted() for each in mine if not each.must_compare]
         if not ready:
             return is_current

@@ -133,25 +133,30 @@ class PartitionMirror:
 
     # What the leader answers.
 
-    def compare(self, found: EpochEnd) -> bool:
+    def compare(self, found: EpochEnd, cluster: Cluster) -> bool:
         """Drop what the leader's log does not have; return False if the metadata are out of date.
 
-        Where the leader does not know the last epoch, the epochs before it have to be compared, too: the next call of
-        `must_compare` is then still True.
+        The rules are those of kafka-storage 10.5. Where the leader does not know the last epoch, the epochs before it
+        have to be compared, too: the next call of `must_compare` is then still True. `cluster` tells the bounds of the source's log. Raises
+        `ClusterError`.
         """
         if found.error != NONE:
             return self._failed(found.error)
-        self._agree_up_to(found.epoch, found.end_offset)
+        if found.end_offset < 0:
+            # Nothing is known about the records here, so none is dropped. The leader would refuse a fetch, too.
+            self._return_to_range(cluster)
+        else:
+            self._agree_up_to(found.epoch, found.end_offset)
         return True
 
     def _agree_up_to(self, epoch: int, end_offset: int) -> None:
-        """Drop what follows the end of `epoch`, the greatest one up to ours that the leader has, in either log."""
+        """Drop what follows the end of `epoch`, the greatest one up to ours that the leader has, in either log.
+
+        The epoch is -1 if the leader is too old to tell it.
+        """
         partition = self.partition
         end, entries = partition.log_end_offset, partition.epochs.entries
-        if epoch < 0 or end_offset < 0:
-            # The leader has nothing of the last epoch.
-            end_offset = entries[-1][1]
-        later = [start for each, start in entries if each > epoch]
+        later = [start for each, start in entries if each > epoch >= 0]
         point = min([end_offset, *later[:1]])
         if point < end:
             logger.warning(
@@ -206,7 +211,7 @@ class PartitionMirror:
         if ours < first:
             if ours > self.partition.log_start_offset:
                 logger.warning(
-                    "%s: the source has deleted the offsets %d to %d before they were mirrored: the copy begins at %d",
+                    "%s: the source has deleted offsets %d to %d before they were mirrored: the copy begins at %d",
                     self.name,
                     ours,
                     first - 1,
@@ -218,6 +223,13 @@ class PartitionMirror:
         elif ours > end:
             # Only epochs can tell that records are not the source's. It may be a new leader that lags.
             self.fail(f"the source ends at offset {end}, before the end of the copy, {ours}")
+        else:
+            latest = self.partition.epochs.latest
+            self.fail(
+                f"the source refuses offset {ours}, although it has offsets {first} to {end}: none of its leader "
+                f"epochs is as high as {latest}, the last one here; its log seems to be an older one. If this error "
+                "stays, delete the copy to mirror the topic again"
+            )
 
     def _follow_start(self, offset: int) -> None:
         """Delete what the source has deleted at the beginning of its log."""

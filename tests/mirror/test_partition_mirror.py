@@ -6,16 +6,20 @@ import shutil
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import logfs
+from logfs.cluster.cluster import NONE, EpochEnd
 from logfs.format.text.rendering import View
+from logfs.log.append.follower import append_fetched
 from logfs.log.read.text_view import TextView
 from logfs.mirror.partition_mirror import PartitionMirror
 from logfs.mount.nodes.offsets import first_offsets
 from logfs.store.store import Store
 from tests.mirror.fake_cluster import NODE, FakeCluster
 from tests.support.command_line import ok
-from tests.support.partitions import offsets
+from tests.support.partitions import offsets, raw_batch
 from tests.support.stores import Clock, assert_clean, set_topic
 
 if TYPE_CHECKING:
@@ -51,7 +55,7 @@ class Pair(NamedTuple):
         """Compare or fetch once, as a fetcher does."""
         wanted = [self.mirror.wanted()]
         if self.mirror.must_compare:
-            self.mirror.compare(*self.cluster.epoch_ends(NODE, wanted))
+            self.mirror.compare(*self.cluster.epoch_ends(NODE, wanted), self.cluster)  # type: ignore[arg-type]
         else:
             self.mirror.take(*self.cluster.fetch(NODE, wanted), self.cluster)  # type: ignore[arg-type]
 
@@ -184,3 +188,72 @@ def test_a_copy_with_a_hole_is_mended(pair: Pair, tmp_path: Path) -> None:
         assert mended.copy.log_end_offset == 95
         mended.follow()
         check_observers(mended, directory)
+
+
+def test_nothing_is_dropped_if_the_leader_knows_no_such_epoch(pair: Pair) -> None:
+    """A leader all of whose epochs are lower tells nothing about the records here: they stay, and it is an error."""
+    pair.copy.epochs.assign(7, 40)
+    for _ in range(3):
+        pair.turn()
+    assert "none of its leader epochs is as high as 7" in pair.mirror.problem
+    assert offsets(pair.copy) == [*range(80)]
+    pair.append(2)
+    pair.cluster.source.delete_records(NAME, 90)
+    pair.follow()
+    assert offsets(pair.copy) == [*range(90, 100)]
+
+
+def test_a_leader_that_tells_no_epoch_is_followed_by_the_end_offset(pair: Pair) -> None:
+    """Version 0 of the request answers without an epoch: what follows the end offset is dropped, and no more."""
+    pair.mirror.compare(EpochEnd("orders", 0, NONE, -1, 70), pair.cluster)  # type: ignore[arg-type]
+    assert offsets(pair.copy) == [*range(70)]
+    pair.follow()
+    assert offsets(pair.copy) == [*range(80)]
+
+
+# Batches of two records in each leader epoch, as (epoch, batches).
+History = list[tuple[int, int]]
+histories = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 3)), max_size=4).map(
+    lambda found: sorted(dict(found).items())
+)
+
+
+def write_as(partition: Partition, history: History, text: str) -> None:
+    """Append the batches of a history; `text` tells them from those of another one."""
+    for epoch, batches in history:
+        for _ in range(batches):
+            base = partition.log_end_offset
+            values = [logfs.Record(f"{text} {n}".encode()) for n in (base, base + 1)]
+            source = partition.config.logfs_mirror_source
+            append_fetched(partition, raw_batch(values, base, epoch), source=source)
+
+
+@settings(max_examples=30)
+@given(shared=histories, ours=histories, theirs=histories)
+def test_two_histories_agree_again_where_they_differ(
+    tmp_path_factory: pytest.TempPathFactory, shared: History, ours: History, theirs: History
+) -> None:
+    """Whatever leaders wrote after a common beginning: the copy becomes the source's log, and keeps the beginning."""
+    directory = tmp_path_factory.mktemp("histories")
+    with Store(directory / "source") as source, Store(directory / "copy") as copies:
+        set_topic(copies, "orders", logfs_mirror_source=SOURCE)
+        for store in (source, copies):
+            store.create(NAME, mirror_of=None if store is source else SOURCE)
+        copy = copies[NAME]
+        common = sum(2 * batches for _, batches in shared)
+        first = max((epoch for epoch, _ in shared), default=0)
+        # An epoch has one leader, so its records differ nowhere. The leader of the source is the newest one.
+        for log, left, text in ((copy, ours, "ours"), (source[NAME], theirs, "theirs")):
+            odd = text == "ours"
+            write_as(log, shared, "shared")
+            write_as(log, [(2 * (first + epoch) + odd, count) for epoch, count in left], text)
+        write_as(source[NAME], [(100, 1)], "newest")
+        pair = Pair(FakeCluster(source), source[NAME], copies, mirror_of(copies), Clock())
+        lowest = copy.log_end_offset
+        for _ in range(30):
+            pair.turn()
+            lowest = min(lowest, copy.log_end_offset)
+        assert lowest >= common
+        assert list(copy.read()) == list(source[NAME].read())
+        assert copy.epochs.entries == source[NAME].epochs.entries
+    assert_clean(directory / "copy")
