@@ -37,6 +37,8 @@ _METADATA_SECONDS = 5.0
 _TICK_SECONDS = 0.1
 # So much may wait for a flush: a power cut costs its time once more, and the flush at the end is short.
 _FLUSH_BYTES = 32 << 20
+# What the names of the settings begin with that a copy has of its own: where its segments go is decided here.
+_OWN_SETTINGS = ("local.", "logfs.", "remote.")
 # How long a mirror that shall end tries again after errors.
 _GIVE_UP_SECONDS = 30.0
 
@@ -317,8 +319,7 @@ class Mirror:
         wanted = {
             name: text
             for name, text in settings.items()
-            # Where its segments go is decided here.
-            if name in TOPIC_SETTINGS and not name.startswith("remote.")
+            if name in TOPIC_SETTINGS and not name.startswith(_OWN_SETTINGS)
         }
         if wanted.get("cleanup.policy") == "":
             # Kafka then deletes nothing. Here, an empty text would stand for the default.
@@ -326,7 +327,7 @@ class Mirror:
         changes: dict[str, str | None] = {
             name: wanted.get(name)
             for name in sorted({*here.topic_overrides(topic), *wanted})
-            if not name.startswith(("logfs.", "remote."))
+            if not name.startswith(_OWN_SETTINGS)
         }
         # A setting may contradict another one until that is changed, too.
         while (left := self._set(topic, changes)) and len(left) < len(changes):

@@ -137,8 +137,8 @@ class PartitionMirror:
         """Drop what the leader's log does not have; return False if the metadata are out of date.
 
         The rules are those of kafka-storage 10.5. Where the leader does not know the last epoch, the epochs before it
-        have to be compared, too: the next call of `must_compare` is then still True. `cluster` tells the bounds of the source's log. Raises
-        `ClusterError`.
+        have to be compared, too: the next call of `must_compare` is then still True. `cluster` tells the bounds of
+        the source's log. Raises `ClusterError`.
         """
         if found.error != NONE:
             return self._failed(found.error)
