@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
 
     from logfs.cluster.cluster import Cluster, Fetched, Wanted
     from logfs.mirror.partition_mirror import PartitionMirror
+
+logger = logging.getLogger(__name__)
 
 _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 5.0
@@ -42,6 +46,7 @@ class Fetcher:
         """
         self.node = node
         self.problem = ""
+        self._failing_since: float | None = None
         self._connect = connect
         self._led = led
         self._ask_metadata = ask_metadata
@@ -51,6 +56,12 @@ class Fetcher:
         self._sender = ThreadPoolExecutor(1, f"fetcher-{node}-sender")
         self._thread = threading.Thread(target=self._run, name=f"fetcher-{node}", daemon=True)
         self._thread.start()
+
+    @property
+    def failing_seconds(self) -> float:
+        """For how long there have been only errors."""
+        since = self._failing_since
+        return 0.0 if since is None else time.monotonic() - since
 
     def stop(self) -> None:
         """Tell the thread to end after the fetch that it waits for."""
@@ -67,25 +78,26 @@ class Fetcher:
             try:
                 cluster = cluster or self._connect()
                 is_current = self._turn(cluster)
-                self.problem, failed = "", False
-            except ClusterError as error:
-                self.problem, is_current, failed = str(error), False, True
+                self.problem, self._failing_since = "", None
+            except Exception as error:
+                # Also an unexpected one: without this thread nothing would be mirrored, and nothing would show it.
+                self.problem, is_current = (
+                    _explain(error, f"broker {self.node}", self.problem),
+                    False,
+                )
+                self._failing_since = self._failing_since or time.monotonic()
                 self._ahead = None
-                if cluster is not None:
-                    with suppress(ClusterError):
-                        cluster.close()
-                    cluster = None
+                _close(cluster)
+                cluster = None
             if not is_current:
                 self._ask_metadata()
-            if failed:
+            if self._failing_since is None:
+                pause = _FIRST_PAUSE_SECONDS
+            else:
                 self._stopped.wait(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
-            else:
-                pause = _FIRST_PAUSE_SECONDS
         self._sender.shutdown(cancel_futures=True)
-        if cluster is not None:
-            with suppress(ClusterError):
-                cluster.close()
+        _close(cluster)
 
     def _turn(self, cluster: Cluster) -> bool:
         """Compare or fetch once; return False if the metadata are out of date."""
@@ -147,6 +159,26 @@ class Fetcher:
             return work()
         except ClusterError:
             raise
-        except (LogfsError, OSError) as error:
-            mirror.fail(str(error))
+        except Exception as error:
+            mirror.fail(_explain(error, mirror.name, mirror.problem))
             return True
+
+
+def _explain(error: Exception, where: str, before: str) -> str:
+    """Return what an error says. An unexpected one is also logged with its traceback, unless it was the one `before`.
+
+    `where` is the name of what has failed.
+    """
+    if isinstance(error, (LogfsError, OSError)):
+        return str(error)
+    problem = f"unexpected error: {error!r}"
+    if problem != before:
+        logger.error("%s: %s", where, problem, exc_info=error)
+    return problem
+
+
+def _close(cluster: Cluster | None) -> None:
+    """Close a connection, whatever state it is in."""
+    if cluster is not None:
+        with suppress(Exception):
+            cluster.close()

@@ -161,7 +161,7 @@ class Mirror:
 
         def is_over() -> bool:
             return all(
-                each.has_reached_goal or each.failing_seconds > _GIVE_UP_SECONDS
+                each.has_reached_goal or self._failing_seconds(each) > _GIVE_UP_SECONDS
                 for each in self._partitions.values()
             )
 
@@ -170,11 +170,17 @@ class Mirror:
         for each in self._partitions.values():
             each.flush()
 
+    def _failing_seconds(self, mirror: PartitionMirror) -> float:
+        """Return for how long there have been only errors of a partition, or of the broker that leads it."""
+        fetcher = self._fetchers.get(mirror.leader)
+        of_broker = 0.0 if fetcher is None else fetcher.failing_seconds
+        return max(mirror.failing_seconds, of_broker)
+
     def progress(self) -> Progress:
         """Return what was done, and what is left."""
         mirrors = list(self._partitions.values())
         problems = dict(self._problems)
-        problems |= {f"broker {n}": f.problem for n, f in self._fetchers.items() if f.problem}
+        problems |= {f"broker {n}": f.problem for n, f in list(self._fetchers.items()) if f.problem}
         problems |= {each.name: each.problem for each in mirrors if each.problem}
         return Progress(
             self._past_bytes + sum(each.fetched_bytes for each in mirrors),
@@ -219,7 +225,7 @@ class Mirror:
             self._problems["topics"] = f"no topic of the cluster matches {self._topics.pattern!r}"
         settings = self._settings([each.name for each in found])
         self._homes.clear()
-        for name in self._store.homes:
+        for name in list(self._store.homes):
             self._homes.setdefault(parse_directory(name).topic, []).append(name)
         for topic in found:
             try:

@@ -94,6 +94,8 @@ class PartitionMirror:
             self.leader, self._leader_epoch = leader, leader_epoch
             self._agrees = False
             self._not_before = 0.0
+            if leader < 0:
+                self.fail("has no leader")
 
     def fail(self, problem: str) -> None:
         """Take note of an error: nothing is asked for some time, and then it is compared with the leader again."""
@@ -147,6 +149,9 @@ class PartitionMirror:
             self._return_to_range(cluster)
         else:
             self._agree_up_to(found.epoch, found.end_offset)
+            if self.goal is not None and self.has_reached_goal:
+                # Nothing is fetched any more.
+                self._end_errors()
         return True
 
     def _agree_up_to(self, epoch: int, end_offset: int) -> None:
@@ -193,8 +198,12 @@ class PartitionMirror:
                 self.partition, found.records, self._note_gap, self._source
             )
         # Only now: an answer that cannot be appended, as on a full disk, ends no series of errors.
-        self.problem, self._pause, self._failing_since = "", _FIRST_PAUSE_SECONDS, None
+        self._end_errors()
         return True
+
+    def _end_errors(self) -> None:
+        """Take note that the partition is mirrored without an error."""
+        self.problem, self._pause, self._failing_since = "", _FIRST_PAUSE_SECONDS, None
 
     def _failed(self, error: int) -> bool:
         self.fail(error_name(error))

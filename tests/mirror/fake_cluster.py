@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from logfs.cluster.cluster import NONE, OFFSET_OUT_OF_RANGE, EpochEnd, Fetched, RemoteTopic
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from logfs import Partition
     from logfs.cluster.cluster import Wanted
@@ -19,13 +21,19 @@ Place = tuple[str, int]
 
 
 class FakeCluster:
-    """Has the methods of `Cluster` that a mirror uses. `source` has the logs."""
+    """Has the methods of `Cluster` that a mirror uses. `source` has the logs.
+
+    `fault` is called with what is fetched, and may raise an error. `most_batches` limits the batches of an answer.
+    """
 
     cluster_id = "source"
 
     def __init__(self, source: Store) -> None:
         self.source = source
         self.topic_settings: dict[str, dict[str, str]] = {}
+        self.leader = NODE
+        self.most_batches: int | None = None
+        self.fault: Callable[[Sequence[Wanted]], None] = lambda wanted: None
 
     def close(self) -> None:
         """Do nothing: there is no connection."""
@@ -38,7 +46,8 @@ class FakeCluster:
         """Return the topics of the store, each with one partition."""
         topics = {self.source[name].topic for name in list(self.source)}
         return [
-            RemoteTopic(each, self.source.topic_id(each), {0: (NODE, 0)}) for each in sorted(topics)
+            RemoteTopic(each, self.source.topic_id(each), {0: (self.leader, 0)})
+            for each in sorted(topics)
         ]
 
     def settings(self, topics: Sequence[str]) -> Mapping[str, Mapping[str, str]]:
@@ -67,6 +76,10 @@ class FakeCluster:
 
     def fetch(self, node: int, wanted: Sequence[Wanted], wait_ms: int = 0) -> list[Fetched]:
         """Return the batches from each offset on, beginning with the whole batch that has the offset."""
+        self.fault(wanted)
+        if all(each.offset == self.log(*each[:2]).log_end_offset for each in wanted):
+            # Not at once: the mirror would ask again and again.
+            time.sleep(wait_ms / 1000)
         return [self._fetch(self.log(*each[:2]), each) for each in wanted]
 
     def _fetch(self, log: Partition, wanted: Wanted) -> Fetched:
@@ -75,11 +88,11 @@ class FakeCluster:
         if not (is_known and log.log_start_offset <= wanted.offset <= log.log_end_offset):
             return Fetched(*wanted[:2], OFFSET_OUT_OF_RANGE, b"", -1, -1, None)
         differs = wanted.last_epoch >= 0 and (end[0] < wanted.last_epoch or end[1] < wanted.offset)
-        data = b"" if differs else b"".join(bytes(b.data) for b in log.batches(wanted.offset))
+        batches = islice([] if differs else log.batches(wanted.offset), self.most_batches)
         return Fetched(
             *wanted[:2],
             NONE,
-            data,
+            b"".join(bytes(batch.data) for batch in batches),
             log.log_start_offset,
             log.log_end_offset,
             end if differs else None,

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import argparse
 import re
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from logfs.cli import mirror as command
+from logfs.cluster import cluster as cluster_module
+from logfs.log.append import follower
 from logfs.mirror import mirror as mirror_module
 from logfs.mirror.mirror import Mirror
+from logfs.mount.mounted_mirror import MirrorOptions, MountedMirror
 from logfs.setting import TOPIC_SETTINGS
 from logfs.store.store import Store
-from tests.mirror.fake_cluster import FakeCluster
+from tests.mirror.fake_cluster import NODE, FakeCluster
+from tests.support.processes import wait_for
 from tests.support.stores import assert_clean
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
+
+    from logfs import Partition
+    from logfs.cluster.cluster import Wanted
 
 NAME = "orders-0"
 ROOT = Path(__file__).parent.parent.parent
@@ -90,3 +100,141 @@ def test_the_document_lists_the_settings_of_a_copys_own() -> None:
     assert {*re.findall("`(.*?)`", row)} == {*OWN}
     kinds = {name.split(".")[0] for name in OWN}
     assert {name for name in TOPIC_SETTINGS if name.split(".")[0] in kinds} == {*OWN}
+
+
+# Errors of threads.
+
+
+def no_fault(wanted: Sequence[Wanted]) -> None:
+    """Let a fetch pass."""
+
+
+def always(wanted: Sequence[Wanted]) -> None:
+    """Fail every fetch in a way that nothing foresees."""
+    raise KeyError("a bug")
+
+
+@pytest.fixture
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mirror that shall end gives up after a moment."""
+    monkeypatch.setattr(mirror_module, "_GIVE_UP_SECONDS", 0.3)
+
+
+def arguments_for(log_dir: Path) -> argparse.Namespace:
+    """Return the arguments of `logfs mirror --once` into a log directory."""
+    return argparse.Namespace(
+        servers="localhost:1", topics=None, command_config=None, once=True, log_dirs=[str(log_dir)]
+    )
+
+
+@pytest.mark.usefixtures("patience")
+def test_an_unexpected_error_of_a_fetcher_is_seen(
+    cluster: FakeCluster, copies: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An error of no known kind is a problem of the broker, is logged with its traceback, and the mirror gives up."""
+    cluster.fault = always
+    with mirror_into(copies) as mirror:
+        mirror.run_once(lambda progress: None)
+        assert mirror.progress().problems == {"broker 0": "unexpected error: KeyError('a bug')"}
+    traced = [record for record in caplog.records if record.exc_info]
+    assert [record.message for record in traced] == [
+        "broker 0: unexpected error: KeyError('a bug')"
+    ]
+
+
+@pytest.mark.usefixtures("patience")
+def test_an_unexpected_error_is_in_the_exit_code(
+    cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`logfs mirror --once` ends with 1 if a thread has met an unexpected error, and with 0 otherwise."""
+    monkeypatch.setattr(cluster_module, "Cluster", lambda servers, options: cluster)
+    monkeypatch.setattr(cluster, "close", lambda: None)
+    (tmp_path / "other").mkdir()
+    cluster.fault = always
+    assert command.run(arguments_for(tmp_path / "other")) == 1
+    cluster.fault = no_fault
+    assert command.run(arguments_for(tmp_path / "other")) == 0
+    assert_clean(tmp_path / "other")
+
+
+@pytest.mark.parametrize("thread", ["fetcher-0", "fetcher-0-sender"])
+def test_a_mirror_goes_on_after_an_unexpected_error(
+    cluster: FakeCluster, copies: Store, thread: str
+) -> None:
+    """Neither a fetcher nor the thread that fetches ahead ends by an error: everything is mirrored after it."""
+    # The second fetch is sent ahead.
+    cluster.most_batches = 1
+    for number in range(5):
+        cluster.source[NAME].append([b"%d" % number * 300_000])
+    failed: list[str] = []
+
+    def fail_once(wanted: Sequence[Wanted]) -> None:
+        if not failed and threading.current_thread().name.split("_")[0] == thread:
+            failed.append(thread)
+            always(wanted)
+
+    cluster.fault = fail_once
+    with mirror_into(copies) as mirror:
+        mirror.run_once(lambda progress: None)
+        assert not mirror.progress().problems
+    assert failed
+    assert list(copies[NAME].read()) == list(cluster.source[NAME].read())
+
+
+@pytest.mark.usefixtures("patience")
+def test_an_unexpected_error_of_a_partition_leaves_others_alone(
+    cluster: FakeCluster, copies: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One partition cannot be appended to, for no known reason: it is reported, and the other one is mirrored."""
+    cluster.source.create("payments-0").append([b"paid"])
+    known = follower.append_fetched
+
+    def append(partition: Partition, *arguments: object) -> int:
+        if partition.topic == "orders":
+            raise KeyError("a bug")
+        return known(partition, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(follower, "append_fetched", append)
+    with mirror_into(copies) as mirror:
+        mirror.run_once(lambda progress: None)
+        assert mirror.progress().problems == {NAME: "unexpected error: KeyError('a bug')"}
+    assert copies["payments-0"].log_end_offset == 1
+    assert copies[NAME].log_end_offset == 0
+
+
+def test_a_mount_shows_an_unexpected_error_in_its_metrics(
+    cluster: FakeCluster, copies: Store
+) -> None:
+    """`logfs_mirror_problems` counts what a thread has met, as long as it lasts."""
+    cluster.fault = always
+    mounted = MountedMirror(copies, MirrorOptions("localhost:1", re.compile(".*"), {}))
+
+    def problems() -> list[object]:
+        (found,) = [f for f in mounted.families() if f.name == "logfs_mirror_problems"]
+        return [sample.value for sample in found.samples]
+
+    thread = threading.Thread(target=mounted.run)
+    thread.start()
+    try:
+        wait_for(lambda: problems() == [1])
+        cluster.fault = no_fault
+        wait_for(lambda: problems() == [0] and copies[NAME].log_end_offset == 10)
+    finally:
+        mounted.stop()
+        thread.join()
+
+
+@pytest.mark.usefixtures("patience")
+def test_a_partition_that_loses_its_leader_is_reported(cluster: FakeCluster, copies: Store) -> None:
+    """Nothing comes from a partition without a leader: the mirror says so, also if it had one when it began."""
+    with mirror_into(copies) as mirror:
+        mirror.run_once(lambda progress: None)
+        cluster.leader = -1
+        cluster.source[NAME].append([b"more"])
+        mirror.refresh()
+        assert mirror.progress().problems == {NAME: "has no leader"}
+        cluster.leader = NODE
+        mirror.refresh()
+        mirror.run_once(lambda progress: None)
+        assert not mirror.progress().problems
+    assert copies[NAME].log_end_offset == 11
