@@ -165,6 +165,7 @@ class Cluster:
         self.servers = servers
         self._kafka = kafka
         _check_addresses(servers)
+        _check_names(servers)
         with naming_cluster(servers):
             self._admin = kafka.admin.KafkaAdminClient(
                 bootstrap_servers=servers.split(","),
@@ -476,6 +477,23 @@ def _check_addresses(servers: str) -> None:
             raise ClusterError(
                 f"{servers!r}: give the addresses of brokers as HOST:PORT, separated by commas"
             )
+
+
+def _check_names(servers: str) -> None:
+    """Raise `ClusterError` if no host of these addresses exists: the library would ask for them for 30 seconds."""
+    reason = ""
+    for each in servers.split(","):
+        host = each.strip().rpartition(":")[0].strip("[]")
+        try:
+            socket.getaddrinfo(host, None)
+        except (socket.gaierror, UnicodeError) as error:
+            if isinstance(error, socket.gaierror) and error.errno != socket.EAI_NONAME:
+                # The name server does not answer now.
+                return
+            reason = f"{host}: {getattr(error, 'strerror', None) or error}"
+        else:
+            return
+    raise ClusterError(f"{servers}: no such host ({reason}): check the addresses")
 
 
 def _by_topic(wanted: Sequence[_Part]) -> list[tuple[str, list[_Part]]]:
