@@ -200,6 +200,26 @@ def test_what_the_source_loses_is_dropped(
     assert_clean(log_dir)
 
 
+def test_a_mirror_begins_again_where_the_source_does(
+    broker: Broker, client: Client, tmp_path: Path
+) -> None:
+    """The source deletes what comes next, up to the middle of a batch: the copy begins there, as a follower does."""
+    client.create_topic("deleted")
+    client.produce("deleted", [Record(b"%d" % number) for number in range(10)])
+    log_dir = tmp_path / "mirror"
+    with Store(log_dir) as store:
+        mirror_once(store, broker.servers, "deleted")
+        assert store["deleted-0"].log_end_offset == 10
+        client.produce("deleted", [Record(b"%d" % number) for number in range(10, 20)])
+        client.delete_records("deleted", 15)
+        mirror_once(store, broker.servers, "deleted")
+        copy = store["deleted-0"]
+        assert copy.log_start_offset == 15
+        assert [record.offset for record in copy.read()] == [*range(15, 20)]
+        assert list(copy.read()) == client.consume("deleted")
+    assert_clean(log_dir)
+
+
 def test_a_topic_that_is_not_a_mirror_is_left_alone(
     broker: Broker, client: Client, tmp_path: Path
 ) -> None:
