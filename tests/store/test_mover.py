@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import re
 import subprocess
 import sys
@@ -531,6 +532,26 @@ def test_a_mount_moves_in_the_background(
     mount.stop()
     mount.start()
     assert (folder / "records").read_bytes().startswith(b"one\n")
+
+
+def test_an_open_file_of_a_read_only_mount_ends_where_a_partition_left(
+    make_mount: Callable[..., Mount], log_dirs: list[Path]
+) -> None:
+    """It shows the log as it was; the name leads to another inode, in which the log goes on (`tail -F`)."""
+    with Store(log_dirs) as store:
+        partition = fill(store)
+        records = make_mount("--read-only", log_dirs=log_dirs).path / NAME / "records"
+        with records.open("rb") as file:
+            before = file.read()
+            inode = records.stat().st_ino
+            left = store.homes[NAME].path
+            store.move(NAME, next(path for path in log_dirs if path != left))
+            partition.append([b"after"])
+            wait_for(lambda: records.exists() and records.read_bytes() == before + b"after\n")
+            assert records.stat().st_ino != inode
+            assert os.fstat(file.fileno()).st_size == len(before)
+            file.seek(0)
+            assert file.read() == before
 
 
 def asks(folder: Path, log_dir: Path) -> bool:
