@@ -18,7 +18,6 @@ from logfs.format.batches.batch import (
     whole_batches,
 )
 from logfs.log.segment.batch_scanner import scan, scan_one
-from logfs.log.segment.segment import Segment
 from logfs.log.state.producers import deciding_batches
 
 if TYPE_CHECKING:
@@ -97,7 +96,7 @@ def _skip_known(partition: Partition, view: memoryview) -> int:
         if header.next_offset > end:
             if partition.log_start_offset == end and not partition.active.size_bytes:
                 # The log start is inside of the batch, as after a deletion of records.
-                _begin_segment(partition, header.base_offset)
+                partition.begin_segment(header.base_offset, partition.now_ms())
                 break
             raise Diverged(
                 f"{partition.name.directory}: ends at offset {end}, but the other log has a batch of the offsets "
@@ -201,23 +200,8 @@ def begin_at(partition: Partition, offset: int, source: str = "") -> None:
             return
         try:
             partition.epochs.truncate_from_end(end)
-            partition.producers.clear()
-            _begin_segment(partition, offset)
         except OSError as error:
             raise partition.failed_append(error) from None
+        partition.producers.clear()
+        partition.begin_segment(offset, partition.now_ms(), log_start_offset=offset)
         partition.snapshots.minimum_offset = offset
-        partition.publish(log_start_offset=offset)
-
-
-def _begin_segment(partition: Partition, offset: int) -> None:
-    """Begin a segment at `offset` after the active one, or in place of it if that is empty."""
-    before = partition.active
-    fresh = Segment(partition.disk, partition.directory, offset)
-    fresh.activate(partition.config, partition.now_ms(), create=True)
-    partition.snapshots.take(offset, partition.producers)
-    before.seal(offset)
-    partition.flusher.note_new_files()
-    segments = partition.segments if before.size_bytes else partition.segments[:-1]
-    partition.publish(segments=(*segments, fresh), changes_text=True)
-    if not before.size_bytes:
-        before.discard()

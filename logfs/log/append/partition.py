@@ -29,7 +29,6 @@ from logfs.log.read.log import Log
 from logfs.log.segment.segment import Segment
 from logfs.log.segment.segment_files import relocate
 from logfs.log.state.deleted_segments import DeletedSegments
-from logfs.log.state.log_state import LogState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -84,51 +83,13 @@ class Partition(Log):
         self._producers = loaded.producers
         self._clock = clock
         self._dropped = DeletedSegments(disk)
-        self.state = self._state_of(
-            loaded.segments, loaded.log_start_offset, loaded.last_timestamp, 0, ()
-        )
+        self._begin(loaded)
         self.flusher = Flusher(self, loaded)
 
-    # What readers see (`log_state`).
-
-    def publish(
-        self,
-        *,
-        segments: Sequence[Segment] | None = None,
-        log_start_offset: int | None = None,
-        last_timestamp: int | None = None,
-        changes_text: bool = False,
-    ) -> None:
-        """Show readers the log as it is now, with those parts that have changed; the caller holds `lock`.
-
-        Called last, once the files, the producers and the transaction indexes are as the new state says. The end of
-        the log is that of its last segment. `changes_text` says that a new text view may have other bytes.
-        """
-        before = self.state
-        self.state = self._state_of(
-            before.segments if segments is None else segments,
-            before.log_start_offset if log_start_offset is None else log_start_offset,
-            before.last_timestamp if last_timestamp is None else last_timestamp,
-            before.generation + changes_text,
-            before.truncations,
-        )
-
-    def _state_of(
-        self,
-        segments: Sequence[Segment],
-        start: int,
-        last_timestamp: int,
-        generation: int,
-        truncations: tuple[int, ...],
-    ) -> LogState:
-        """Return the state of a log of `segments`, with the stable offset that the producers give."""
-        end = segments[-1].next_offset
-        stable: int | None = None
-        if self._producers is not None:
-            unstable = self._producers.first_unstable_offset
-            stable = end if unstable is None else max(unstable, start)
-        fields = tuple(segments), start, end, stable, last_timestamp, generation, truncations
-        return LogState._make(fields)
+    def _stable_offset(self, start: int, end: int) -> int | None:
+        assert self._producers is not None, "the log is loaded with its producers"
+        unstable = self._producers.first_unstable_offset
+        return end if unstable is None else max(unstable, start)
 
     @property
     def producers(self) -> Producers:
@@ -408,16 +369,33 @@ class Partition(Log):
                 sealed.created_ms = now_ms
                 sealed.txn_index.remove()
                 return sealed
-            try:
-                segment = self._begin_next(now_ms)
-            except OSError as error:
-                self.failed_append(error)
-                raise
-            self.flusher.note_new_files()
-            self.publish(segments=(*self.segments, segment))
-            return segment
+            return self.begin_segment(sealed.next_offset, now_ms)
 
-    def _begin_next(self, now_ms: int) -> Segment:
+    def begin_segment(
+        self, base_offset: int, now_ms: int, *, log_start_offset: int | None = None
+    ) -> Segment:
+        """Seal the active segment and return the next one, at the log end or, for a mirror, at an offset above it.
+
+        An empty active segment leaves the log. `log_start_offset` is the new log start, if it changes, too. Raises as
+        `roll` does. The caller holds `lock`.
+        """
+        before = self.active
+        try:
+            segment = self._begin_next(base_offset, now_ms)
+        except OSError as error:
+            self.failed_append(error)
+            raise
+        self.flusher.note_new_files()
+        is_empty = not before.size_bytes
+        kept = self.segments[:-1] if is_empty else self.segments
+        self.publish(
+            segments=(*kept, segment), log_start_offset=log_start_offset, changes_text=is_empty
+        )
+        if is_empty:
+            before.discard()
+        return segment
+
+    def _begin_next(self, base_offset: int, now_ms: int) -> Segment:
         """Seal the active segment and return the next one, made with the producer snapshot at its base offset.
 
         Raises `OSError`. Unless it is `LogDirFailed`, or says that the roll could not be undone, the files are as
@@ -425,7 +403,6 @@ class Partition(Log):
         hold the same offsets as later appends to the old segment.
         """
         sealed, snapshots = self.active, self.snapshots
-        base_offset = sealed.next_offset
         segment = Segment(self.disk, self.directory, base_offset)
         try:
             segment.activate(self.config, now_ms, create=True)
@@ -567,12 +544,11 @@ class Partition(Log):
         local = [segment for segment in kept if not segment.is_tiered]
         self._producers = self.snapshots.restore(local, start, offset, now_ms)
         # Readers see the shorter log before its files are cut: a transaction whose marker goes is open again.
-        unstable = self._producers.first_unstable_offset
         self.state = before._replace(
             segments=tuple(kept),
             log_start_offset=start,
             log_end_offset=offset,
-            last_stable_offset=offset if unstable is None else max(unstable, start),
+            last_stable_offset=self._stable_offset(start, offset),
             generation=before.generation + 1,
             truncations=(*before.truncations, offset),
         )

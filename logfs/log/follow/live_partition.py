@@ -178,16 +178,8 @@ class ReadOnlyPartition(Partition):
 
     # The producers, which only readers of committed records need.
 
-    def _state_of(
-        self,
-        segments: Sequence[Segment],
-        start: int,
-        last_timestamp: int,
-        generation: int,
-        truncations: tuple[int, ...],
-    ) -> LogState:
-        state = super()._state_of(segments, start, last_timestamp, generation, truncations)
-        return state._replace(last_stable_offset=None)
+    def _stable_offset(self, start: int, end: int) -> int | None:
+        return None
 
     @property
     def stable_state(self) -> LogState:
@@ -217,8 +209,7 @@ class ReadOnlyPartition(Partition):
                 for segment in state.segments_from(self._producers_end):
                     replay(known, segment, self._producers_end, end)
             self._producers, self._producers_end = known, end
-            unstable = known.first_unstable_offset
-            stable = end if unstable is None else max(unstable, start)
+            stable = super()._stable_offset(start, end)
             self.state = state._replace(last_stable_offset=stable)
             return self.state
 
@@ -229,7 +220,7 @@ class ReadOnlyPartition(Partition):
         if offset != self._checkpointed_start:
             with self.disk.hold(self.lock):
                 self._checkpointed_start = offset
-                self._show(self.segments, self.last_timestamp)
+                self._follow(self.segments, self.last_timestamp)
 
     def refresh(self) -> bool:
         """Bring the partition up to date with its files; return whether anything has changed.
@@ -307,9 +298,9 @@ class ReadOnlyPartition(Partition):
             fresh.follow_end()
             active.is_lost = True
             self._producers = None
-            self._show((*self.segments[:-1], fresh), fresh.last_timestamp, changes_text=True)
+            self._follow((*self.segments[:-1], fresh), fresh.last_timestamp, changes_text=True)
             return True
-        self._show(self.segments, active.last_timestamp)
+        self._follow(self.segments, active.last_timestamp)
         return True
 
     def _take_listing(self) -> bool:
@@ -340,10 +331,12 @@ class ReadOnlyPartition(Partition):
         if any(segment.is_lost for segment in dropped):
             self._producers = None
         last = local[-1].last_timestamp
-        self._show(segments, last if last >= 0 else self.last_timestamp, changes_text=bool(dropped))
+        self._follow(
+            segments, last if last >= 0 else self.last_timestamp, changes_text=bool(dropped)
+        )
         return changed
 
-    def _show(
+    def _follow(
         self, segments: Sequence[Segment], last_timestamp: int, *, changes_text: bool = False
     ) -> None:
         """Publish a state of these segments, which begins where the checkpoint says, if they reach so far."""

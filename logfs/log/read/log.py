@@ -10,6 +10,7 @@ from logfs.log.read import key_index
 from logfs.log.read.read_committed import CommittedText, Isolation, is_aborted
 from logfs.log.read.readable_log import ViewRegistry
 from logfs.log.read.reader import Reader, Traffic, last_batch_before
+from logfs.log.state.log_state import LogState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from logfs.log.recovery import Loaded
     from logfs.log.segment.segment import Segment
     from logfs.log.state.leader_epochs import LeaderEpochs
-    from logfs.log.state.log_state import LogState
 
 
 class Log(Reader):
@@ -62,6 +62,52 @@ class Log(Reader):
         self.views = ViewRegistry()
         self.lock = threading.RLock()
         self._get_config = config
+
+    # What readers see (`log_state`).
+
+    def _begin(self, loaded: Loaded) -> None:
+        """Publish the first state."""
+        self._show(loaded.segments, loaded.log_start_offset, loaded.last_timestamp, 0, ())
+
+    def publish(
+        self,
+        *,
+        segments: Sequence[Segment] | None = None,
+        log_start_offset: int | None = None,
+        last_timestamp: int | None = None,
+        changes_text: bool = False,
+    ) -> None:
+        """Show readers the log as it is now, with those parts that have changed; the caller holds `lock`.
+
+        Called last, once the files, the producers and the transaction indexes are as the new state says. The end of
+        the log is that of its last segment. `changes_text` says that a new text view may have other bytes.
+        """
+        before = self.state
+        self._show(
+            before.segments if segments is None else segments,
+            before.log_start_offset if log_start_offset is None else log_start_offset,
+            before.last_timestamp if last_timestamp is None else last_timestamp,
+            before.generation + changes_text,
+            before.truncations,
+        )
+
+    def _show(
+        self,
+        segments: Sequence[Segment],
+        start: int,
+        last_timestamp: int,
+        generation: int,
+        truncations: tuple[int, ...],
+    ) -> None:
+        end = segments[-1].next_offset
+        stable = self._stable_offset(start, end)
+        self.state = LogState(
+            tuple(segments), start, end, stable, last_timestamp, generation, truncations
+        )
+
+    def _stable_offset(self, start: int, end: int) -> int | None:
+        """Return the last stable offset of a log of the offsets [start, end); None if `stable_state` computes it."""
+        return None
 
     @property
     def config(self) -> LogConfig:

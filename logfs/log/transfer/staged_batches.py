@@ -268,7 +268,7 @@ class StagedAppend:
         disk, directory = self.partition.disk, self.partition.directory
         segment = Segment(disk, directory, base_offset)
         self._runs.append(_SegmentRun(segment, 0))
-        segment.activate(self._config, 0, create=True)
+        segment.activate(self._config, self.partition.now_ms(), create=True)
 
     def _put(self, data: memoryview, batches: Sequence[BatchInfo]) -> None:
         """Write batches after the last one; `data` holds their bytes."""
@@ -309,7 +309,8 @@ class StagedAppend:
                 segment.cut_back()
             else:
                 active = partition.active
-                active.truncate(active.end_before(segment.base_offset), self._config, 0)
+                cut = active.end_before(segment.base_offset)
+                active.truncate(cut, self._config, partition.now_ms())
         self._runs.clear()
 
     def show(self, now_ms: int) -> None:
