@@ -184,7 +184,9 @@ class ReadOnlyPartition(Partition):
     @property
     def stable_state(self) -> LogState:
         state = self.state
-        return state if state.last_stable_offset is not None else self._follow_producers()
+        if state.last_stable_offset is not None:
+            return state
+        return self.until_found(self._follow_producers)
 
     @property
     def producers(self) -> Producers:
@@ -209,6 +211,9 @@ class ReadOnlyPartition(Partition):
                 for segment in state.segments_from(self._producers_end):
                     replay(known, segment, self._producers_end, end)
             self._producers, self._producers_end = known, end
+            for segment in self.local_segments:
+                # Read now, because the file may be gone when a reader needs it.
+                _ = segment.txn_index.entries
             stable = super()._stable_offset(start, end)
             self.state = state._replace(last_stable_offset=stable)
             return self.state
