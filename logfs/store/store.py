@@ -15,6 +15,7 @@ from logfs.errors import (
     NotWritable,
     OffsetOutOfRange,
     PartitionExists,
+    PartitionFailed,
     UnknownPartition,
 )
 from logfs.format.base import names
@@ -29,7 +30,7 @@ from logfs.store.checkpoints import Checkpoints
 from logfs.store.commits.commit import Commits
 from logfs.store.commits.groups import TOPIC as GROUPS_TOPIC
 from logfs.store.commits.groups import Groups
-from logfs.store.directory.log_dir import FirstError
+from logfs.store.directory.log_dir import PATIENCE_SECONDS, FirstError
 from logfs.store.directory.recognition import check_log_dirs
 from logfs.store.directory.topic_id import read_topic_id, write_topic_id
 from logfs.store.loading import PartitionLoader, open_log_dirs
@@ -464,6 +465,8 @@ class Store(PartitionRegistry):
     def _check_writable(self, name: str) -> None:
         if self.read_only:
             raise NotWritable(f"{name}: the store is open read-only")
+        if not self.log_dirs:
+            raise PartitionFailed(f"{name}: the store is closed; open it again")
 
     # Upkeep.
 
@@ -535,20 +538,47 @@ class Store(PartitionRegistry):
                 else:
                     self._close_partitions(log_dirs)
             finally:
-                self.log_dirs = []
                 self.tiered.release()
-                for log_dir in log_dirs:
-                    log_dir.close()
+                self._release()
 
     def _leave(self) -> None:
         """Unlock the log directories without a flush and without the clean-shutdown marker, as a kill does.
 
-        Used after Ctrl-C. The next opening recovers them.
+        Used after Ctrl-C. The partitions take no more appends. The next opening recovers them.
         """
         self._loader.stop()
+        self._release()
+
+    def _release(self) -> None:
+        """Release the log directories, once no partition of this store can change any more.
+
+        A thread may be in an append. Its next call of the disk is refused, and its lock is waited for, because the
+        entries of mapped indexes are written without the disk. The lock of a partition is reentrant, so an
+        interrupted thread does not wait for itself.
+        """
         log_dirs, self.log_dirs = self.log_dirs, []
+        until = time.monotonic() + PATIENCE_SECONDS
+
+        def seconds_left() -> float:
+            return max(until - time.monotonic(), 0)
+
+        busy: set[int] = set()
+        if not self.read_only:
+            partitions = list(self.partitions.values())
+            for partition in partitions:
+                if partition.failure is None:
+                    partition.failure = PartitionFailed(
+                        f"{partition.directory}: the store is closed; open it again"
+                    )
+            for log_dir in log_dirs:
+                log_dir.disk.end_changes(0)
+            for partition in partitions:
+                if partition.lock.acquire(timeout=seconds_left()):
+                    partition.lock.release()
+                else:
+                    busy.add(id(partition.disk))
         for log_dir in log_dirs:
-            log_dir.close()
+            log_dir.close(seconds_left(), is_idle=id(log_dir.disk) not in busy)
 
     def _close_partitions(self, log_dirs: list[LogDir]) -> None:
         failed: list[str] = []

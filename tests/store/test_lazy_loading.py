@@ -131,12 +131,12 @@ def test_a_partition_is_loaded_once(log_dir: Path, clock: Clock) -> None:
 def test_partitions_are_served_while_another_is_recovered(log_dir: Path, clock: Clock) -> None:
     """While the recovery of a large partition waits for the disk, all others are loaded, read and written."""
     fill(log_dir, clock, clean=False)
-    with Store(log_dir, clock=clock) as store:
-        store["t-0"].append([b"x" * 1_000_000])
-        for _ in range(4):
-            store["t-0"].append([os.urandom(1_000_000)])
-        store.checkpoints.write()
-        abandon(store)
+    before = Store(log_dir, clock=clock)
+    before["t-0"].append([b"x" * 1_000_000])
+    for _ in range(4):
+        before["t-0"].append([os.urandom(1_000_000)])
+    before.checkpoints.write()
+    abandon(before)
     errors: list[BaseException] = []
     threads = Threads(errors)
     store = Store(log_dir, clock=clock, disk=(disk := GatedDisk("t-0")), lazy=True)

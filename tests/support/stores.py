@@ -62,8 +62,7 @@ def errors_of(log_dirs: Path | Sequence[Path]) -> list[str]:
 
 def abandon(store: Store) -> None:
     """Leave a store as if its process had died: close nothing, and release only its locks, as the system does."""
-    for log_dir in store.log_dirs:
-        log_dir.close()
+    store._leave()
 
 
 def set_topic(store: Store, topic: str, **settings: object) -> None:

@@ -456,6 +456,7 @@ class Partition(Log):
         Returns False if the flush fails; the files then stay open. Later appends raise `ended`, or `PartitionFailed`
         if `ended` is None.
         """
+        closed = ended or PartitionFailed(f"{self.directory}: the store is closed")
         with self.flusher.lock, self.lock:
             if self.disk.writable:
                 try:
@@ -465,8 +466,9 @@ class Partition(Log):
                         self.active.flush(indexes=True)
                     self._keep_snapshot()
                 except (OSError, PartitionFailed):
+                    self.failure = ended or self.failure or closed
                     return False
-                self.failure = ended or PartitionFailed(f"{self.directory}: the store is closed")
+                self.failure = closed
             for segment in self.segments:
                 segment.close()
         return True

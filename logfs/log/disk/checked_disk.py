@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import logging
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,6 +59,9 @@ class CheckedDisk(Disk):
         self.naming = disk.naming
         self.flush_times = disk.flush_times
         self.is_disowned = False
+        # Why nothing may be changed any more, and the threads that are in a call that changes something.
+        self._ended: LogDirFailed | None = None
+        self._changing: set[int] = set()
         self._log_dir = log_dir
         self._failed = failed
 
@@ -78,14 +82,32 @@ class CheckedDisk(Disk):
     def disown(self, owner: int) -> None:
         """In a forked child, refuse every call from now on: the parent process `owner` has the directory's lock."""
         self.is_disowned = True
-        # The thread that held the lock does not exist in the child.
+        # The threads that held the lock, or changed something, do not exist in the child.
         self.naming = threading.RLock()
+        self._changing.clear()
         if self.failure is None:
             self.failure = LogDirFailed(
                 f"{self._log_dir}: process {owner} opened it and forked this process, which does not have its lock; "
                 "open the store again in this process"
             )
         self._failed()
+
+    def end_changes(self, wait_seconds: float) -> bool:
+        """Refuse every call that changes something from now on, before the log directory's lock is released.
+
+        Waits up to `wait_seconds` for such calls of other threads that have begun, and returns whether all of them
+        have ended. Reads and fsyncs go on.
+        """
+        self._ended = LogDirFailed(
+            f"{self._log_dir}: the store is closed, so nothing is written there; open it again"
+        )
+        until = time.monotonic() + wait_seconds
+        # An interrupted thread may have left its own entry.
+        while self._changing - {threading.get_ident()}:
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.001)
+        return True
 
     def forbid_blocking(self) -> None:
         self.disk.forbid_blocking()
@@ -115,6 +137,25 @@ class CheckedDisk(Disk):
             self._note(error, file)
             raise
 
+    def open(self, path: Path, *, write: bool = False, create: bool = False) -> File:
+        if create:
+            opened: File = self.change(self.disk.open, path, write=write, create=True)
+        else:
+            opened = self.call(self.disk.open, path, write=write)
+        return opened
+
+    def change(self, work: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        """Do as `call` for a call that changes something. Raises `LogDirFailed` also after `end_changes`."""
+        thread = threading.get_ident()
+        # In this order: `end_changes` sees this thread, or this thread sees that it was called.
+        self._changing.add(thread)
+        try:
+            if self._ended is not None:
+                raise self._ended
+            return self.call(work, *arguments, **named)
+        finally:
+            self._changing.discard(thread)
+
     def call(self, work: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         """Call `work` and return its result. Raises `LogDirFailed` if this or an earlier call met a storage error."""
         if self.failure is not None:
@@ -141,34 +182,22 @@ def _watched(name: str) -> Callable[..., Any]:
     return method
 
 
+def _changing(name: str) -> Callable[..., Any]:
+    def method(self: CheckedDisk, *arguments: Any, **named: Any) -> Any:
+        return self.change(getattr(self.disk, name), *arguments, **named)
+
+    return method
+
+
 for _name in (
-    *(
-        "open",
-        "read_ahead",
-        "fetch_again",
-        "described_end",
-        "is_cut",
-        "write",
-        "truncate",
-        "size",
-        "stat_file",
-        "sync",
-        "allocate",
-        "map",
-        "sync_map",
-    ),
-    *(
-        "rename",
-        "rename_unsynced",
-        "unlink",
-        "mkdir",
-        "rmdir",
-        "sync_directory",
-        "free_bytes",
-        "exists",
-        "stat",
-        "set_mtime",
-    ),
-    *("stat_settled", "read_file", "read_all", "replace_file", "put_file", "ensure_file"),
+    *("read_ahead", "fetch_again", "described_end", "is_cut", "size", "stat_file"),
+    *("sync", "map", "sync_map", "sync_directory"),
+    *("free_bytes", "exists", "stat", "stat_settled", "read_file", "read_all"),
 ):
     setattr(CheckedDisk, _name, _watched(_name))
+for _name in (
+    *("write", "truncate", "allocate"),
+    *("rename", "rename_unsynced", "unlink", "mkdir", "rmdir", "set_mtime"),
+    *("replace_file", "put_file", "ensure_file"),
+):
+    setattr(CheckedDisk, _name, _changing(_name))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.store.directory.lock import Turn
-from logfs.store.directory.log_dir import LogDir
+from logfs.store.directory.log_dir import PATIENCE_SECONDS, LogDir
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -88,7 +88,7 @@ class LeasedLogDir(LogDir):
         """
         lease = self.lease
         self.found = self.disk.stat(self.path)
-        self._turn = Turn(self.disk, self.path / lease.partition.directory)
+        self._turn = Turn(self.disk.disk, self.path / lease.partition.directory)
         self.clean = lease.clean and not self._turn.was_left_behind
         self.is_brokers = lease.is_brokers
         for known, value in (
@@ -128,11 +128,12 @@ class LeasedLogDir(LogDir):
         """Record for `returned` that the partition was closed cleanly."""
         self._closed_cleanly = True
 
-    def close(self) -> None:
-        """End this process's turn to work on the partition, so that the next process can begin."""
+    def close(self, wait_seconds: float = PATIENCE_SECONDS, *, is_idle: bool = True) -> None:
+        """End this process's turn to work on the partition, as `LogDir.close` releases its lock."""
+        is_idle &= self.disk.end_changes(wait_seconds)
         turn, self._turn = self._turn, None
         if turn is not None:
-            turn.release()
+            self._release(turn, is_idle)
 
     def disown(self) -> None:
         """Used in a forked child: later calls raise `LogDirFailed`, and the turn remains the parent's."""

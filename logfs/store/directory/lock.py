@@ -87,6 +87,10 @@ class Lock:
             _held.pop(self.identity, None)
             self._file.close()
 
+    def keep(self) -> None:
+        """Keep the lock until the process ends: a thread may still be writing to the log directory."""
+        _kept.append(self)
+
     def is_in_place(self) -> bool:
         """Whether `.lock` in the log directory is still the file that was locked."""
         return _identity(self._disk, self._path) == self.identity
@@ -95,6 +99,8 @@ class Lock:
 # The locks that this process holds, by device and inode of the file. Record locks belong to a process: the kernel
 # would grant it a second lock, and release the first as soon as any descriptor of the file is closed.
 _held: WeakValueDictionary[tuple[int, int], Lock] = WeakValueDictionary()
+# Those that are never released.
+_kept: list[Lock | Turn] = []
 # Held while a lock is looked for in `_held`, taken and added: two threads of this process must not both get it.
 _taking = threading.Lock()
 
@@ -134,6 +140,10 @@ class Turn:
         """End the turn after the work is done, so that the next process can take it."""
         self._disk.unlink(self._path)
         self._file.close()
+
+    def keep(self) -> None:
+        """Keep the turn until the process ends: a thread may still be writing to the partition."""
+        _kept.append(self)
 
 
 def holder(disk: Disk, log_dir: Path) -> int | None:

@@ -10,7 +10,7 @@ from weakref import WeakSet
 from logfs.errors import Corrupt, LogDirFailed, LogfsError
 from logfs.format.files import checkpoint
 from logfs.log.disk.checked_disk import CheckedDisk
-from logfs.store.directory.lock import Lock, holder
+from logfs.store.directory.lock import Lock, Turn, holder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -26,6 +26,9 @@ RECOVERY_POINTS = "recovery-point-offset-checkpoint"
 LOG_STARTS = "log-start-offset-checkpoint"
 HIGH_WATERMARKS = "replication-offset-checkpoint"
 CLEANER_OFFSETS = "cleaner-offset-checkpoint"
+# How long the lock is not released, because another thread is writing: longer than a busy disk takes for a call.
+PATIENCE_SECONDS = 10.0
+
 CLEAN_SHUTDOWN = ".kafka_cleanshutdown"
 META_PROPERTIES = "meta.properties"
 
@@ -105,7 +108,8 @@ class LogDir:
         # The directory may be given as a symlink.
         self.found, is_settled = disk.stat_settled(path, follow=True)
         self._note(self.found, is_settled)
-        self._lock = Lock(disk, path) if disk.writable else None
+        # Not the checked disk, which refuses changes when the lock is released.
+        self._lock = Lock(disk.disk, path) if disk.writable else None
         self.live = self._is_live()
         self.clean = disk.exists(path / CLEAN_SHUTDOWN)
         # A broker keeps its topics' settings elsewhere: those that are not in logfs's files are unknown here.
@@ -221,12 +225,27 @@ class LogDir:
         marker = checkpoint.format_clean_shutdown(self._broker_epoch)
         self.disk.replace_file(self.path / CLEAN_SHUTDOWN, marker)
 
-    def close(self) -> None:
-        """Release the lock, and what the disk has kept open."""
+    def close(self, wait_seconds: float = PATIENCE_SECONDS, *, is_idle: bool = True) -> None:
+        """Refuse all further changes, then release the lock, and what the disk has kept open.
+
+        If changes that other threads have begun do not end within `wait_seconds`, or `is_idle` is False, the lock is
+        kept until the process ends: another process must not write at the same time.
+        """
+        is_idle &= self.disk.end_changes(wait_seconds)
         self.disk.release()
         lock, self._lock = self._lock, None
         if lock is not None:
+            self._release(lock, is_idle)
+
+    def _release(self, lock: Lock | Turn, is_idle: bool) -> None:
+        if is_idle:
             lock.release()
+            return
+        lock.keep()
+        logger.error(
+            "%s: another thread is still writing there, so it stays locked until this process ends",
+            self.path,
+        )
 
     def disown(self) -> None:
         """Used in a forked child: later calls raise `LogDirFailed`, and the lock remains the parent's."""
