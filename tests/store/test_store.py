@@ -30,7 +30,7 @@ from logfs.format.base.names import TopicPartition
 from logfs.format.batches.record import Record
 from logfs.format.files import checkpoint
 from logfs.format.text.rendering import View
-from logfs.log.disk.disk import Disk, File
+from logfs.log.disk.disk import Disk, File, ReadOnlyDisk
 from logfs.store.directory import lock
 from logfs.store.directory.log_dir import (
     CLEAN_SHUTDOWN,
@@ -39,7 +39,7 @@ from logfs.store.directory.log_dir import (
     RECOVERY_POINTS,
 )
 from logfs.store.store import Store
-from tests.support.stores import assert_clean, fingerprint
+from tests.support.stores import assert_clean, fingerprint, locks_below
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -516,6 +516,29 @@ def test_a_reader_in_the_same_process_does_not_release_the_lock(
             [sys.executable, "-c", program, str(log_dir)], capture_output=True, check=False
         )
         assert b"StoreLocked" in done.stderr
+
+
+def test_a_reader_that_looks_for_the_holder_does_not_release_the_lock(log_dir: Path) -> None:
+    """A reader has `.lock` open when another thread opens the store: closing it must not release the new lock."""
+    Store(log_dir).close()
+    (log_dir / ".lock").touch()
+    opened: list[Store] = []
+    opener = threading.Thread(target=lambda: opened.append(Store(log_dir)))
+
+    class Meanwhile(ReadOnlyDisk):
+        """A disk on which the other thread opens the store while `.lock` is open, unless it has to wait."""
+
+        def open(self, path: Path, *, write: bool = False, create: bool = False) -> File:
+            file = super().open(path, write=write, create=create)
+            if path.name == ".lock" and opener.ident is None:
+                opener.start()
+                opener.join(1)
+            return file
+
+    Store(log_dir, read_only=True, disk=Meanwhile()).close()
+    opener.join()
+    assert locks_below(log_dir)
+    opened[0].close()
 
 
 def test_the_clean_marker_exists_only_while_the_store_is_closed(

@@ -84,8 +84,10 @@ class Lock:
             # The directory has failed. Closing the descriptor releases the lock all the same.
             logger.warning("%s: could not be removed: %s", self._path, error)
         finally:
-            _held.pop(self.identity, None)
-            self._file.close()
+            # If the file is still there, another thread must not lock it before its descriptor here is closed.
+            with _taking:
+                _held.pop(self.identity, None)
+                self._file.close()
 
     def keep(self) -> None:
         """Keep the lock until the process ends: a thread may still be writing to the log directory."""
@@ -101,7 +103,8 @@ class Lock:
 _held: WeakValueDictionary[tuple[int, int], Lock] = WeakValueDictionary()
 # Those that are never released.
 _kept: list[Lock | Turn] = []
-# Held while a lock is looked for in `_held`, taken and added: two threads of this process must not both get it.
+# Held while a lock is looked for in `_held`, taken and added: two threads of this process must not both get it. Held
+# also while the file is open for another purpose: closing it would release a lock that was taken meanwhile.
 _taking = threading.Lock()
 
 
@@ -152,16 +155,17 @@ def holder(disk: Disk, log_dir: Path) -> int | None:
     The pid is 0 for a process in another pid namespace. No lock is taken or released.
     """
     path = log_dir / FILE_NAME
-    if _identity(disk, path) in _held:
-        return os.getpid()
-    try:
-        file = disk.open(path)
-    except FileNotFoundError:
-        return None
-    try:
-        return _holder(file.fd)
-    finally:
-        file.close()
+    with _taking:
+        if _identity(disk, path) in _held:
+            return os.getpid()
+        try:
+            file = disk.open(path)
+        except FileNotFoundError:
+            return None
+        try:
+            return _holder(file.fd)
+        finally:
+            file.close()
 
 
 def mountpoint(disk: Disk, log_dir: Path, pid: int) -> Path | None:
