@@ -190,3 +190,39 @@ def compare(original: Partition, orders: Partition) -> None:
     assert orders.text(View.LINES).read(0, 1 << 20) == original.text(View.LINES).read(0, 1 << 20)
     assert list(orders.committed.read()) == list(original.committed.read())
     assert orders.offset_for_time(0) == original.offset_for_time(0)
+
+
+@pytest.mark.parametrize("other_opens", [True, False])
+def test_an_opening_beside_a_writer_that_opens_or_closes(
+    closed_log: Path, tmp_path: Path, other_opens: bool
+) -> None:
+    """The reader pauses at each of its calls of the disk; files that the writer removes meanwhile are no errors."""
+    for number in itertools.count(1):
+        log_dir = tmp_path / str(number) / "log"
+        shutil.copytree(closed_log, log_dir)
+        disk = PausingReadOnly(number)
+        writers = [] if other_opens else [Store(log_dir)]
+        readers: list[Store] = []
+
+        def change(log_dir: Path = log_dir, writers: list[Store] = writers) -> None:
+            if writers:
+                writers[0].close()
+            else:
+                writers.append(Store(log_dir))
+
+        def read(
+            log_dir: Path = log_dir, disk: Disk = disk, readers: list[Store] = readers
+        ) -> None:
+            readers.append(Store(log_dir, read_only=True, disk=disk))
+
+        run_beside(disk, read, change)
+        (reader,), (writer,) = readers, writers
+        for _ in range(2):
+            assert not reader.offline
+            assert [record.value for record in reader[NAME].read()] == [b"a", b"B", b"C"]
+            reader.refresh()
+        reader.close()
+        writer.close()
+        if not disk.has_paused.is_set():
+            break
+    assert number > 20

@@ -258,6 +258,10 @@ class LogDir:
             return checkpoint.UNKNOWN_BROKER_EPOCH
         try:
             return checkpoint.parse_clean_shutdown(self.disk.read_file(self.path / CLEAN_SHUTDOWN))
+        except FileNotFoundError:
+            # Another process has opened the directory for writing meanwhile.
+            self.clean, self.live = False, self._is_live()
+            return checkpoint.UNKNOWN_BROKER_EPOCH
         except Corrupt as error:
             logger.warning(
                 "%s: %s; the shutdown still counts as clean", self.path / CLEAN_SHUTDOWN, error

@@ -138,10 +138,11 @@ def _finish_or_undo(
 
 def _is_noted(log_dir: LogDir, copy: Path, named: Path) -> bool:
     """Whether `copy` is complete and was made by the move whose UUID is in the name of the directory `named`."""
-    note = copy / MOVED
-    if not log_dir.disk.exists(note):
+    try:
+        note = log_dir.disk.read_file(copy / MOVED)
+    except FileNotFoundError:
         return False
-    return log_dir.disk.read_file(note) == names.unique_part(named.name).encode()
+    return note == names.unique_part(named.name).encode()
 
 
 def _remove_original(
