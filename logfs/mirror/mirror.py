@@ -191,7 +191,7 @@ class Mirror:
 
     def lags(self) -> dict[str, int]:
         """Return how many offsets each partition is behind its source."""
-        return {name: each.lag for name, each in list(self._partitions.items())}
+        return {name: each.lag for name, each in self._partitions.copy().items()}
 
     # What there is to mirror.
 

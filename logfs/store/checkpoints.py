@@ -43,7 +43,7 @@ class Checkpoints:
         here = [p for n, p in loaded.items() if self._registry.homes[n] is log_dir]
         here += coming
         # Copies of unfinished moves, which are the partitions from the next opening on.
-        copies = [name for name, home in self.unfinished.items() if home is log_dir]
+        copies = [name for name, home in self.unfinished.copy().items() if home is log_dir]
         here += [loaded[name] for name in copies if name in loaded]
         points = {partition.name: partition.recovery_point for partition in here}
         starts = {
@@ -53,7 +53,7 @@ class Checkpoints:
             if partition.config.remote_storage_enable
             or partition.log_start_offset != partition.local_start_offset
         }
-        for directory, home in self._registry.homes.items():
+        for directory, home in self._registry.homes.copy().items():
             # The partition is offline or was not loaded: it keeps its entries.
             if home is log_dir and directory not in loaded:
                 name = names.parse_directory(directory)

@@ -107,6 +107,6 @@ class InternalTopic:
 
     def check_online(self, *names: str) -> None:
         """Raise `PartitionFailed` if one of the topic's partitions, by default any, is offline."""
-        for name, reason in list(self._registry.offline.items()):
+        for name, reason in self._registry.offline.copy().items():
             if name in names or (not names and name.startswith(f"{self.topic}-")):
                 raise PartitionFailed(f"{name}: {self._what} are offline: {reason}")

@@ -283,7 +283,7 @@ class PartitionLoader:
         def abandon() -> None:
             self._is_stopped = True
 
-        todo = [unloaded for _, unloaded in sorted(self._registry.unloaded.items())]
+        todo = [unloaded for _, unloaded in sorted(self._registry.unloaded.copy().items())]
         count = 1 if is_clean else len(os.sched_getaffinity(0))
         for_each(load, todo, threads=count, abandon=abandon)
 
@@ -424,13 +424,10 @@ class PartitionLoader:
             loaded = self._registry.partitions.get(name.directory)
             if loaded is not None and loaded.directory == path:
                 found.setdefault(name.directory, (name, path, self._inodes[name.directory]))
-        for directory in [d for d, home in self._registry.homes.items() if home is log_dir]:
+        for directory in [d for d, h in self._registry.homes.copy().items() if h is log_dir]:
             inode = found[directory][2] if directory in found else None
             if inode != self._inodes.get(directory) or self._may_work_now(directory, log_dir):
-                self._registry.unloaded.pop(directory, None)
-                self._registry.partitions.pop(directory, None)
-                self._registry.offline.pop(directory, None)
-                del self._registry.homes[directory]
+                self._registry.forget(directory)
         for directory, (name, path, inode) in found.items():
             if directory not in self._registry.homes and self._wanted(directory):
                 self._inodes[directory] = inode

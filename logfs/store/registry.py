@@ -79,7 +79,8 @@ class PartitionRegistry:
 
     `Store` is a subclass. The parts of a store (commits, retention, compaction, …) use only what is defined here.
     Any thread may read. `partitions`, `offline` and `homes` change under `lock`; the end of a load changes the first
-    two without it, so that loops over them take a copy first.
+    two without it. Loops over them, and over `deletions`, take a copy first: `list(homes)`, `homes.copy().items()`.
+    The garbage collector, and with it another thread, may run while `list(homes.items())` is being made.
     """
 
     settings: Settings
@@ -180,6 +181,12 @@ class PartitionRegistry:
             # Last: who does not find the name here looks at the others.
             del self.unloaded[name]
 
+    def forget(self, name: str) -> None:
+        """Remove a partition that has left its log directory; the outcome of a load that is running is ignored."""
+        with self._settling:
+            for known in (self.unloaded, self.partitions, self.offline, self.homes):
+                known.pop(name, None)
+
     def home(self, name: str) -> Path:
         """Return the path of the log directory that a partition is in."""
         return self.homes[name].path
@@ -222,7 +229,7 @@ class PartitionRegistry:
         if log_dir.disk.is_disowned:
             # In a forked child the thread that held this lock, or a partition's, does not exist.
             self.lock, self._settling = threading.RLock(), threading.Lock()
-        for name, partition in list(self.partitions.items()):
+        for name, partition in self.partitions.copy().items():
             if self.homes.get(name) is log_dir:
                 partition.failure = log_dir.failure
                 if log_dir.disk.is_disowned:
@@ -240,8 +247,8 @@ class PartitionRegistry:
             if lost:
                 self.offline = {**self.offline, **lost}
                 # Replaced whole: the thread that met the error may be iterating over them.
-                self.partitions = {n: p for n, p in self.partitions.items() if n not in lost}
-                self.unloaded = {n: p for n, p in self.unloaded.items() if n not in lost}
+                self.partitions = {n: p for n, p in self.partitions.copy().items() if n not in lost}
+                self.unloaded = {n: p for n, p in self.unloaded.copy().items() if n not in lost}
 
     def check_log_dirs(self) -> None:
         """Take unmounted and replaced log directories offline; move partitions in failed directories to `offline`."""

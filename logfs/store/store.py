@@ -256,7 +256,7 @@ class Store(PartitionRegistry):
 
     def _copy_settings(self, topic: str, log_dir: LogDir) -> None:
         """Copy the settings of a topic to a log directory before it gets a partition of the topic."""
-        is_new = log_dir not in self.homes.values()
+        is_new = log_dir not in list(self.homes.values())
         self.settings.copy_to(topic, log_dir.disk, log_dir.path, is_new=is_new)
 
     def _make(
@@ -302,7 +302,7 @@ class Store(PartitionRegistry):
 
     def topic_id(self, topic: str) -> uuid.UUID | None:
         """Return the id that all partitions of a topic share, or None if no `partition.metadata` file has it."""
-        for name, log_dir in list(self.homes.items()):
+        for name, log_dir in self.homes.copy().items():
             if names.parse_directory(name).topic == topic and log_dir.failure is None:
                 loaded = self.partitions.get(name)
                 path = log_dir.path / name if loaded is None else loaded.directory
@@ -339,7 +339,7 @@ class Store(PartitionRegistry):
             errors = FirstError()
             with errors:
                 self.checkpoints.forget_cleaner_offset(home, partition.name)
-            if not any(names.parse_directory(n).topic == partition.topic for n in self.homes):
+            if not any(names.parse_directory(n).topic == partition.topic for n in list(self.homes)):
                 with errors:
                     self.settings.remove_topic(partition.topic)
             with errors:
@@ -482,7 +482,7 @@ class Store(PartitionRegistry):
             for log_dir in self.log_dirs:
                 if log_dir.has_changed() or self._loader.may_work_now(log_dir):
                     self._loader.refresh(log_dir)
-        for name, partition in list(self.partitions.items()):
+        for name, partition in self.partitions.copy().items():
             try:
                 partition.refresh()
             except (LogfsError, OSError) as error:
@@ -499,7 +499,7 @@ class Store(PartitionRegistry):
             and all(log_dir.is_unchanged() for log_dir in self.log_dirs)
             and all(
                 isinstance(partition, ReadOnlyPartition) and partition.is_unchanged()
-                for partition in self.partitions.values()
+                for partition in list(self.partitions.values())
             )
         )
 
@@ -590,10 +590,12 @@ class Store(PartitionRegistry):
         # The threads wait for fsyncs, which the filesystem does together.
         for_each(close, sorted(self.partitions), threads=_CLOSING_THREADS)
         dirty = {id(self.homes[name]) for name in failed}
-        dirty |= {id(self.homes[name]) for name in self.offline}
-        dirty |= set(map(id, self.checkpoints.unfinished.values()))
+        dirty |= {id(self.homes[name]) for name in list(self.offline)}
+        dirty |= set(map(id, list(self.checkpoints.unfinished.values())))
         # Partitions that were not loaded are as clean as they were.
-        unseen = {id(home) for name, home in self.homes.items() if name not in self.partitions}
+        unseen = {
+            id(home) for name, home in self.homes.copy().items() if name not in self.partitions
+        }
         dirty |= {id(log_dir) for log_dir in log_dirs if not log_dir.clean} & unseen
         errors = FirstError()
         for log_dir in log_dirs:

@@ -298,6 +298,23 @@ def test_producers_survive_a_crash_when_only_the_active_segment_is_local(
             assert (found.first_offset, found.duplicate) == (first, True)
 
 
+def test_remote_segments_are_looked_at_while_others_are_copied(
+    log_dir: Path, bucket: Path, clock: Clock
+) -> None:
+    """What a reader has asked for does not change under it: retention looks at all segments while one is copied."""
+    with Store(log_dir, clock=clock) as store:
+        orders = tiered(store, bucket)
+        fill(orders)
+        store.tier("orders-0")
+        remote = store.tiered.identify(orders)
+        assert remote is not None
+        known = len(store.tiered.metadata.segments(remote))
+        for _ in store.tiered.metadata.segments(remote).values():
+            fill(orders, 200)
+            store.tier("orders-0")
+        assert len(store.tiered.metadata.segments(remote)) > known
+
+
 def test_a_reader_goes_on_while_its_segments_leave(
     log_dir: Path, bucket: Path, clock: Clock
 ) -> None:

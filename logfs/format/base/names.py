@@ -155,7 +155,8 @@ def partitions_named(name: str, existing: Collection[str]) -> list[str]:
     if name in existing:
         return [name]
     found = []
-    for each in existing:
+    # A copy: other threads may add and remove directories.
+    for each in list(existing):
         with suppress(InvalidName):
             parsed = parse_directory(each)
             if parsed.topic == name:

@@ -207,7 +207,7 @@ class Tier(Request):
             "partitions": copied,
             "dropped": store.retain(chosen),
             "deleted": manager.deleted_segments - deleted_before,
-            "offline": {name: str(why) for name, why in sorted(store.offline.items())},
+            "offline": {name: str(why) for name, why in sorted(store.offline.copy().items())},
             "failed": bool(store.failed),
         }
 
@@ -373,7 +373,7 @@ def _adding(report: Report, total: int) -> Callable[[int], None]:
 
 def check_topic(store: Store, topic: str) -> None:
     """Raise `UnknownPartition` for a topic that has neither partitions nor its own settings."""
-    there = {names.parse_directory(name).topic for name in store.homes}
+    there = {names.parse_directory(name).topic for name in list(store.homes)}
     if topic not in there and not store.settings.topic_overrides(topic):
         where = ", ".join(str(log_dir.path) for log_dir in store.log_dirs)
         raise UnknownPartition(

@@ -274,7 +274,7 @@ class Compactor:
                 plans[name] = self.plan(name)
                 configs[name] = partition.config
 
-        for name, partition in list(self._registry.partitions.items()):
+        for name, partition in self._registry.partitions.copy().items():
             if (
                 partition.uncleanable is None
                 and partition.failure is None

@@ -230,7 +230,7 @@ class Mover:
     def _prepare(self, partition: Partition, target: LogDir) -> None:
         """Write a partition's checkpoint entries and settings to the log directory that it is about to move to."""
         registry, checkpoints = self._registry, self._checkpoints
-        is_new = target not in registry.homes.values()
+        is_new = target not in list(registry.homes.values())
         registry.settings.copy_to(partition.topic, target.disk, target.path, is_new=is_new)
         offset = registry.homes[partition.name.directory].cleaner_offsets.get(partition.name)
         if offset is None:

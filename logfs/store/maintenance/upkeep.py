@@ -120,7 +120,7 @@ class MaintenanceScheduler:
             self._timers[task] = Timer(now_ms)
             self._attempt(task, "", partial(self._acts[task], now_ms))
         # Partitions that were deleted or have failed for good are not tried again.
-        alive = {name for name, each in list(registry.partitions.items()) if each.failure is None}
+        alive = {name for name, each in registry.partitions.copy().items() if each.failure is None}
         self.backoff.keep(alive | {path.name for path in list(registry.deletions)})
         self.last_run_ms, self.last_run_seconds = registry.clock(), time.monotonic() - began
 
@@ -137,12 +137,12 @@ class MaintenanceScheduler:
         """Return the partitions that upkeep may change: those that are neither paused nor failed."""
         return [
             (name, partition)
-            for name, partition in list(self._registry.partitions.items())
+            for name, partition in self._registry.partitions.copy().items()
             if not partition.is_paused and partition.failure is None
         ]
 
     def _flush(self, now_ms: int) -> None:
-        for name, partition in list(self._registry.partitions.items()):
+        for name, partition in self._registry.partitions.copy().items():
             if partition.flusher.is_overdue(now_ms):
                 self._attempt(
                     MaintenanceTask.FLUSH, name, partial(self._flush_one, name, partition)
@@ -154,7 +154,7 @@ class MaintenanceScheduler:
 
     def _expire_producers(self, now_ms: int) -> None:
         expiration_ms = self._registry.settings.broker_config.producer_id_expiration_ms
-        for name, partition in list(self._registry.partitions.items()):
+        for name, partition in self._registry.partitions.copy().items():
             work = partial(partition.expire_producers, now_ms, expiration_ms)
             self._attempt(MaintenanceTask.PRODUCERS, name, work)
 
@@ -196,7 +196,7 @@ class MaintenanceScheduler:
                 MaintenanceTask.REMOVAL, name, partial(self._remove_files, name, partition, now_ms)
             )
         disks = {log_dir.path: log_dir.disk for log_dir in self._registry.working}
-        for path, due_ms in list(self._registry.deletions.items()):
+        for path, due_ms in self._registry.deletions.copy().items():
             disk = disks.get(path.parent)
             if disk is not None and due_ms <= now_ms:
                 work = partial(self._remove_directory, disk, path)
@@ -265,7 +265,7 @@ def is_roll_overdue(segment: Segment, config: LogConfig, idle_ms: int, now_ms: i
 
 def update_key_indexes(registry: PartitionRegistry) -> None:
     """Extend each recently used key index to the end of its log. May take long; an error is logged."""
-    for name, partition in list(registry.partitions.items()):
+    for name, partition in registry.partitions.copy().items():
         for keys in partition.key_indexes():
             try:
                 keys.keep_up(registry.clock())
@@ -275,7 +275,7 @@ def update_key_indexes(registry: PartitionRegistry) -> None:
 
 def key_index_progress(registry: PartitionRegistry) -> Iterator[BackgroundOperation]:
     """Yield the progress of each key index for which the log is being read now."""
-    for name, partition in sorted(registry.partitions.items()):
+    for name, partition in sorted(registry.partitions.copy().items()):
         for keys in partition.key_indexes():
             progress = keys.progress
             if progress is not None:

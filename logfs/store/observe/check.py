@@ -108,7 +108,7 @@ def check_log_dirs(store: Store) -> Iterator[Finding]:
     for log_dir in store.log_dirs:
         yield from _check_files(store.disk, log_dir.path)
         yield from _check_commits(store, log_dir)
-    for name, reason in sorted(store.offline.items()):
+    for name, reason in sorted(store.offline.copy().items()):
         yield error(store.home(name) / name, f"cannot be loaded: {reason}")
 
 

@@ -103,7 +103,7 @@ def metrics(store: Store, more: Iterable[Family] = ()) -> bytes:
     plans = _plans(store)
     return render(
         [
-            *_logs([partition for _, partition in sorted(store.partitions.items())]),
+            *_logs([partition for _, partition in sorted(store.partitions.copy().items())]),
             _flushes(store),
             *_dirty(store, plans),
             *_cleaner(store, plans),
@@ -195,7 +195,7 @@ def _flushes(store: Store) -> Family:
 def _plans(store: Store) -> dict[str, CompactionPlan]:
     """Return how dirty each compacted log is; logs that cannot be read are left out."""
     plans = {}
-    for name, partition in sorted(store.partitions.items()):
+    for name, partition in sorted(store.partitions.copy().items()):
         try:
             if partition.config.is_compacted:
                 plans[name] = store.compactor.plan(name)
@@ -308,7 +308,7 @@ def _retention(store: Store) -> Iterator[Family]:
 def _tiering(store: Store) -> Iterator[Family]:
     prefix = "kafka_server_brokertopicmetrics_remote"
     logs = []
-    for _, partition in sorted(store.partitions.items()):
+    for _, partition in sorted(store.partitions.copy().items()):
         try:
             log = store.tiered.of(partition)
         except (LogfsError, OSError):

@@ -185,7 +185,7 @@ def store_status(store: Store) -> dict[str, Any]:
         "partitions": len(store),
         "unloaded": len(store.unloaded),
         "recovered_bytes": store.recovered_bytes,
-        "offline": {name: str(reason) for name, reason in sorted(store.offline.items())},
+        "offline": {name: str(reason) for name, reason in sorted(store.offline.copy().items())},
         "upkeep": upkeep_status(store),
         "background": [
             work_status(work) for work in (*store.background, *key_index_progress(store))

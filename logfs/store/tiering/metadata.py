@@ -71,11 +71,11 @@ class RemoteLogMetadata:
         return any(name.startswith(f"{TOPIC}-") for name in list(self._registry.homes))
 
     def segments(self, partition: RemotePartition) -> Mapping[uuid.UUID, RemoteSegment]:
-        """Return the remote segments of a partition by their ids, those that were deleted left out.
+        """Return the remote segments of a partition by their ids, those that were deleted left out: a copy.
 
         Raises `PartitionFailed` if a partition of the topic is offline, and `OSError`.
         """
-        return self._following(partition).segments.get(partition, {})
+        return self._following(partition).segments.get(partition, {}).copy()
 
     def partitions(self) -> list[RemotePartition]:
         """Return the partitions that have remote segments, or whose deletion has not ended."""
