@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import os
+import re
 import shutil
 from functools import cache
 from pathlib import Path
@@ -23,6 +25,13 @@ if TYPE_CHECKING:
     Int64s = NDArray[np.int64]
     Int32s = NDArray[np.int32]
     Words = NDArray[np.uint64]
+
+# The directory of the package, and what a module imports from it: `from PACKAGE import NAMES`, or `import PACKAGE`.
+_ROOT = Path(__file__).parents[3]
+_IMPORT = re.compile(
+    rb"^[ \t]*(?:from|import)[ \t]+(logfs[\w.]*)(?:[ \t]+import[ \t]+(\([^)]*\)|.*))?", re.MULTILINE
+)
+_NAME = re.compile(rb"\w+")
 
 
 def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -46,8 +55,30 @@ def _compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any
         # Neither this directory nor the user's cache is writable: every process compiles for itself.
         compiled = numba.njit(nogil=True, **options)(function)
     else:
-        _take_from_installation(Path(inspect.getfile(function)), Path(compiled.stats.cache_path))
+        module = Path(inspect.getfile(function))
+        # numba's own stamp knows only the file of the kernel, not the constants and functions of others in its code.
+        compiled._cache._cache_file._source_stamp = _digest(module)
+        _take_from_installation(module, Path(compiled.stats.cache_path))
     return cast("Callable[..., Any]", compiled)
+
+
+@cache
+def _digest(module: Path) -> str:
+    """Return a hash of the sources of a module, and of all modules of logfs that it imports, directly or not."""
+    sources: dict[Path, bytes] = {}
+    todo = [module]
+    while todo:
+        path = todo.pop()
+        if path not in sources and path.is_file():
+            sources[path] = path.read_bytes()
+            for package, names in _IMPORT.findall(sources[path]):
+                place = _ROOT.joinpath(*package.decode().split("."))
+                for each in (place, *(place / name.decode() for name in _NAME.findall(names))):
+                    todo += [each.with_suffix(".py"), each / "__init__.py"]
+    digest = hashlib.sha256()
+    for _, source in sorted(sources.items()):
+        digest.update(hashlib.sha256(source).digest())
+    return digest.hexdigest()
 
 
 @cache
@@ -55,7 +86,7 @@ def _take_from_installation(module: Path, user_cache: Path) -> None:
     """Copy what was compiled when logfs was installed into the user's cache, unless the same or newer is there.
 
     Users who cannot write beside the module have a cache of their own, and would compile everything once more. The
-    files name the processor, the version of numba and the source for which they are good, so others have no effect.
+    files name the processor, the version of numba and the sources for which they are good, so others have no effect.
     """
     installed = module.parent / "__pycache__"
     # Who sets NUMBA_CACHE_DIR may compile with other options (NUMBA_BOUNDSCHECK), of which the files know nothing.
