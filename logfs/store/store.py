@@ -315,16 +315,15 @@ class Store(PartitionRegistry):
         """Delete a partition as Kafka does: rename it at once, and have it removed after `file.delete.delay.ms`.
 
         The committed offsets of consumer groups for the partition are removed, too. With the last partition of a
-        topic, the topic's settings are removed. Raises `UnknownPartition`, `NotWritable`.
+        topic, the topic's settings are removed. Raises `UnknownPartition`, `NotWritable`, and the error that keeps
+        the partition offline.
         """
         self._check_writable(name)
-        self.find(name)
+        _ = self[name]
         with self.lock:
             partition = self.partitions.get(name)
             if partition is None:
-                if name in self.offline and self.homes[name].failure is not None:
-                    raise self.offline[name]
-                raise UnknownPartition(f"{name}: no such partition")
+                raise self.offline.get(name) or UnknownPartition(f"{name}: no such partition")
             delay_ms = partition.config.file_delete_delay_ms
             partition.close(UnknownPartition(f"{name}: the partition was deleted"))
             doomed = partition.directory.with_name(

@@ -575,6 +575,8 @@ def test_an_offline_partition_leaves_no_clean_marker(log_dir: Path, clock: Clock
         assert values(store, "good-0") == [b"w", b"x"]
         with pytest.raises(PartitionExists):
             store.create(NAME)
+        with pytest.raises(Corrupt, match="leader-epoch-checkpoint"):
+            store.delete(NAME)
     assert not (log_dir / CLEAN_SHUTDOWN).exists()
     assert points(log_dir) == {ORDERS: 1, TopicPartition("good", 0): 2}
     assert fingerprint(log_dir / NAME) == before

@@ -23,6 +23,7 @@ from logfs.errors import (
     RemoteStorageError,
 )
 from logfs.format.text.rendering import View
+from logfs.log.disk.disk import Disk
 from logfs.log.follow.tiered_segment import MissingSegment
 from logfs.log.read.read_committed import Isolation
 from logfs.log.remote import encryption, object_store
@@ -621,6 +622,22 @@ def test_upkeep_copies_and_waits_after_an_error(
 # Retention (KIP-405).
 
 
+def test_a_plan_names_what_is_not_copied(log_dir: Path, bucket: Path, clock: Clock) -> None:
+    """What is old enough but not copied stays for that reason, and not until a time in the past."""
+    with Store(log_dir, clock=clock) as store:
+        fill(tiered(store, bucket, retention_ms=1000, remote_log_copy_disable="false"))
+        assert "is older than retention.ms=1000, but it is not in the object store yet" in (
+            store.retention_plan("orders-0").stays
+        )
+        store.settings.set_topic("orders", "retention.ms", str(10**12))
+        assert "may be deleted after" in store.retention_plan("orders-0").stays
+        store.settings.set_topic("orders", "retention.ms", "-1")
+        store.settings.set_topic("orders", "retention.bytes", "5000")
+        assert "the log exceeds retention.bytes=5000 by" in store.retention_plan("orders-0").stays
+        store.tier("orders-0")
+        assert store.retention_plan("orders-0").expired
+
+
 def test_what_is_not_copied_stays(log_dir: Path, bucket: Path, clock: Clock) -> None:
     """Neither total nor local retention drops a segment before it is copied; without copying, the total does."""
     with Store(log_dir, clock=clock) as store:
@@ -1160,6 +1177,107 @@ def test_a_partition_that_is_deleted_while_it_is_copied_leaves_no_object(
         clock.now_ms += 60_001
         store.remote_log_manager.expire()
         assert not server.stored_keys()
+
+
+def test_retention_does_not_wait_for_a_copy(
+    log_dir: Path, server: ObjectServer, clock: Clock
+) -> None:
+    """While a topic is being copied, another one is retained, and the copy's own objects are left to it."""
+    sending, goes_on = threading.Event(), threading.Event()
+
+    def wait(request: Request) -> None:
+        if request.method == "PUT" and request.key.endswith(".log"):
+            sending.set()
+            goes_on.wait(60)
+
+    def retain() -> None:
+        store.retain(["other-0"])
+        retained.set()
+
+    retained = threading.Event()
+    with Store(log_dir, clock=clock) as store:
+        orders = tiered(store, f"s3://{BUCKET}/tiered")
+        fill(orders)
+        set_topic(store, "other", segment_bytes=4000, retention_bytes=5000)
+        other = store.create("other-0")
+        fill(other)
+        server.fault = wait
+        copying = threading.Thread(target=lambda: suppressed(store))
+        copying.start()
+        assert sending.wait(60)
+        retaining = threading.Thread(target=retain)
+        retaining.start()
+        was_retained = retained.wait(20)
+        goes_on.set()
+        copying.join()
+        retaining.join()
+        assert was_retained
+        assert other.size_bytes <= 9000
+        # What was being sent then is a finished copy now.
+        remote = store.tiered.identify(orders)
+        assert remote is not None
+        segments = store.tiered.metadata.segments(remote).values()
+        assert len(segments) == len(orders.segments) - 1
+        log = store.tiered.of(orders)
+        assert log is not None
+        assert len(log.finished()) == len(segments)
+
+
+def test_a_copy_of_a_deleted_partition_is_deleted_only_when_it_has_ended(
+    log_dir: Path, server: ObjectServer, clock: Clock
+) -> None:
+    """Otherwise the copy would store further objects, which nothing names any more."""
+    sending, goes_on = threading.Event(), threading.Event()
+
+    def wait(request: Request) -> None:
+        if request.method == "PUT" and request.key.endswith(".log"):
+            sending.set()
+            goes_on.wait(60)
+
+    with Store(log_dir, clock=clock) as store:
+        fill(tiered(store, f"s3://{BUCKET}/tiered"))
+        server.fault = wait
+        copying = threading.Thread(target=lambda: suppressed(store))
+        copying.start()
+        assert sending.wait(60)
+        store.delete("orders-0")
+        clock.now_ms += 60_001
+        assert store.remote_log_manager.expire() == 0
+        goes_on.set()
+        copying.join()
+        server.fault = lambda request: None
+        store.remote_log_manager.expire()
+        assert not server.stored_keys()
+
+
+def test_a_move_needs_room_for_the_local_segments(
+    log_dir: Path, bucket: Path, tmp_path: Path, clock: Clock
+) -> None:
+    """The remote segments stay where they are, so they count neither for the free space nor for the progress."""
+
+    class Small(Disk):
+        """A disk that has room for the local segments alone."""
+
+        free = 0
+
+        def free_bytes(self, path: Path) -> int:
+            return self.free
+
+    disk = Small()
+    (other := tmp_path / "other").mkdir()
+    with Store([log_dir, other], clock=clock, disk=disk) as store:
+        orders = tiered(store, bucket)
+        fill(orders)
+        store.tier("orders-0")
+        clock.now_ms += 60_001
+        store.settings.set_topic("orders", "local.retention.bytes", "5000")
+        store.retain()
+        disk.free = orders.local_bytes
+        assert disk.free < orders.size_bytes
+        moved: list[int] = []
+        target = other if store.home("orders-0") == log_dir else log_dir
+        store.mover.move("orders-0", target, moved.append)
+        assert sum(moved) == orders.local_bytes
 
 
 def suppressed(store: Store) -> None:

@@ -117,7 +117,7 @@ class Mover:
         with self._running:
             target = self._check(name, log_dir)
             registry, partition = self._registry, self._registry[name]
-            size = partition.size_bytes
+            size = partition.local_bytes
             with registry.doing("moving", name, size) as work:
 
                 def spend(size: int) -> None:
@@ -156,7 +156,8 @@ class Mover:
             if target.disk.exists(target.path / name):
                 raise PartitionExists(f"{target.path / name}: already exists; move it away")
         registry.settings.check_copy(partition.topic, target.disk, target.path)
-        free, size = target.disk.free_bytes(target.path), partition.size_bytes
+        # What is in an object store stays there.
+        free, size = target.disk.free_bytes(target.path), partition.local_bytes
         if free < size:
             raise OSError(
                 errno.ENOSPC,

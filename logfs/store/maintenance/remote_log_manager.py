@@ -74,7 +74,10 @@ class _Stopped(Exception):
 
 
 class RemoteLogManager:
-    """The upkeep of the remote segments of a store. Any thread may call it; one run is active at a time."""
+    """The upkeep of the remote segments of a store. Any thread may call it.
+
+    One copy runs at a time, and one deletion beside it: a copy may take hours.
+    """
 
     def __init__(
         self,
@@ -87,7 +90,8 @@ class RemoteLogManager:
         self._checkpoints = checkpoints
         self._commits = commits
         self._tiered = tiered
-        self._running = threading.RLock()
+        self._running = threading.Lock()
+        self._expiring = threading.Lock()
         self._stopped = threading.Event()
         self.wake: Callable[[], object] = lambda: None
         self.timer = Timer(registry.opened_ms, 0)
@@ -256,7 +260,7 @@ class RemoteLogManager:
         These are the segments below the log start offset, of deleted partitions, of topics whose tiering was switched
         off, and the copies that were cut off. An error of one segment is logged, and does not keep the others.
         """
-        with self._running:
+        with self._expiring:
             if not self._tiered.metadata.exists:
                 return 0
             deleted = 0
@@ -276,9 +280,13 @@ class RemoteLogManager:
             # The partition is offline, or is not loaded: it is unknown what it needs.
             return 0
         deleted = 0
-        for each in list(metadata.segments(remote).values()):
+        for each in metadata.segments(remote).values():
+            if each.segment_id in self._copying:
+                continue
             if each.state is SegmentState.COPY_SEGMENT_STARTED:
-                if each.segment_id in self._copying or self._is_only_copy(partition, each):
+                # Again: the copy may have ended since, and its end is recorded before it leaves `_copying`.
+                now = metadata.segments(remote).get(each.segment_id)
+                if now != each or self._is_only_copy(partition, each):
                     continue
                 metadata.update(each, state=SegmentState.DELETE_SEGMENT_STARTED)
             elif each.state is not SegmentState.DELETE_SEGMENT_STARTED or self._is_needed(each):

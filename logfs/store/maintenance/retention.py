@@ -109,9 +109,8 @@ def plan_retention(
         stays = _why_it_stays(left, config, now_ms) if left else ""
         return RetentionPlan(expired, stays, starts[len(expired)])
     # What is not copied yet or not read yet stays, whatever its size or age.
-    end = copied_end if copied_end is not None and config.copies_segments else LONG_MAX
-    if unread is not None:
-        end = min(end, unread.offset)
+    copied = copied_end if copied_end is not None and config.copies_segments else LONG_MAX
+    end = copied if unread is None else min(copied, unread.offset)
     total = _Limits(config.retention_bytes, config.retention_ms, "")
     for cause, reasons in ((RetentionCause.SIZE, _too_large), (RetentionCause.TIME, _too_old)):
         kept = segments[len(expired) :]
@@ -129,7 +128,7 @@ def plan_retention(
             kept = local[len(released) :]
             found = map(Expired, kept, repeat(cause), reasons(kept, limits, now_ms))
             released += takewhile(lambda each: each.segment.next_offset <= copied_end, found)
-    stays = _why_it_stays(left, config, now_ms, unread) if left else ""
+    stays = _why_it_stays(left, config, now_ms, unread, copied) if left else ""
     return RetentionPlan(expired, stays, starts[len(expired)], released)
 
 
@@ -204,8 +203,12 @@ def _why_it_stays(
     config: LogConfig | None,
     now_ms: int,
     unread: Unread | None = None,
+    copied_end: int = LONG_MAX,
 ) -> str:
-    """Return why the oldest segment stays: users often ask why an old record is still there."""
+    """Return why the oldest segment stays: users often ask why an old record is still there.
+
+    Only what is below `copied_end` may be dropped by size or age.
+    """
     segment = segments[0]
     if not segment.size_bytes:
         return "it is empty"
@@ -221,6 +224,12 @@ def _why_it_stays(
         )
     if not config.is_deleted:
         return f"cleanup.policy={','.join(sorted(config.cleanup_policy))} deletes nothing by age or size"
+    if segment.next_offset > copied_end:
+        limits = _Limits(config.retention_bytes, config.retention_ms, "")
+        due = next(_too_large(segments, limits, now_ms), None)
+        due = due or next(_too_old(segments, limits, now_ms), None)
+        if due is not None:
+            return f"{due}, but it is not in the object store yet, where the copies end at offset {copied_end}"
     reasons = []
     if config.retention_bytes >= 0:
         total = sum(each.size_bytes for each in segments)
