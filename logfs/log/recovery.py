@@ -300,7 +300,7 @@ class _LogLoader:
         # A clean close leaves a snapshot if the log ever had a producer, so this log had none.
         no_producers = Producers()
         for offset in [*(segment.base_offset for segment in segments[-2:]), log_end_offset]:
-            self.snapshots.take(offset, no_producers)
+            self.snapshots.take_if_room(offset, no_producers)
         return no_producers
 
     def _note_batches(self, segment: Segment, batches: ScannedBatches) -> None:
@@ -589,7 +589,7 @@ class _LogLoader:
             # There may be more segments than a process may have files open.
             segment.close()
         self.producers_end = builder.end
-        self.snapshots.take(builder.end, self.producers)
+        self.snapshots.take_if_room(builder.end, self.producers)
 
     def _is_torn(self, segment: Segment, damage: Damage, size: int, *, is_last: bool) -> bool:
         """Whether damage is a torn tail: the end of an append that never became durable.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import shutil
@@ -39,7 +40,8 @@ from logfs.store.directory.log_dir import (
     RECOVERY_POINTS,
 )
 from logfs.store.store import Store
-from tests.support.stores import assert_clean, fingerprint, locks_below
+from tests.support.batches import Producer
+from tests.support.stores import abandon, assert_clean, fingerprint, locks_below
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -605,6 +607,45 @@ def test_a_failed_flush_leaves_no_clean_marker(log_dir: Path, clock: Clock) -> N
     disk.fails = False
     store.close()
     assert not (log_dir / CLEAN_SHUTDOWN).exists()
+
+
+def test_partitions_are_recovered_without_free_inodes(log_dir: Path, clock: Clock) -> None:
+    """A filesystem can be out of inodes, and a recovery that needs no new file but caches must not fail for that."""
+
+    class NoInodes(Disk):
+        refused = 0
+
+        def open(self, path: Path, *, write: bool = False, create: bool = False) -> File:
+            if create and path.name != ".lock" and not path.exists():
+                self.refused += 1
+                raise OSError(errno.ENOSPC, "No space left on device", str(path))
+            return super().open(path, write=write, create=create)
+
+    store = Store(log_dir, clock=clock)
+    names = [f"t-{number}" for number in range(3)]
+    for name in names:
+        partition = store.create(name)
+        producer = Producer(partition, 7, transactional=False)
+        producer.send("first")
+        partition.roll(clock())
+        producer.send("second")
+        partition.append([b"x" * 5000] * 3)
+    abandon(store)
+    disk = NoInodes()
+    store = Store(log_dir, clock=clock, disk=disk)
+    assert disk.refused
+    assert not store.offline
+    for name in names:
+        assert len(values(store, name)) == 5
+        store[name].append([b"third"])
+        store[name].flush()
+    with pytest.raises(OSError, match="No space left"):
+        store.close()
+    assert not (log_dir / CLEAN_SHUTDOWN).exists()
+    with Store(log_dir, clock=clock) as store:
+        for name in names:
+            assert len(values(store, name)) == 6
+            assert store[name].producers.entries()
 
 
 def test_closing_twice_is_harmless(log_dir: Path, clock: Clock) -> None:

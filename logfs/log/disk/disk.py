@@ -378,10 +378,30 @@ class Disk:
     def ensure_file(self, path: Path, data: bytes, *, sync: bool) -> None:
         """Do as `put_file` does, but leave a file as it is that holds `data` already.
 
-        After a kill most files that recovery makes anew are right, and to read one costs far less than a rename.
+        After a kill most files that recovery makes anew are right, and to read one costs far less than a rename. On a
+        disk without free inodes, a file is written in place unless `sync`; a killed process may then leave a mix.
         """
-        if not self._holds(path, data, sync=sync):
+        if self._holds(path, data, sync=sync):
+            return
+        try:
             self.put_file(path, data, sync=sync)
+        except OSError as error:
+            # There may be no inode for another file.
+            if sync or error.errno != errno.ENOSPC or not self._overwrite(path, data):
+                raise
+
+    def _overwrite(self, path: Path, data: bytes) -> bool:
+        """Write the content of a small file in place; return False if there is no such file."""
+        try:
+            file = self.open(path, write=True)
+        except FileNotFoundError:
+            return False
+        try:
+            self.write(file, 0, data)
+            self.truncate(file, len(data))
+            return True
+        finally:
+            file.close()
 
     def _holds(self, path: Path, data: bytes, *, sync: bool) -> bool:
         try:

@@ -6,6 +6,7 @@ the log itself, gives the same state.
 
 from __future__ import annotations
 
+import errno
 import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -82,6 +83,15 @@ class ProducerSnapshots:
         self._unsynced.add(offset)
         self._aside.discard(offset)
 
+    def take_if_room(self, offset: int, producers: Producers) -> None:
+        """Do as `take`, but not on a full disk: the log can be read then, and the next opening reads more of it."""
+        try:
+            self.take(offset, producers)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            logger.warning("%s: is not written: %s", self.path(offset), error)
+
     def flush(self) -> None:
         """Sync the snapshots that a power cut could lose. The caller syncs their directory."""
         while self._unsynced:
@@ -134,9 +144,9 @@ class ProducerSnapshots:
                 continue
             first = max(start, segment.base_offset)
             if segment.base_offset in wanted:
-                self.take(first, producers)
+                self.take_if_room(first, producers)
             replay(producers, segment, first, end)
-        self.take(end, producers)
+        self.take_if_room(end, producers)
         return producers
 
     def producers_at(self, offset: int, segments: Sequence[Segment], now_ms: int) -> Producers:
