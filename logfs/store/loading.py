@@ -37,7 +37,7 @@ from logfs.store.parallel import for_each
 from logfs.store.registry import UnloadedPartition
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from logfs.config import LogConfig
@@ -411,11 +411,36 @@ class PartitionLoader:
             self.recovered_bytes += size
         self._progress(work.name, work.done_bytes, work.total_bytes)
 
-    def refresh(self, log_dir: LogDir) -> None:
-        """Bring a read-only store up to date with the partitions that a log directory has now.
+    def refresh(self, log_dirs: Sequence[LogDir]) -> None:
+        """Bring a read-only store up to date with the partitions that these log directories have now.
 
         Drops partitions that are gone or were replaced, loads new ones, loads an offline one again if its directory
-        has changed, and applies the log start offsets in the checkpoint.
+        has changed, and applies the log start offsets in the checkpoints.
+        """
+        # First what has left any of them: a partition that has moved is then found in its new log directory.
+        found = {log_dir: self._drop_left(log_dir) for log_dir in log_dirs}
+        for log_dir, partitions in found.items():
+            for directory, (name, path, inode) in partitions.items():
+                if directory not in self._registry.homes and self._wanted(directory):
+                    self._inodes[directory] = inode
+                    self._note(log_dir, name, path)
+                elif self._registry.homes.get(directory, log_dir) is not log_dir:
+                    # It is being moved from one log directory to another, and is in both for a moment.
+                    log_dir.look_again()
+        if not self._is_lazy:
+            self.load_all()
+        for log_dir, partitions in found.items():
+            for partition in list(self._registry.partitions.values()):
+                if (
+                    isinstance(partition, ReadOnlyPartition)
+                    and partition.name.directory in partitions
+                ):
+                    partition.follow_log_start(log_dir.log_starts.get(partition.name, 0))
+
+    def _drop_left(self, log_dir: LogDir) -> dict[str, tuple[TopicPartition, Path, int]]:
+        """Drop the partitions that have left a log directory or were replaced; return those that are in it.
+
+        Each is (name, path, inode number of its directory), by its name.
         """
         scanned = self._scan(log_dir)
         found = {name.directory: (name, path, inode) for name, path, inode in scanned.partitions}
@@ -428,18 +453,7 @@ class PartitionLoader:
             inode = found[directory][2] if directory in found else None
             if inode != self._inodes.get(directory) or self._may_work_now(directory, log_dir):
                 self._registry.forget(directory)
-        for directory, (name, path, inode) in found.items():
-            if directory not in self._registry.homes and self._wanted(directory):
-                self._inodes[directory] = inode
-                self._note(log_dir, name, path)
-            elif self._registry.homes.get(directory, log_dir) is not log_dir:
-                # The partition is being moved from one log directory to another, and is in both for a moment.
-                log_dir.look_again()
-        if not self._is_lazy:
-            self.load_all()
-        for partition in list(self._registry.partitions.values()):
-            if isinstance(partition, ReadOnlyPartition) and partition.name.directory in found:
-                partition.follow_log_start(log_dir.log_starts.get(partition.name, 0))
+        return found
 
     def _may_work_now(self, directory: str, log_dir: LogDir) -> bool:
         """Whether the directory of a partition has changed since the partition went offline."""

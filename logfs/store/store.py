@@ -478,9 +478,13 @@ class Store(PartitionRegistry):
         if not self.read_only:
             return
         with self.lock:
-            for log_dir in self.log_dirs:
-                if log_dir.has_changed() or self._loader.may_work_now(log_dir):
-                    self._loader.refresh(log_dir)
+            changed = [
+                log_dir
+                for log_dir in self.log_dirs
+                if log_dir.has_changed() or self._loader.may_work_now(log_dir)
+            ]
+            if changed:
+                self._loader.refresh(changed)
         for name, partition in self.partitions.copy().items():
             try:
                 partition.refresh()

@@ -278,9 +278,9 @@ class Everything:
     def upkeep(self, name: str) -> None:
         self.clock.now_ms += 600_000
         self.store.upkeep()
-        if name == COMPACTED:
-            left = {record.offset for record in self.log(name).read()}
-            self.models[name].compact(left, self.log(name).active.base_offset)
+        log = self.log(COMPACTED)
+        left = {record.offset for record in log.read()}
+        self.models[COMPACTED].compact(left, log.active.base_offset)
 
     def commit_offset(self, name: str) -> None:
         model = self.models[name]
