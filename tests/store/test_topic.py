@@ -25,6 +25,7 @@ from logfs.log.append.topic_framer import (
 )
 from logfs.log.disk.disk import WouldBlock
 from logfs.store.store import Store
+from tests.support.disks import event_loop
 from tests.support.stores import assert_clean, set_topic
 
 if TYPE_CHECKING:
@@ -184,6 +185,20 @@ def test_a_write_that_is_repeated_has_appended_nothing(store: Store, name: str) 
                 assert framer.write(data).consumed == len(data)
             added = sum(store[each].log_end_offset - before[each] for each in store)
             assert added == data.count(b"\n")
+
+
+def test_a_repeated_call_does_not_count_its_bytes_twice(orders: Topic) -> None:
+    """Records without a key stay in one partition until they have filled a batch there, repeated calls or not."""
+    first, second, third = orders.partitions
+    partitioner = Partitioner(3, lambda count: int(first.log_end_offset > 0))
+    framer = TopicEnvelopeFramer(orders.partitions, partitioner)
+    line = b'{"value":"' + b"x" * 1012 + b'"}\n'
+    with event_loop() as loop:
+        for _ in range(32):
+            assert loop.call(lambda: framer.write(line), 0).consumed == len(line)
+            assert loop.waited
+    assert len(line) == 1025
+    assert [first.log_end_offset, second.log_end_offset, third.log_end_offset] == [16, 16, 0]
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,7 @@ class LineFramer:
         # Where in it the next write may begin: at the last refused piece again, or after that piece.
         self._rest_from = {0}
         self._refusal: LogfsError | None = None
+        # The size of the last write, 0 if not all of it was taken: then no other part of a divided write follows.
         self._last_size = 0
 
     def write(self, data: bytes) -> AppendResult:
@@ -50,12 +51,16 @@ class LineFramer:
 
         If `refused` is set and nothing was taken, the write fails with that error; if something was taken, the caller
         writes the rest again. Raises `NotWritable`, `PartitionFailed` or `UnknownPartition` if no append can succeed.
+        Raises `WouldBlock` in a thread that must not wait. Nothing has changed then, and the call can be repeated.
         """
         self.partition.check_appendable()
+        done = self._take(data)
+        self._last_size = len(data) if done.consumed == len(data) else 0
+        return done
+
+    def _take(self, data: bytes) -> AppendResult:
         if self.refused_rest and self._is_refused_rest(data):
             return self._nothing_appended(0, self._refusal)
-        may_be_part = self._last_size >= _PART_BYTES
-        self._last_size = len(data)
         if self.skipped is not None:
             return self._skip(data)
         end = data.rfind(b"\n") + 1
@@ -70,7 +75,7 @@ class LineFramer:
             if done.consumed:
                 self.carry = b""
             elif self.carry:
-                return self._refuse_carried(lines, done, may_be_part=may_be_part)
+                return self._refuse_carried(lines, done)
             return done._replace(consumed=taken)
         if end < len(data) and len(data) - end > self.limit:
             # The line that begins here is too long already. The next write begins with it, and fails.
@@ -144,12 +149,10 @@ class LineFramer:
             return self._nothing_appended(0, reason)
         return self._nothing_appended(newline + 1, reason)
 
-    def _refuse_carried(
-        self, lines: bytes, done: AppendResult, *, may_be_part: bool
-    ) -> AppendResult:
+    def _refuse_carried(self, lines: bytes, done: AppendResult) -> AppendResult:
         """Refuse a line that earlier writes began, and drop its beginning. No byte of this write is taken."""
         if isinstance(done.refused, LogfsError):
-            if may_be_part:
+            if self._last_size >= _PART_BYTES:
                 self.refused_rest = lines[len(self.carry) : lines.index(b"\n") + 1]
                 self._rest_from = {0}
                 self._refusal = done.refused

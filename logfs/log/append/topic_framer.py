@@ -7,6 +7,7 @@ filled a batch there, and then to another one, chosen at random (KIP-480, KIP-79
 from __future__ import annotations
 
 import random
+from copy import copy
 from typing import TYPE_CHECKING
 
 from logfs.errors import InvalidEnvelope, LogfsError, UnknownPartition
@@ -112,6 +113,8 @@ class TopicEnvelopeFramer(_TopicFramer, EnvelopeFramer):
         if lines.find(b"\n") + 1 < len(lines):
             # Several partitions may follow each other. A call that is repeated must not have appended to one.
             self.partition.check_may_block()
+        # A call that is repeated must not have counted its bytes.
+        partitioner = copy(self._partitioner)
         waiting: dict[int, list[Record]] = {}
         count = done = position = 0
         refused: LogfsError | OSError | None = None
@@ -122,7 +125,7 @@ class TopicEnvelopeFramer(_TopicFramer, EnvelopeFramer):
                 except LogfsError as error:
                     refused = error
                     break
-                number = self._partition_of(record, len(line))
+                number = _partition_of(record, len(line), partitioner)
                 # It may be too large for a batch. Alone, it is refused without a record after it.
                 is_large = _size(record) > self.partition.line_limit
                 if is_large:
@@ -134,6 +137,8 @@ class TopicEnvelopeFramer(_TopicFramer, EnvelopeFramer):
             count, done = count + self._flush(waiting), position
         except (LogfsError, OSError) as error:
             refused = error
+        self._partitioner = partitioner
+        self.partition = self._partitions[partitioner.current]
         return AppendResult(0, count - 1, done, refused)
 
     def _checked(self, line: bytes) -> Record:
@@ -147,14 +152,6 @@ class TopicEnvelopeFramer(_TopicFramer, EnvelopeFramer):
             raise refused
         return record
 
-    def _partition_of(self, record: Record, size: int) -> int:
-        if record.key is not None:
-            return self._partitioner.of_key(record.key)
-        number = self._partitioner.current
-        self._partitioner.note(size)
-        self.partition = self._partitions[self._partitioner.current]
-        return number
-
     def _flush(self, waiting: dict[int, list[Record]]) -> int:
         """Append the records that wait, and return their number. Raises the first error of a partition."""
         count = 0
@@ -165,6 +162,15 @@ class TopicEnvelopeFramer(_TopicFramer, EnvelopeFramer):
             if result.refused is not None:
                 raise result.refused
         return count
+
+
+def _partition_of(record: Record, size: int, partitioner: Partitioner) -> int:
+    """Return the partition of a record, and count the bytes of one without a key."""
+    if record.key is not None:
+        return partitioner.of_key(record.key)
+    number = partitioner.current
+    partitioner.note(size)
+    return number
 
 
 def _size(record: Record) -> int:
