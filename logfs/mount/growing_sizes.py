@@ -180,7 +180,8 @@ class GrowingSizes:
         determined.
         """
         told = self._told.get(node)
-        if told is None:
+        if told is None or node.context.store.read_only:
+            # Appends of another process invalidate nothing.
             return 0.0
         log = node.partition.log
         is_confirmed = (
@@ -190,7 +191,6 @@ class GrowingSizes:
         if (
             not is_confirmed
             or not node.grows_by_appends
-            or node.context.store.read_only  # Appends of another process invalidate nothing.
             or node.partition.topic == GROUPS_TOPIC
             or node.context.store.settings.log_config(node.partition.topic).logfs_mirror_source
             or node.context.store.commits.pending()

@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakValueDictionary
 
+from logfs.log.disk.disk import WouldBlock
 from logfs.log.read.read_committed import Isolation
 from logfs.mount.errnos import refuse
 from logfs.store.directory.permissions import Access
@@ -205,9 +206,15 @@ class DirectoryNode(Node):
         self._alive: WeakValueDictionary[str, Node] = WeakValueDictionary()
 
     def known(self, name: str) -> Node | None:
-        """Return the node that an earlier lookup of `name` made; None if there is none or it is out of date."""
+        """Return the node that an earlier lookup of `name` made; None if there is none or it is out of date.
+
+        It counts as out of date, too, if the calling thread must not wait and would have to wait for the answer.
+        """
         alive = self._alive.get(name)
-        return alive if alive is not None and self.is_current(alive) else None
+        try:
+            return alive if alive is not None and self.is_current(alive) else None
+        except WouldBlock:
+            return None
 
     def find(self, name: str) -> Node | None:
         """Return a new node for a name, or None for an unknown name.
