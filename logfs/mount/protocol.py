@@ -237,9 +237,9 @@ class Operations(pyfuse3.Operations):
                 self._change_access, node, attr, fields, ctx.uid, limiter=self._workers
             )
             # Nodes that follow this one have other permissions now, and the kernel must not use the old ones.
-            modes = node.modes if isinstance(node, PartitionAccess) else None
+            assert isinstance(node, PartitionAccess)
             for other in self._inodes:
-                if isinstance(other, PartitionAccess) and other.modes is modes:
+                if isinstance(other, PartitionAccess) and other.follows(node.modes):
                     self._invalidate(other.inode)
         # Times come from the records. Setting them is accepted, as `touch` and `cp -p` expect, and changes nothing.
         return await self._attributes_for(node, ctx)

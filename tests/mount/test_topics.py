@@ -17,6 +17,7 @@ from logfs.store.store import Store
 from tests.support.batches import batch
 from tests.support.command_line import fails, ok
 from tests.support.processes import Threads, run
+from tests.support.requirements import need_root
 from tests.support.stores import assert_clean
 
 if TYPE_CHECKING:
@@ -362,3 +363,29 @@ def test_what_retention_drops_leaves_a_topic(mounted: Mount) -> None:
     (mounted.path / "orders-1/log-start-offset").write_text("2\n")
     assert sorted((topic / "records").read_bytes().split()) == sorted(b"a b c c a b c".split())
     assert (topic / "records").stat().st_size == 14
+
+
+def test_a_change_of_access_is_shown_at_once_by_the_topic(mounted: Mount) -> None:
+    """Whatever was listed before; the entries of a topic have the mode of those of its partitions, and none else."""
+    need_root()
+    topic = mounted.path / "topics/orders"
+    topic.mkdir()
+    entries = {"append": 0o222, "records": 0o400, "config": 0o700, "groups": 0o500}
+    for mode in (0, 0o7):
+        for name, bits in entries.items():
+            for entry in topic.iterdir():
+                entry.lstat()
+            for number in range(3):
+                (mounted.path / f"orders-{number}" / name).chmod(bits | mode)
+            assert (topic / name).stat().st_mode & 0o777 == bits | mode
+    for name, bits in entries.items():
+        with pytest.raises(PermissionError):
+            (topic / name).chmod(0o777)
+        for number in range(3):
+            found = (mounted.path / f"orders-{number}" / name).stat()
+            assert found.st_mode & 0o777 == bits | 0o7
+    for number in range(3):
+        os.chown(mounted.path / f"orders-{number}/groups", 12, 34)
+    found = (topic / "groups").stat()
+    assert (found.st_uid, found.st_gid) == (12, 34)
+    assert mounted.errors().count("change it there") == len(entries)

@@ -7,7 +7,6 @@ call that might have to wait does wait. The compiled code counts as loaded from 
 from __future__ import annotations
 
 import sys
-import threading
 from typing import TYPE_CHECKING
 
 from logfs.cli import main
@@ -15,6 +14,7 @@ from logfs.log.disk.disk import Disk
 from logfs.mount.protocol import Operations
 
 if TYPE_CHECKING:
+    import threading
     from contextlib import AbstractContextManager
 
     from logfs.log.disk.disk import File

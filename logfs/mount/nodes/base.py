@@ -302,6 +302,10 @@ class PartitionAccess(Node):
             return found
         return found._replace(mode=found.mode & self.allowed_bits)
 
+    def follows(self, modes: PermissionTable) -> bool:
+        """Whether the access to this node may change when an entry of this table does."""
+        return self.modes is modes
+
     def set_access(self, access: Access) -> None:
         """Store mode and owner durably. Raises EPERM for a file that shares those of its subdirectory."""
         if self.mode_name != self.name:

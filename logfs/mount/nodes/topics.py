@@ -107,22 +107,20 @@ class TopicDirectory(_Folder):
         if name in _TEXTS:
             return TopicTextFile(self.context, name, self, self.topic.partitions)
         if name == _CONFIG:
-            first, *_ = self.topic.partitions
-            modes = PermissionTable(first)
-            return TopicConfigDirectory(self.context, name, self, first, modes)
+            return TopicSettingsDirectory(self.context, name, self, self.topic.partitions)
         if name == _GROUPS:
             return TopicGroupsDirectory(self.context, name, self, self.topic.partitions)
         return PartitionsDirectory(self.context, name, self) if name == _PARTITIONS else None
 
     def is_current(self, node: Node) -> bool:
-        if not isinstance(node, (TopicAppendFile, TopicTextFile, TopicGroupsDirectory)):
+        if not isinstance(node, _TopicAccess):
             return True
         # Partitions may have been created since.
         if [*node.partitions] != [*self.topic.partitions]:
             return False
         if isinstance(node, TopicTextFile):
             return node.is_current
-        return isinstance(node, TopicGroupsDirectory) or not node.handles
+        return not isinstance(node, TopicAppendFile) or not node.handles
 
     def names(self) -> Iterator[str]:
         yield from (*_FRAMERS, *_TEXTS, _CONFIG, _GROUPS, _PARTITIONS)
@@ -171,10 +169,24 @@ class _TopicAccess(PartitionAccess):
         owner = first_found(self.context.store)
         return Access(self.allowed_bits & 0o700, owner.st_uid, owner.st_gid)
 
+    def follows(self, modes: PermissionTable) -> bool:
+        return any(partition.directory == modes.directory for partition in self.partitions)
+
     def set_access(self, access: Access) -> None:
         raise refuse(
             errno.EPERM, f"{self.path}: has the mode of the partitions' own; change it there"
         )
+
+
+class TopicSettingsDirectory(_TopicAccess, TopicConfigDirectory):
+    """The settings of a topic."""
+
+    def __init__(
+        self, context: Context, name: str, parent: TopicDirectory, partitions: Sequence[Partition]
+    ) -> None:
+        first, *_ = partitions
+        super().__init__(context, name, parent, first, PermissionTable(first))
+        self.partitions = partitions
 
 
 class TopicGroupsDirectory(TopicGroups, _TopicAccess):

@@ -68,8 +68,13 @@ class PermissionTable:
                 ) from None
 
     @property
+    def directory(self) -> Path:
+        """The partition directory."""
+        return self._partition.directory
+
+    @property
     def _path(self) -> Path:
-        return self._partition.directory / FILE_NAME
+        return self.directory / FILE_NAME
 
     def check_available(self) -> None:
         """Raise `LogDirFailed` if the partition's log directory has failed."""
