@@ -21,7 +21,7 @@ import pytest
 import logfs
 from logfs.store.directory.mount_table import logfs_mounts, mounts
 from tests.support.mounts import Mount, refuses
-from tests.support.processes import run, wait_for
+from tests.support.processes import Threads, run, wait_for
 from tests.support.requirements import need, need_command, need_fuse, need_root
 from tests.support.stores import assert_clean
 
@@ -1100,3 +1100,49 @@ def test_any_path_can_be_a_log_directory(tmp_path: Path, name: str) -> None:
         done = call("umount", mnt)
     assert (done.returncode, done.stderr) == (0, "")
     assert_clean(log_dir)
+
+
+@pytest.mark.parametrize(
+    "text", ["\u0663", "\uff11", "+1", "1_0", "01", "- 1", "-2", "1.0", "0x1", "9" * 20]
+)
+def test_an_offset_is_written_in_plain_digits(topic: Path, text: str) -> None:
+    """Other digits and signs are refused, wherever a number is written: none is taken for another one."""
+    (topic / "append").write_bytes(b"line\n" * 20)
+    before = (topic / "config/retention.ms").read_text()
+    for name in ("log-start-offset", "groups/billing", "config/retention.ms"):
+        if text in ("-2", "01", "+1") and name.startswith("config"):
+            # Settings are parsed as Java does.
+            continue
+        with refuses(errno.EINVAL):
+            (topic / name).write_text(text)
+    assert (topic / "log-start-offset").read_text() == "0\n"
+    assert (topic / "config/retention.ms").read_text() == before
+    assert not (topic / "groups/billing").exists()
+
+
+@pytest.mark.parametrize("name", [".logfs/commit", ".logfs/admin", "{}/append.jsonl"])
+def test_deeply_nested_json_is_refused(topic: Path, shared: Mount, name: str) -> None:
+    """With EINVAL and one line in `.logfs/errors`, as any other line that is not a request."""
+    with (shared.path / name.format(topic.name)).open("wb", buffering=0) as file:
+        with refuses(errno.EINVAL):
+            file.write(b"[" * 100_000 + b"\n")
+        with refuses(errno.EINVAL):
+            file.write(b'{"value":' * 100_000 + b"\n")
+    assert "internal error" not in shared.errors()
+
+
+def test_a_mount_reserves_few_addresses(mount: Mount) -> None:
+    """Whatever the number of threads that serve requests, so that it works with a limit of the address space."""
+    (mount.partition("orders-0") / "append").write_bytes(b"line\n")
+    threads = Threads([])
+    for _ in range(16):
+        threads.start(lambda: [os.listdir(mount.path / "orders-0/offsets") for _ in range(20)])
+    threads.join()
+    assert threads.errors == []
+    assert mount.process is not None
+    reserved = 0
+    for line in Path(f"/proc/{mount.process.pid}/maps").read_text().splitlines():
+        addresses, rights, *_ = line.split()
+        start, end = (int(address, 16) for address in addresses.split("-"))
+        reserved += end - start if rights == "---p" else 0
+    assert reserved < 512 << 20

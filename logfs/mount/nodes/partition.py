@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 import stat
 from typing import TYPE_CHECKING
 
@@ -41,6 +42,7 @@ _FOLDERS = {
 _STATUS = "status.json"
 _LOG_START = "log-start-offset"
 _CTL = "ctl"
+_OFFSET = re.compile(r"-1|0|[1-9][0-9]{0,18}")
 _COMMANDS = ("compact", "retain", "roll", "move LOGDIR", "pause", "resume")
 
 
@@ -143,13 +145,12 @@ class PartitionDirectory(PartitionAccess, DirectoryNode):
         return b"%d\n" % self.partition.log_start_offset
 
     def _delete_records(self, text: str) -> None:
-        try:
-            offset = int(text)
-        except ValueError:
+        # `int` also accepts 1_000, +7, and the digits of every script.
+        if not _OFFSET.fullmatch(text):
             raise InvalidName(
-                f"{text!r} is not an offset: write the first offset to keep, or -1 for the log end"
-            ) from None
-        self.context.store.delete_records(self.partition.name.directory, offset)
+                f"{text[:40]!r} is not an offset: write the first offset to keep, or -1 for the log end"
+            )
+        self.context.store.delete_records(self.partition.name.directory, int(text))
 
     def _doing(self) -> bytes:
         """Return the state of the partition's upkeep in words, one line each."""

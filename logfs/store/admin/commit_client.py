@@ -68,7 +68,7 @@ def parse_request(line: bytes) -> CommitRequest:
         staged = tuple(typed(StagedFile(*file)) for file in told["staged"])
         writer, sequence = checked("str", told["writer"]), checked("int", told["sequence"])
         return CommitRequest(writer, sequence, staged, checked("bool", told.get("discards", False)))
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise errors.InvalidRecord(f"not a commit request: {error}") from None
 
 
