@@ -445,6 +445,7 @@ class Operations(pyfuse3.Operations):
     async def write(self, fh: int, off: int, buf: bytes) -> int:
         # `off` has no meaning for a log: every write goes to the end, as with O_APPEND.
         handle = self._handles[fh]
+        handle.check_position(off, buf)
         try:
             taken = await self._run(handle.write, buf)
         finally:

@@ -941,3 +941,20 @@ def test_full_disk(make_mount: Callable[..., Mount], tmp_path: Path) -> None:
         assert_clean(log_dir)
     finally:
         run("umount", "-l", log_dir)
+
+
+def test_space_cannot_be_reserved(topic: Path) -> None:
+    """`posix_fallocate` fails and leaves no byte; NULs that are data are records."""
+    with (topic / "append").open("wb", buffering=0) as file:
+        for _ in range(2):
+            for start, length in ((0, 4096), (0, 1 << 20), (8192, 100)):
+                with refuses(errno.EOPNOTSUPP):
+                    os.posix_fallocate(file.fileno(), start, length)
+        for data in (b"\0", b"\n", b"\0", b"\0", b"a\n"):
+            assert file.write(data) == len(data)
+        with refuses(errno.EOPNOTSUPP):
+            os.posix_fallocate(file.fileno(), 0, 4096)
+    with (topic / "append").open("ab", buffering=0) as file:
+        for data in (b"\0", b"\0", b"\n"):
+            assert file.write(data) == len(data)
+    assert (topic / "records").read_bytes() == b"\0\n\0\0a\n\0\0\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections import OrderedDict
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from logfs.log.append.line_framer import EnvelopeFramer, LineFramer
+from logfs.mount.errnos import refuse
 from logfs.mount.nodes.base import (
     READ_BITS,
     WRITE_BITS,
@@ -145,6 +147,9 @@ class AppendHandle(Handle):
         self._process = process
         # With direct_io the kernel sends no FSYNC for O_SYNC and O_DSYNC: only the open flags show them.
         self._is_sync = bool(flags & (os.O_SYNC | os.O_DSYNC))
+        # Where the last write began, and where the next one begins if all of that is taken. None with O_APPEND, where
+        # the position is the size that the kernel has of the file.
+        self._positions: tuple[int, int] | None = None if flags & os.O_APPEND else (0, 0)
         node.handles.add(self)
 
     def read(self, position: int, size: int) -> bytes:
@@ -152,6 +157,20 @@ class AppendHandle(Handle):
 
     def grown(self) -> Sequence[Reader]:
         return self.appends_to
+
+    def check_position(self, position: int, data: bytes) -> None:
+        """Raise EOPNOTSUPP for what `posix_fallocate` writes: the C library replaces the call by a NUL in each block.
+
+        Any other data is taken at any position. A NUL at position 0, or after the last write, is data.
+        """
+        if self._positions is None:
+            return
+        if data == b"\0" and position not in self._positions:
+            raise refuse(
+                errno.EOPNOTSUPP,
+                f"{self.file.path}: space cannot be reserved in a file that takes records",
+            )
+        self._positions = position, position + len(data)
 
     def write(self, data: bytes) -> int:
         if len(data) > INLINE_SLOW_BYTES:

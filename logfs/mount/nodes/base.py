@@ -150,6 +150,9 @@ class Handle:
         """Take `data`, whatever its position, and return the number of bytes taken. Raises EBADF by default."""
         raise refuse(errno.EBADF, f"{self.node.path}: cannot be written")
 
+    def check_position(self, position: int, data: bytes) -> None:
+        """Called before a write of `data` at `position`. Raises the error of one that must not be taken there."""
+
     def grown(self) -> Sequence[Reader]:
         """Return the logs that writes may have grown; the caller makes the kernel forget the sizes of their files."""
         return ()
