@@ -6,13 +6,14 @@ import errno
 import logging
 import os
 import stat
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import pyfuse3
 import trio
 
-from logfs.log.disk.disk import WouldBlock
+from logfs.log.disk.disk import WouldBlock, run_without_network
 from logfs.mount.errnos import refuse
 from logfs.mount.growing_sizes import GrowingSizes
 from logfs.mount.handler_guard import guarded
@@ -45,9 +46,10 @@ logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
-# Requests that run in worker threads at a time, besides fsyncs, of which each partition may have one.
+# Requests in worker threads at a time, besides fsyncs, of which each partition may have one: those that wait for the
+# disk and change nothing, those that change something, and those that may wait for the network.
 _WORKERS = 8
-# The same for a bucket, where they wait for the network: nearly as many as the session serves requests at a time.
+_CHANGING_WORKERS = 8
 _FETCHING_WORKERS = 384
 # Records up to this size go to the kernel at their first open; larger ones may not be read whole.
 _HANDED_OVER_BYTES = 128 * 1024
@@ -78,8 +80,9 @@ class Operations(pyfuse3.Operations):
         self._sizes = GrowingSizes()
         # Whether the compiled code is not loaded yet.
         self.is_cold = True
-        is_remote = self.context.store.disk.is_remote
-        self._workers = trio.CapacityLimiter(_FETCHING_WORKERS if is_remote else _WORKERS)
+        self._workers = trio.CapacityLimiter(_WORKERS)
+        self._changers = trio.CapacityLimiter(_CHANGING_WORKERS)
+        self._fetchers = trio.CapacityLimiter(_FETCHING_WORKERS)
         self._syncers = trio.CapacityLimiter(256)
         self._sync_locks: WeakKeyDictionary[Partition, trio.Lock] = WeakKeyDictionary()
 
@@ -119,16 +122,43 @@ class Operations(pyfuse3.Operations):
         return path
 
     async def _run(self, work: Callable[..., _T], *arguments: Any) -> _T:
-        """Call `work` here if it need not wait for the disk, and in a worker thread if it must (rule 8).
+        """Call `work`, which changes nothing, here if it need not wait, and in a worker thread if it must (rule 8).
 
         Until the compiled code is loaded, `work` might have to wait for that.
         """
         if self.is_cold:
-            return await run_in_thread(work, *arguments, limiter=self._workers)
+            return await self._look(work, *arguments)
         try:
             return work(*arguments)
+        except WouldBlock as blocked:
+            on_network = blocked.on_network
+        if on_network:
+            return await self._fetch(work, *arguments)
+        return await self._look(work, *arguments)
+
+    async def _look(self, work: Callable[..., _T], *arguments: Any) -> _T:
+        """Call `work`, which changes nothing, in a worker thread: in one for the disk, if that is enough."""
+        try:
+            return await run_in_thread(run_without_network, work, *arguments, limiter=self._workers)
         except WouldBlock:
-            return await run_in_thread(work, *arguments, limiter=self._workers)
+            pass
+        return await self._fetch(work, *arguments)
+
+    async def _fetch(self, work: Callable[..., _T], *arguments: Any) -> _T:
+        return await run_in_thread(work, *arguments, limiter=self._fetchers, fetches=True)
+
+    async def _change(self, work: Callable[..., _T], *arguments: Any) -> _T:
+        """Call `work`, which may change something, here if it need not wait, and otherwise in a worker thread.
+
+        There it is called once, whatever it waits for: only before it begins a change may it be repeated.
+        """
+        if not self.is_cold:
+            with suppress(WouldBlock):
+                return work(*arguments)
+        return await self._change_in_thread(work, *arguments)
+
+    async def _change_in_thread(self, work: Callable[..., _T], *arguments: Any) -> _T:
+        return await run_in_thread(work, *arguments, limiter=self._changers)
 
     # Nodes and attributes.
 
@@ -231,11 +261,9 @@ class Operations(pyfuse3.Operations):
     ) -> pyfuse3.EntryAttributes:
         node = self._inodes.node(inode)
         if fields.update_size:
-            await self._run(node.truncate, attr.st_size)
+            await self._change(node.truncate, attr.st_size)
         if fields.update_mode or fields.update_uid or fields.update_gid:
-            await run_in_thread(
-                self._change_access, node, attr, fields, ctx.uid, limiter=self._workers
-            )
+            await self._change_in_thread(self._change_access, node, attr, fields, ctx.uid)
             # Nodes that follow this one have other permissions now, and the kernel must not use the old ones.
             assert isinstance(node, PartitionAccess)
             for other in self._inodes:
@@ -273,14 +301,14 @@ class Operations(pyfuse3.Operations):
         if not store.working:
             raise store.failed[0]
         path = store.working[0].path
-        return await run_in_thread(statvfs_of, path, limiter=self._workers)
+        return await self._look(statvfs_of, path)
 
     # Directories.
 
     async def opendir(self, inode: int, ctx: pyfuse3.RequestContext) -> int:
         directory = self._inodes.directory(inode)
         # A directory of keys or offsets may have very many names.
-        names = await run_in_thread(lambda: list(directory.names()), limiter=self._workers)
+        names = await self._look(lambda: list(directory.names()))
         handle = self._new_handle()
         self._listings[handle] = (directory, names, ctx.pid)
         return handle
@@ -316,7 +344,7 @@ class Operations(pyfuse3.Operations):
         directory = self._inodes.directory(parent_inode)
         # A name that is not UTF-8 fails the check of Kafka's rules for names, like any other invalid name.
         text = os.fsdecode(name)
-        await run_in_thread(directory.mkdir, text, mode, _caller(ctx), limiter=self._workers)
+        await self._change_in_thread(directory.mkdir, text, mode, _caller(ctx))
         node = await self._find(directory, text)
         entry = await self._attributes(node)
         self._remember(node)
@@ -324,12 +352,12 @@ class Operations(pyfuse3.Operations):
 
     async def rmdir(self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> None:
         directory = self._inodes.directory(parent_inode)
-        await run_in_thread(directory.rmdir, _text(name, directory), limiter=self._workers)
+        await self._change_in_thread(directory.rmdir, _text(name, directory))
 
     async def unlink(self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> None:
         directory = self._inodes.directory(parent_inode)
         text = _text(name, directory)
-        await self._run(directory.unlink, text)
+        await self._change(directory.unlink, text)
         directory.disown(text)
 
     async def create(
@@ -342,7 +370,7 @@ class Operations(pyfuse3.Operations):
     ) -> tuple[pyfuse3.FileInfo, pyfuse3.EntryAttributes]:
         directory = self._inodes.directory(parent_inode)
         text = _text(name, directory)
-        made = await self._run(directory.create, text, flags)
+        made = await self._change(directory.create, text, flags)
         directory.disown(text)
         node = directory.adopt(text, made)
         info = await self._open(node, flags, ctx)
@@ -447,7 +475,7 @@ class Operations(pyfuse3.Operations):
         handle = self._handles[fh]
         handle.check_position(off, buf)
         try:
-            taken = await self._run(handle.write, buf)
+            taken = await self._change(handle.write, buf)
         finally:
             self._grown(handle)
         if handle.needs_sync():
@@ -476,7 +504,7 @@ class Operations(pyfuse3.Operations):
     async def release(self, fh: int) -> None:
         handle = self._handles[fh]
         try:
-            await self._run(handle.release)
+            await self._change(handle.release)
         except Exception as error:
             # The answer to a RELEASE reaches no caller, so the error is recorded here, while its path is known.
             self.context.errors.note(handle.node.path, error)

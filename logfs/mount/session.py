@@ -44,9 +44,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# pyfuse3's default of 99 tasks is too low: more readers than that may wait for slow disks (120 waiting
-# readers delayed an unrelated stat for seconds).
-_MAX_TASKS = 400
+# The requests that are served at a time. With pyfuse3's default of 99, 120 readers of a slow disk delayed an
+# unrelated stat for seconds. Those that wait for an object store have no bound, and 384 of them have a thread.
+_MAX_TASKS = 4000
 _UPKEEP_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 60.0
 # The wait before partitions that could not be loaded for lack of descriptors are tried again.

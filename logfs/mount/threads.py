@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 # The five loops of upkeep may occupy one thread each; the other threads serve requests.
-_STARTED_FIRST = 20
+_STARTED_FIRST = 24
 # Threads that were started for a burst of requests end after this time without work.
 _IDLE_SECONDS = 10.0
 _RETRY_SECONDS = 0.01
@@ -140,6 +140,9 @@ class _Pool:
 
 
 _pool = _Pool()
+# Calls that may wait for the network have threads of their own, started when they are needed: a call that hangs keeps
+# its thread.
+_fetching_pool = _Pool()
 
 
 def start() -> None:
@@ -156,17 +159,21 @@ def run_detached(work: Callable[[], None]) -> None:
 
 
 async def run_in_thread(
-    work: Callable[..., _T], *arguments: Any, limiter: trio.CapacityLimiter | None = None
+    work: Callable[..., _T],
+    *arguments: Any,
+    limiter: trio.CapacityLimiter | None = None,
+    fetches: bool = False,
 ) -> _T:
     """Call `work` in a worker thread and return its result, or raise its error.
 
-    `limiter` bounds the number of concurrent calls. A cancellation does not interrupt the call. Raises `OSError`
-    (EAGAIN) if no worker thread runs and none can be started.
+    `limiter` bounds the number of concurrent calls. With `fetches`, the call may wait for the network, and does not
+    take a thread of those that do not. A cancellation does not interrupt the call. Raises `OSError` (EAGAIN) if no
+    worker thread runs and none can be started.
     """
     await trio.lowlevel.checkpoint_if_cancelled()
     async with limiter or nullcontext():
         job = _ThreadJob(work, arguments)
-        _pool.put(job)
+        (_fetching_pool if fetches else _pool).put(job)
         await trio.lowlevel.wait_task_rescheduled(lambda _: trio.lowlevel.Abort.FAILED)
         if job.error is not None:
             try:

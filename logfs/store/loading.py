@@ -299,6 +299,9 @@ class PartitionLoader:
         registry, name = self._registry, unloaded.name.directory
         if unloaded.partition is None:
             registry.disk.check_may_block()
+            if registry.settings.broker_config.remote_storage_url:
+                # Remote segments that another program has copied are listed.
+                registry.disk.check_may_fetch()
             with unloaded.lock:
                 if registry.unloaded.get(name) is unloaded:
                     if self._is_stopped:

@@ -22,7 +22,7 @@ from logfs.errors import (
 )
 from logfs.format.text.rendering import View
 from logfs.log.disk.bucket_path import BucketPath, as_path
-from logfs.log.disk.disk import WouldBlock
+from logfs.log.disk.disk import WouldBlock, run_without_network
 from logfs.log.read.read_committed import Isolation
 from logfs.log.remote import bucket_disk
 from logfs.store.observe.check import check
@@ -387,6 +387,40 @@ def test_the_thread_that_must_not_wait_does_not(put: Put, partition: Path, place
         assert waits >= 1
         remote.disk.allow_blocking()
         assert found == [remote["orders-0"].record(1234)]
+
+
+def test_a_call_that_must_not_use_the_network_asks_nothing(
+    put: Put, partition: Path, place: Path
+) -> None:
+    """What is not here raises `WouldBlock`, which says so; what is here is read; and nothing stays of the call."""
+    copy(put, partition, "aiven")
+    with logfs.Store(url(place), read_only=True, lazy=True) as remote:
+
+        def ask() -> object:
+            return remote["orders-0"].record(1234)
+
+        with pytest.raises(WouldBlock) as raised:
+            run_without_network(ask)
+        assert raised.value.on_network
+        found = ask()
+        assert run_without_network(ask) == found
+
+
+def test_a_call_that_must_not_use_the_network_waits_for_a_lock_for_a_moment(store: Store) -> None:
+    """The owner of the lock may wait for the network; the thread waits as before in other calls."""
+    lock = threading.Lock()
+
+    def take() -> bool:
+        with store.disk.hold(lock):
+            return lock.locked()
+
+    with lock, pytest.raises(WouldBlock) as raised:
+        run_without_network(take)
+    assert raised.value.on_network
+    assert run_without_network(take)
+    lock.acquire()
+    threading.Timer(0.3, lock.release).start()
+    assert take()
 
 
 def test_a_bucket_is_read_only(put: Put, partition: Path, place: Path) -> None:

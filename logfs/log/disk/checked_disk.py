@@ -121,6 +121,9 @@ class CheckedDisk(Disk):
     def check_may_block(self) -> None:
         self.disk.check_may_block()
 
+    def check_may_fetch(self) -> None:
+        self.disk.check_may_fetch()
+
     def release(self) -> None:
         self.disk.release()
 

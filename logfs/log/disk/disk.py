@@ -17,13 +17,13 @@ import threading
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from logfs.errors import Corrupt, NotWritable, OffsetOutOfRange
 from logfs.log.disk.latency_histogram import LatencyHistogram
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from typing_extensions import Buffer
@@ -49,8 +49,39 @@ _MOST_BYTES = 64 * 1024 * 1024
 _SETTLED_NS = 50_000_000
 
 
+T = TypeVar("T")
+
+
 class WouldBlock(Exception):
-    """Raised instead of waiting, in a thread that must not wait for the disk: repeat the call in a worker thread."""
+    """Raised instead of waiting, in a thread that must not wait: repeat the call in a worker thread.
+
+    With `on_network`, the call may wait for an object store, and so without any bound.
+    """
+
+    def __init__(self, *, on_network: bool = False) -> None:
+        super().__init__()
+        self.on_network = on_network
+
+
+# How long a thread that must not wait for the network waits for a lock, whose owner may wait for it.
+_LOCK_SECONDS = 0.1
+_waits = threading.local()
+
+
+def run_without_network(work: Callable[..., T], *arguments: Any) -> T:
+    """Call `work` and return its result. It may wait for the disk.
+
+    Where it would wait for the network, or long for a lock, it raises `WouldBlock` with `on_network`.
+    """
+    _waits.on_disk_only = True
+    try:
+        return work(*arguments)
+    finally:
+        _waits.on_disk_only = False
+
+
+def _must_not_fetch() -> bool:
+    return getattr(_waits, "on_disk_only", False)
 
 
 _STANDARD_ERROR = 2
@@ -82,8 +113,8 @@ class File:
 class Disk:
     """Files and directories below a log directory. Raises `OSError` as the system does.
 
-    Any thread may call any method. Only `read`, `hold` and `check_may_block` can raise `WouldBlock`, and only in the
-    thread that called `forbid_blocking`.
+    Any thread may call any method. `read`, `hold`, `check_may_block` and `check_may_fetch` can raise `WouldBlock`: in
+    the thread that called `forbid_blocking`, and within `run_without_network`.
     """
 
     writable = True
@@ -127,16 +158,25 @@ class Disk:
         if threading.get_ident() == self._loop_thread:
             raise WouldBlock
 
+    def check_may_fetch(self) -> None:
+        """Raise `WouldBlock` in the thread that called `forbid_blocking`, and within `run_without_network`.
+
+        Call this before anything is asked of an object store, and before other waits that have no bound.
+        """
+        if threading.get_ident() == self._loop_thread or _must_not_fetch():
+            raise WouldBlock(on_network=True)
+
     @contextmanager
     def hold(self, lock: threading.Lock | threading.RLock) -> Iterator[None]:
         """Hold `lock` during the `with` block.
 
         If another thread has the lock, waits for it, or raises `WouldBlock` in the thread that called
-        `forbid_blocking`.
+        `forbid_blocking`, and within `run_without_network` if it has to wait for longer than a moment.
         """
         if not lock.acquire(blocking=False):
             self.check_may_block()
-            lock.acquire()
+            if not lock.acquire(timeout=_LOCK_SECONDS if _must_not_fetch() else -1):
+                raise WouldBlock(on_network=True)
         try:
             yield
         finally:

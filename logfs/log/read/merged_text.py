@@ -60,7 +60,10 @@ class _Cursor:
 
 
 class MergedText:
-    """The text of logs from their present starts on, merged by time. Any thread may use it, and may have to wait."""
+    """The text of logs from their present starts on, merged by time.
+
+    Any thread may use it. A thread that must not wait gets `WouldBlock`, and repeats the call in another thread.
+    """
 
     def __init__(self, logs: Sequence[Reader], view: View) -> None:
         self._logs = logs
@@ -102,7 +105,7 @@ class MergedText:
     @property
     def size(self) -> int:
         """The current size in bytes."""
-        with self._lock:
+        with self._logs[0].disk.hold(self._lock):
             self._grow()
             return self._size
 
@@ -111,7 +114,7 @@ class MergedText:
 
         Raises `DamagedRange` at damage, and `OffsetOutOfRange` if records have left a log since.
         """
-        with self._lock:
+        with self._logs[0].disk.hold(self._lock):
             self._grow()
             parts = []
             end = min(position + size, self._size)

@@ -229,6 +229,10 @@ class BucketDisk(ReadOnlyDisk):
         self._places = _Listing(self, root, self._find_places)
         self._partitions: dict[str, _Listing[_Partition]] = {}
 
+    def check_may_block(self) -> None:
+        """Raise `WouldBlock` as `check_may_fetch` does: what takes long in a bucket waits for the network."""
+        self.check_may_fetch()
+
     def release(self) -> None:
         self.chunks.release()
 

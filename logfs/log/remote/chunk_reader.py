@@ -152,7 +152,7 @@ class ChunkReader:
 
         At most the first eight of them are, and each three times in ten seconds. Raises what `read` raises.
         """
-        self._disk.check_may_block()
+        self._disk.check_may_fetch()
         changed = False
         numbers = stored.chunks.chunks(stored.position + start, stored.position + end)
         for number in numbers[:_MOST_AHEAD]:
@@ -180,7 +180,7 @@ class ChunkReader:
         which = _ChunkId(stored.key, stored.version, stored.begin, number)
         file = self._opened(which)
         if file is None:
-            self._disk.check_may_block()
+            self._disk.check_may_fetch()
             coming = self._begin(stored, number)
             self._fetch_ahead(stored, number, following)
             return coming.result()
