@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import threading
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import orjson
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 
 LINES = b"".join(b"line %06d\n" % n for n in range(2000))
 PARTITIONS = 12
-# The kernel has at most twelve requests of its read-ahead on their way, for all files of a mount together.
-TEXTS = 4
 
 
 class Outage:
@@ -95,19 +94,24 @@ def test_what_is_local_does_not_wait(tmp_path: Path, server: ObjectServer) -> No
     path, readers, outage = mount.path, Threads([]), Outage(server)
     # The kernel sends one lookup in a directory at a time: those in `orders` are all of local records.
     orders, local = path / f"orders-{PARTITIONS - 1}", path / "local-0"
-    try:
+    with ExitStack() as stack:
+        stack.callback(mount.stop)
         wait_for(lambda: not orjson.loads((path / ".logfs/status.json").read_bytes())["unloaded"])
-        outage.begin()
-        names = [
-            *(
-                f"orders-{number}/{each}"
-                for number in range(PARTITIONS - 1)
-                for each in ("offsets/7", "time/0")
-            ),
-            *(f"orders-{number}/records" for number in range(TEXTS)),
+        texts = [
+            stack.enter_context((path / f"orders-{number}/{each}").open("rb", buffering=0))
+            for number in range(PARTITIONS - 1)
+            for each in ("records", "records.jsonl")
         ]
-        for name in names:
-            readers.start(lambda name=name: (path / name).read_bytes())
+        # On a slow machine the requests of the readers may have failed.
+        stack.callback(readers.join)
+        stack.callback(outage.end)
+        outage.begin()
+        for number in range(PARTITIONS - 1):
+            for each in ("offsets/7", "time/0"):
+                name = path / f"orders-{number}" / each
+                readers.start(lambda name=name: name.read_bytes())
+        for file in texts:
+            readers.start(lambda file=file: file.read(100))
         wait_for(lambda: outage.waiting >= 8)
         assert b"orders-0" in run("ls", "-la", path)
         assert b"records" in run("ls", "-la", orders)
@@ -125,9 +129,4 @@ def test_what_is_local_does_not_wait(tmp_path: Path, server: ObjectServer) -> No
         assert b"earliest" in run("ls", local / "offsets")
         run("sh", "-c", f"echo 3600000 > {local}/config/retention.ms; chmod 600 {local}/append")
         run("sh", "-c", f"echo 5 > {local}/groups/billing; rmdir {path}/new-0")
-    finally:
-        outage.end()
-        # On a slow machine their requests may have failed.
-        readers.join()
-        mount.stop()
     assert_clean(log_dir)
