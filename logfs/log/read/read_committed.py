@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import threading
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -231,16 +231,20 @@ def _aborted_between(
     `segments` are the log from the segment that holds `start` on. The markers may lie at or after `end`.
     """
     found: dict[int, list[tuple[int, int]]] = {}
-    for entry in _entries_up_to(end, segments):
-        if entry.first_offset < end and entry.last_offset >= start:
+    for entry in _entries_between(start, end, segments):
+        if entry.first_offset < end:
             found.setdefault(entry.producer_id, []).append((entry.first_offset, entry.last_offset))
     return found
 
 
-def _entries_up_to(end: int, segments: Sequence[Segment]) -> Iterator[AbortedTransaction]:
-    """Yield the entries of the transaction indexes, up to one after which none concerns offsets below `end`."""
+def _entries_between(
+    start: int, end: int, segments: Sequence[Segment]
+) -> Iterator[AbortedTransaction]:
+    """Yield the transactions whose markers lie at or after `start`, up to one after which none begins below `end`."""
     for segment in segments:
-        for entry in segment.txn_index.entries:
+        entries = segment.txn_index.entries
+        first = bisect_left(entries, start, key=lambda entry: entry.last_offset)
+        for entry in entries[first:]:
             yield entry
             if entry.last_stable_offset >= end:
                 return
