@@ -77,7 +77,7 @@ class CommitPending(LogfsError):
 
 
 class NotWritable(LogfsError):
-    """The store was opened read-only, or the topic mirrors a cluster."""
+    """The store was opened read-only, the topic mirrors a cluster, or the bucket belongs to another store."""
 
     @classmethod
     def of_mirror(cls, partition: str, source: str) -> NotWritable:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments: log directories, the partitions, and `--dry-run`, which only lists what would be copied."""
+    """Add the arguments: log directories, the partitions, `--take-over`, and `--dry-run`, which only lists."""
     add_log_dirs(parser)
     parser.add_argument(
         "-p",
@@ -22,7 +22,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="only this partition; may be given several times (default: all of tiered topics)",
     )
-    parser.add_argument(
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument(
+        "--take-over",
+        action="store_true",
+        help="first become the owner of the bucket, in place of a log directory that is not used any more",
+    )
+    either.add_argument(
         "-n",
         "--dry-run",
         action="store_true",
@@ -34,7 +40,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Copy what is due in each partition, then drop local segments and delete remote ones as retention asks.
 
     A mount does the same in the background. The exit code is 1 if a log directory has failed, or a partition is
-    offline. Raises `InvalidSetting` for a partition whose topic is not tiered, and `RemoteStorageError`.
+    offline. Raises `InvalidSetting` for a partition whose topic is not tiered, `NotWritable` if the bucket belongs to
+    another log directory, and `RemoteStorageError`.
     """
     from logfs.store.admin.requests import Tier
 
@@ -42,7 +49,8 @@ def run(arguments: argparse.Namespace) -> int:
     names = arguments.partition or []
     if arguments.dry_run:
         return _list(log_dirs, names)
-    done = ask(log_dirs, Tier(list(map(str, log_dirs)), names), title="copying")
+    request = Tier(list(map(str, log_dirs)), names, arguments.take_over)
+    done = ask(log_dirs, request, title="copying")
     _print_offline(done["offline"], done["partitions"])
     for each in done["partitions"]:
         print(

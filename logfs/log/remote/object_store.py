@@ -177,9 +177,31 @@ class ObjectStore:
         except _BodyFailed:
             raise raised[0] from None
         except FileNotFoundError:
-            raise RemoteStorageError(f"{self.url(key)}: the bucket does not exist") from None
+            raise self._no_bucket(key) from None
         if self._place.scheme == "file":
             _sync(Path("/", key))
+
+    def create(self, key: str, data: bytes) -> bool:
+        """Store a small object durably, and return True; return False if there is an object of that key already."""
+        self._check_directory()
+
+        def send() -> bool:
+            try:
+                self._obstore.put(self._store, key, data, mode="create", use_multipart=False)
+            except self._obstore.exceptions.AlreadyExistsError:
+                return False
+            return True
+
+        try:
+            is_new: bool = self._ask(key, send)
+        except FileNotFoundError:
+            raise self._no_bucket(key) from None
+        if is_new and self._place.scheme == "file":
+            _sync(Path("/", key))
+        return is_new
+
+    def _no_bucket(self, key: str) -> RemoteStorageError:
+        return RemoteStorageError(f"{self.url(key)}: the bucket does not exist")
 
     def size(self, key: str) -> int:
         """Return the size of an object in bytes."""
@@ -194,7 +216,7 @@ class ObjectStore:
         except FileNotFoundError:
             if self._place.scheme == "s3":
                 # S3 never says so of an object, but of a bucket.
-                raise RemoteStorageError(f"{self.url(key)}: the bucket does not exist") from None
+                raise self._no_bucket(key) from None
         if self._place.scheme == "file":
             # What a kill left of an upload has the object's name, and a number behind it.
             path = Path("/", key)

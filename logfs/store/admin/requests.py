@@ -176,19 +176,25 @@ class Retain(Request):
 class Tier(Request):
     """Copy what is due of tiered partitions into the object store, and drop what retention drops.
 
-    Without `partitions`, those of all tiered topics in `log_dirs`. The answer has for each of `partitions` how many
-    `segments` and `bytes` were copied and why the next segment `stays`; the number of segments `dropped` here and
-    `deleted` in the object store; and why partitions are `offline`.
+    Without `partitions`, those of all tiered topics in `log_dirs`. With `take_over`, the store first becomes the
+    owner of the bucket, in place of another one. The answer has for each of `partitions` how many `segments` and
+    `bytes` were copied and why the next segment `stays`; the number of segments `dropped` here and `deleted` in the
+    object store; and why partitions are `offline`.
     """
 
     operation = "tier"
     log_dirs: list[str]
     partitions: list[str] = field(default_factory=list)
+    take_over: bool = False
 
     def run(self, store: Store, report: Report) -> Answer:
         manager = store.remote_log_manager
+        if self.take_over:
+            manager.take_over()
         chosen = self.partitions or tiered_partitions(store, _partitions_in(store, self.log_dirs))
         plans = {name: manager.plan(name) for name in chosen}
+        if chosen:
+            manager.claim()
         # Each byte is sent once, and read back once.
         spend = _adding(report, 2 * sum(plan.size_bytes for plan in plans.values()))
         copied = []

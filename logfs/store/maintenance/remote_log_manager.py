@@ -2,7 +2,8 @@
 
 A copy begins with a durable record of its start, and counts when the record of its end is durable: after its objects
 have been read back. A copy that was cut off is deleted by the next run. Segments that are to be deleted are first
-recorded so, durably; their objects go when `file.delete.delay.ms` has passed and no reader holds them.
+recorded so, durably; their objects go when `file.delete.delay.ms` has passed and no reader holds them. Only the owner
+of the bucket stores and deletes objects: `logfs.store.tiering.bucket_owner`.
 """
 
 from __future__ import annotations
@@ -110,6 +111,16 @@ class RemoteLogManager:
         self._stopped.set()
         self.wake()
 
+    def claim(self) -> None:
+        """Make sure that this store owns the bucket. Raises as `BucketOwner.claim` does."""
+        with self._running:
+            self._tiered.owner.claim()
+
+    def take_over(self) -> None:
+        """Become the owner of the bucket. Raises as `BucketOwner.take_over` does."""
+        with self._running:
+            self._tiered.owner.take_over()
+
     # Copying.
 
     def plan(self, name: str) -> CopyPlan:
@@ -157,7 +168,8 @@ class RemoteLogManager:
 
         `progress` is called with the number of bytes before each part of a segment is sent or read back. After an
         error the segments that were copied before it stay copied. Raises `InvalidSetting` if the topic is not tiered,
-        `RemoteStorageError`, `PartitionFailed`, `Corrupt` and `OSError`.
+        `NotWritable` if the bucket belongs to another store, `RemoteStorageError`, `PartitionFailed`, `Corrupt` and
+        `OSError`.
         """
         with self._running:
             try:
@@ -175,6 +187,11 @@ class RemoteLogManager:
         done = Copied(0, 0)
         if not plan.segments:
             return done
+        try:
+            self.claim()
+        except Exception:
+            self.copy_errors += 1
+            raise
         rate = self._registry.settings.broker_config.remote_log_manager_copy_max_bytes_per_second
         throttle = Throttle(rate, self._stopped.wait)
         with self._registry.doing("copying", name, 2 * plan.size_bytes) as work:
@@ -279,7 +296,7 @@ class RemoteLogManager:
         elif name in self._registry.homes and not metadata.is_deleted(remote):
             # The partition is offline, or is not loaded: it is unknown what it needs.
             return 0
-        deleted = 0
+        doomed = []
         for each in metadata.segments(remote).values():
             if each.segment_id in self._copying:
                 continue
@@ -291,12 +308,23 @@ class RemoteLogManager:
                 metadata.update(each, state=SegmentState.DELETE_SEGMENT_STARTED)
             elif each.state is not SegmentState.DELETE_SEGMENT_STARTED or self._is_needed(each):
                 continue
-            deleted += self._delete(each)
+            doomed.append(each)
+        deleted = sum(map(self._delete, doomed)) if doomed and self._may_delete(name) else 0
         states = {each.state for each in metadata.segments(remote).values()}
         if metadata.is_deleted(remote) and SegmentState.DELETE_SEGMENT_STARTED not in states:
             # Those that are left are of a partition that was created again, under the topic's id.
             metadata.end_deletion(remote)
         return deleted
+
+    def _may_delete(self, name: str) -> bool:
+        """Whether this store owns the bucket; if that is not certain, the reason is logged."""
+        try:
+            self.claim()
+        except (LogfsError, OSError) as error:
+            self.delete_errors += 1
+            logger.error("%s: its remote segments are not deleted now: %s", name, error)
+            return False
+        return True
 
     def _is_only_copy(self, partition: Partition | None, begun: RemoteSegment) -> bool:
         """Whether a copy that is not described as finished has records that are nowhere else.
@@ -402,6 +430,10 @@ class RemoteLogManager:
         if not due(timers, broker, registry.clock(), is_paused=registry.is_paused):
             return
         task, clock = MaintenanceTask.TIERING, registry.clock
+        self.backoff.attempt(task, "", clock, self._claim_once)
+        if self._tiered.owner.refusal:
+            self.timer = Timer(clock())
+            return
         for name in list(registry.partitions):
             if self._stopped.is_set():
                 return
@@ -409,6 +441,15 @@ class RemoteLogManager:
         self.backoff.attempt(task, "", clock, self.expire)
         self.backoff.keep(registry.partitions)
         self.timer = Timer(clock())
+
+    def _claim_once(self) -> None:
+        """Claim the bucket of a store with tiered topics, unless that has been done since the store was opened."""
+        partitions = list(self._registry.partitions.values())
+        if self._tiered.owner.refusal or (
+            not self._tiered.owner.is_claimed
+            and any(each.config.copies_segments for each in partitions)
+        ):
+            self.claim()
 
     def _copy_due(self, name: str) -> None:
         """Copy what is due of a partition, unless it is not tiered, or its upkeep is paused."""

@@ -404,6 +404,10 @@ class Retainer:
         partition = self._registry[name]
         log = self._tiered.of(partition)
         assert log is not None, "the plan was made with it"
+        owner = self._tiered.owner
+        if owner.refusal or owner.is_copy():
+            # The owner of the bucket may delete the copies.
+            return
         copies = log.copies_of([gone.segment for gone in released])
         if not copies:
             return

@@ -64,6 +64,7 @@ def check(log_dirs: Path | Sequence[Path], progress: Progress | None = None) -> 
     report = progress or (lambda *_: None)
     with Store(log_dirs, read_only=True) as store:
         yield from check_log_dirs(store)
+        yield from _check_owner(store)
         for name in store:
             partition = store[name]
             yield from _check_partition(store, partition, report)
@@ -110,6 +111,16 @@ def check_log_dirs(store: Store) -> Iterator[Finding]:
         yield from _check_commits(store, log_dir)
     for name, reason in sorted(store.offline.copy().items()):
         yield error(store.home(name) / name, f"cannot be loaded: {reason}")
+
+
+def _check_owner(store: Store) -> Iterator[Finding]:
+    """Report that the bucket of tiered partitions belongs to another store."""
+    if any(partition.is_tiered for partition in store.partitions.values()):
+        # Errors of the bucket are those of its segments, too.
+        with suppress(LogfsError, OSError):
+            refusal = store.tiered.owner.look()
+            if refusal:
+                yield note(store.log_dirs[0].path, refusal)
 
 
 def check_small_files(store: Store, partition: Partition) -> Iterator[Finding]:

@@ -146,6 +146,7 @@ def upkeep_status(store: Store) -> dict[str, Any]:
             f"{task.value} {name}".strip()
             for task, name in (*scheduler.backoff, *store.remote_log_manager.backoff)
         ],
+        "bucket_refused": store.tiered.owner.refusal,
         "last_retention": {n: _retention(done) for n, done in sorted(store.retainer.last.items())},
         "last_cleaning": {n: _cleaning(done) for n, done in sorted(store.compactor.last.items())},
     }
@@ -164,6 +165,8 @@ def upkeep_text(store: Store) -> str:
             lines.append(f"{task.value}: due in {seconds:.0f} s")
     for task, name in (*scheduler.backoff, *store.remote_log_manager.backoff):
         lines.append(f"{task.value}{' of ' if name else ''}{name} has failed and will be retried")
+    if store.tiered.owner.refusal:
+        lines.append(store.tiered.owner.refusal)
     return "".join(f"{line}\n" for line in lines)
 
 

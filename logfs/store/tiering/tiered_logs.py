@@ -14,6 +14,7 @@ from logfs.format.tiered.remote_segment import RemotePartition, SegmentState
 from logfs.log.disk.bucket_path import BucketPath, as_path
 from logfs.log.follow.live_partition import ReadOnlyPartition
 from logfs.store.directory.topic_id import read_topic_id
+from logfs.store.tiering.bucket_owner import BucketOwner
 from logfs.store.tiering.metadata import RemoteLogMetadata
 
 if TYPE_CHECKING:
@@ -145,6 +146,7 @@ class TieredLogs:
         """
         self._registry = registry
         self.metadata = RemoteLogMetadata(registry, create)
+        self.owner = BucketOwner(registry, self.disk)
         self._lock = threading.Lock()
         self._disk: TieredDisk | None = None
         self._logs: dict[RemotePartition, TieredLog] = {}

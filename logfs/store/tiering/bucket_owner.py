@@ -1,0 +1,200 @@
+"""Which store may change the objects of a bucket: one, which an object below the bucket's prefix names.
+
+Two stores under one prefix delete each other's segments: a copy of a log directory, a restored backup or a cloned
+machine has the descriptions of the same objects. So the object `logfs.owner` lists the log directories of the owner,
+each with a token, and each of them has its token in a file. The file also has its own inode number, which a copy of
+the file does not have. The token is replaced before each run that changes the bucket, so that a process that goes on
+from an older state of the disk does not have it.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import socket
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from logfs.errors import NotWritable
+from logfs.log.disk.disk import TEMPORARY
+from logfs.store.directory.lease import LeasedLogDir
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from logfs.log.remote.tiered_disk import TieredDisk
+    from logfs.store.directory.log_dir import LogDir
+    from logfs.store.registry import PartitionRegistry
+
+FILE_NAME = "logfs.owner"
+"""The file in a log directory, and the end of the object's key after the prefix of the bucket."""
+
+_VERSION = 1
+_MOST_BYTES = 1 << 20
+
+
+class _Mark(NamedTuple):
+    """What the file of a log directory says: its id in the bucket, its token, and the one before it.
+
+    `is_copy` says that the file is not the one that was written.
+    """
+
+    id: str
+    tokens: tuple[str, str]
+    is_copy: bool
+
+
+class BucketOwner:
+    """Whether a store owns its bucket. One thread at a time calls `claim` or `take_over`, any thread the others."""
+
+    def __init__(self, registry: PartitionRegistry, disk: Callable[[], TieredDisk]) -> None:
+        """Nothing is read or requested yet. `disk` returns the disk of the bucket, or raises `InvalidStore`."""
+        self._registry = registry
+        self._disk = disk
+        # Whether the last `claim` succeeded, and why it did not.
+        self.is_claimed = False
+        self.refusal = ""
+
+    def claim(self) -> None:
+        """Replace the tokens, or claim a bucket that has no owner. Call it before objects are stored or deleted.
+
+        Raises `NotWritable` if another store is the owner, or a log directory is a copy of one of the owner's;
+        `InvalidStore`, `RemoteStorageError` and `OSError`.
+        """
+        while True:
+            members = self._members()
+            self.refusal = self._why_not(members)
+            self.is_claimed = not self.refusal
+            if self.refusal:
+                raise NotWritable(self.refusal)
+            if self._put(members):
+                return
+
+    def take_over(self) -> None:
+        """Become the owner of the bucket in place of another store, which changes nothing there from then on.
+
+        Raises `InvalidStore`, `RemoteStorageError` and `OSError`.
+        """
+        self._put({})
+        self.is_claimed, self.refusal = True, ""
+
+    def look(self) -> str:
+        """Return why this store must not change the bucket; "" if it owns it, or if nobody does.
+
+        Raises `InvalidStore`, `RemoteStorageError` and `OSError`.
+        """
+        return self._why_not(self._members())
+
+    def is_copy(self) -> bool:
+        """Whether a log directory is a copy of one that owns a bucket. Nothing is requested. Raises `OSError`."""
+        return any(mark.is_copy for mark in self._marks().values())
+
+    def _why_not(self, members: Mapping[str, Any] | None) -> str:
+        if members is None:
+            return ""
+        marks = self._marks()
+        copies, known = [], False
+        for log_dir, mark in marks.items():
+            token = _of(members.get(mark.id), "token")
+            is_known = token != "" and token in mark.tokens
+            known |= is_known
+            if mark.is_copy or (mark.id in members and not is_known):
+                copies.append(str(log_dir.path))
+        if known and not copies:
+            return ""
+        owners = ", ".join(_of(each, "log_dir") for each in members.values())
+        here = " ".join(str(each.path) for each in self._log_dirs())
+        why = ""
+        if copies:
+            why = f"{', '.join(copies)} is a copy, an older state, or was moved to another disk, "
+        return (
+            f"{self._disk().root}: belongs to the log directory {owners}; {why}so nothing in the bucket is changed "
+            f"from {here}. Set another remote.storage.prefix or, if the other log directory is not used any more, "
+            f"run 'logfs tier --take-over {here}'"
+        )
+
+    def _log_dirs(self) -> list[LogDir]:
+        return [each for each in self._registry.working if not isinstance(each, LeasedLogDir)]
+
+    def _marks(self) -> dict[LogDir, _Mark]:
+        """Return the marks of the log directories that have one; a damaged one counts as a copy."""
+        found = {}
+        for log_dir in self._log_dirs():
+            path = log_dir.path / FILE_NAME
+            try:
+                data, inode = log_dir.disk.read_file(path), log_dir.disk.stat(path).st_ino
+            except FileNotFoundError:
+                continue
+            told = _parse(data)
+            tokens = _of(told, "token"), _of(told, "previous")
+            found[log_dir] = _Mark(_of(told, "id"), tokens, told.get("inode") != inode)
+        return found
+
+    def _members(self) -> dict[str, Any] | None:
+        """Return the log directories of the bucket's owner by their ids; None if the bucket has no owner."""
+        disk = self._disk()
+        try:
+            data = bytes(disk.objects.get(disk.place + FILE_NAME, 0, _MOST_BYTES))
+        except FileNotFoundError:
+            return None
+        members = _parse(data).get("members")
+        return members if isinstance(members, dict) else {"": {"log_dir": "of an unknown store"}}
+
+    def _put(self, members: Mapping[str, Any] | None) -> bool:
+        """Give each log directory a new token, and list it in the bucket, beside `members`.
+
+        The log directories get it first: a crash leaves the last token in the bucket, or this one. Without `members`,
+        returns False if the bucket has got an owner meanwhile.
+        """
+        disk, marks = self._disk(), self._marks()
+        listed = dict(members or {})
+        for log_dir in self._log_dirs():
+            mark = marks.get(log_dir)
+            if members is None and mark is not None and not mark.is_copy:
+                # The object may be out of sight for a moment: its token stays valid.
+                number, token = mark.id, mark.tokens[0]
+            else:
+                number = (mark and mark.id) or secrets.token_hex(8)
+                token = secrets.token_hex(16)
+                _write_mark(log_dir, number, token, _of(listed.get(number), "token"))
+            listed[number] = {"token": token, "log_dir": f"{socket.gethostname()}:{log_dir.path}"}
+        key = disk.place + FILE_NAME
+        data = json.dumps({"version": _VERSION, "members": listed}, indent=1).encode() + b"\n"
+        if members is None:
+            return disk.objects.create(key, data)
+        disk.objects.put(key, lambda: [data])
+        return True
+
+
+def _parse(data: bytes) -> dict[str, Any]:
+    """Return what a file or the object says; nothing if it is damaged."""
+    try:
+        told = json.loads(data)
+    except ValueError:
+        return {}
+    return told if isinstance(told, dict) else {}
+
+
+def _of(told: object, name: str) -> str:
+    found = told.get(name) if isinstance(told, dict) else None
+    return found if isinstance(found, str) else ""
+
+
+def _write_mark(log_dir: LogDir, number: str, token: str, previous: str) -> None:
+    """Replace the file of a log directory durably, as `Disk.replace_file` does; it has its own inode number."""
+    disk, path = log_dir.disk, log_dir.path / FILE_NAME
+    temporary = path.with_name(FILE_NAME + TEMPORARY)
+    disk.unlink(temporary)
+    file = disk.open(temporary, write=True, create=True)
+    try:
+        told = {
+            "version": _VERSION,
+            "id": number,
+            "token": token,
+            "previous": previous,
+            "inode": disk.stat_file(file).st_ino,
+        }
+        disk.write(file, 0, json.dumps(told).encode() + b"\n")
+        disk.sync(file)
+    finally:
+        file.close()
+    disk.rename(temporary, path)
