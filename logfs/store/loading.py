@@ -35,6 +35,7 @@ from logfs.store.directory.log_dir import LogDir
 from logfs.store.maintenance import move_recovery
 from logfs.store.parallel import for_each
 from logfs.store.registry import UnloadedPartition
+from logfs.store.tiering.bucket_owner import shared_log_dirs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -185,6 +186,8 @@ class PartitionLoader:
         # For `refresh`: the inode numbers of partition directories, and the mtimes (ns) of those that are offline.
         self._inodes: dict[str, int] = {}
         self._failed_mtime: dict[str, int] = {}
+        # For `follow`: the partitions by name, each with its directory and the inode number of that.
+        self._followed: dict[str, tuple[tuple[Path, int], Partition]] = {}
 
     def find(self) -> None:
         """Find the partitions of the log directories that work; none is loaded yet (kafka-storage 5.1).
@@ -260,6 +263,31 @@ class PartitionLoader:
                 parsed = names.parse_directory(name)
                 registry.included.add(name)
                 registry.unloaded[name] = UnloadedPartition(parsed, home, home.path / name)
+
+    def follow(self, name: str) -> Partition | None:
+        """Return a partition of a read-only store as it is now, even if the store does not have it; None without one.
+
+        It is not the object in `partitions`, and no lock of the registry is needed. It may be in a log directory that
+        the store was opened without. One thread at a time may call. Raises the errors of a load.
+        """
+        log_dirs = {log_dir.path: log_dir for log_dir in self._registry.working}
+        for log_dir in list(log_dirs.values()):
+            for path in shared_log_dirs(log_dir):
+                log_dirs.setdefault(path, LogDir(self._registry.disk, path))
+        for path, log_dir in log_dirs.items():
+            try:
+                where = path / name, log_dir.disk.stat(path / name).st_ino
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            known = self._followed.get(name)
+            if known is None or known[0] != where:
+                self._registry.disk.check_may_block()
+                if log_dir.found is None:
+                    log_dir.open()
+                partition = self._open_partition(log_dir, names.parse_directory(name), where[0])
+                known = self._followed[name] = where, partition
+            return known[1]
+        return None
 
     def load_all(self, *, gently: bool = False) -> None:
         """Load the partitions that are not loaded yet, several at a time if any may need recovery.
@@ -394,9 +422,12 @@ class PartitionLoader:
             else Partition(*known, load())
         )
         if not isinstance(log_dir, LeasedLogDir):
-            # A broker writes its epochs later, and a live log may drop segments after the checkpoint was read.
-            knows_begin = not log_dir.is_brokers and not log_dir.live
-            self._tiered.attach(partition, start.log_start_offset, knows_begin=knows_begin)
+            self._tiered.attach(
+                partition,
+                start.log_start_offset,
+                is_brokers=log_dir.is_brokers,
+                is_live=log_dir.live,
+            )
         elif start.is_tiered:
             # The remote segments stay with the holder of the lock.
             with partition.lock:

@@ -12,13 +12,14 @@ topic's name takes up to 249 of them, and `.tmp` four.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from logfs.config import BrokerConfig, LogConfig
-from logfs.errors import Corrupt, InvalidName, InvalidSetting, LogDirFailed
+from logfs.errors import Corrupt, InvalidName, InvalidSetting, LogDirFailed, LogfsError
 from logfs.format.base.names import check_topic
 from logfs.format.files.checkpoint import format_meta_properties, parse_properties
 from logfs.setting import broker_setting, topic_setting
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
     from logfs.log.disk.disk import Disk
     from logfs.setting import Setting
+
+logger = logging.getLogger(__name__)
 
 BROKER_FILE = "logfs.properties"
 TOPIC_SUFFIX = "@p"
@@ -137,6 +140,22 @@ class Settings:
             self._write(BROKER_FILE, broker)
             self._broker, self._broker_config = broker, config
             self.version += 1
+
+    def reread(self, topic: str) -> None:
+        """Read the settings of a topic and of the broker level again, in a store that only reads.
+
+        What they are of settings files that cannot be read now stays as it was.
+        """
+        try:
+            overrides = self._read(_topic_file(topic), topic_setting)
+            broker = self._read(BROKER_FILE, broker_setting)
+            config = BrokerConfig.resolve(broker)
+        except (LogfsError, OSError) as error:
+            logger.warning("the settings of topic %s are not read again: %s", topic, error)
+            return
+        with self._lock:
+            self._broker, self._broker_config = broker, config
+            self._topics[topic] = overrides
 
     def remove_topic(self, topic: str) -> None:
         """Remove the overrides of a deleted topic, so that a later topic of that name has the defaults."""

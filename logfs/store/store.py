@@ -130,7 +130,7 @@ class Store(PartitionRegistry):
             self.settings = Settings([(log_dir.disk, log_dir.path) for log_dir in self.log_dirs])
             self.groups = Groups(self, self.create)
             self.commits = Commits(self)
-            self.tiered = TieredLogs(self, self.create)
+            self.tiered = TieredLogs(self, self.create, lambda name: self._loader.follow(name))
             self.checkpoints = Checkpoints(self)
             shared = (self, self.checkpoints, self.commits)
             self.retainer = Retainer(*shared, self.tiered, self.groups)

@@ -246,7 +246,7 @@ class ReadOnlyPartition(Partition):
 
     def is_unchanged(self) -> bool:
         """Whether the files are certainly as they were at the last `refresh`; never where some are in a bucket."""
-        is_local = not self.disk.is_remote and self.remote_between is None
+        is_local = not self.disk.is_remote and not self.is_tiered
         return is_local and self._is_up_to_date()
 
     def _is_up_to_date(self) -> bool:

@@ -102,7 +102,7 @@ class TieredDisk(BucketDisk):
         if segment is None and end is not None:
             raise RemoteStorageError(
                 f"{path.parent}: offsets {base} to {end - 1} are missing: {TOPIC} describes no remote segment with "
-                "them; restore it from a copy"
+                "them; open the log directory with the one that has it, or restore it from a copy"
             )
         if segment is None or suffix not in segment.files:
             raise missing(path)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import secrets
 import socket
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from logfs.errors import NotWritable
@@ -146,6 +147,10 @@ class BucketOwner:
         returns False if the bucket has got an owner meanwhile.
         """
         disk, marks = self._disk(), self._marks()
+        # Also those that the store is open without now.
+        paths = {each.path for each in self._log_dirs()}
+        if members != {}:
+            paths.update(each for log_dir in marks for each in shared_log_dirs(log_dir))
         listed = dict(members or {})
         for log_dir in self._log_dirs():
             mark = marks.get(log_dir)
@@ -155,7 +160,14 @@ class BucketOwner:
             else:
                 number = (mark and mark.id) or secrets.token_hex(8)
                 token = secrets.token_hex(16)
-                _write_mark(log_dir, number, token, _of(listed.get(number), "token"))
+                told = {
+                    "version": _VERSION,
+                    "id": number,
+                    "token": token,
+                    "previous": _of(listed.get(number), "token"),
+                    "log_dirs": sorted(str(each) for each in paths if each.is_dir()),
+                }
+                _write_mark(log_dir, told)
             listed[number] = {"token": token, "log_dir": f"{socket.gethostname()}:{log_dir.path}"}
         key = disk.place + FILE_NAME
         data = json.dumps({"version": _VERSION, "members": listed}, indent=1).encode() + b"\n"
@@ -179,20 +191,26 @@ def _of(told: object, name: str) -> str:
     return found if isinstance(found, str) else ""
 
 
-def _write_mark(log_dir: LogDir, number: str, token: str, previous: str) -> None:
+def shared_log_dirs(log_dir: LogDir) -> list[Path]:
+    """Return the log directories of the store that a log directory was part of when it last changed its bucket.
+
+    They may have been moved since. Raises `OSError`.
+    """
+    try:
+        told = _parse(log_dir.disk.read_file(log_dir.path / FILE_NAME)).get("log_dirs")
+    except FileNotFoundError:
+        return []
+    return [Path(each) for each in told if isinstance(each, str)] if isinstance(told, list) else []
+
+
+def _write_mark(log_dir: LogDir, told: dict[str, Any]) -> None:
     """Replace the file of a log directory durably, as `Disk.replace_file` does; it has its own inode number."""
     disk, path = log_dir.disk, log_dir.path / FILE_NAME
     temporary = path.with_name(FILE_NAME + TEMPORARY)
     disk.unlink(temporary)
     file = disk.open(temporary, write=True, create=True)
     try:
-        told = {
-            "version": _VERSION,
-            "id": number,
-            "token": token,
-            "previous": previous,
-            "inode": disk.stat_file(file).st_ino,
-        }
+        told = {**told, "inode": disk.stat_file(file).st_ino}
         disk.write(file, 0, json.dumps(told).encode() + b"\n")
         disk.sync(file)
     finally:

@@ -46,12 +46,19 @@ class RemoteLogMetadata:
     the topic is passed over with a warning: a segment whose description is lost is missing from its log.
     """
 
-    def __init__(self, registry: PartitionRegistry, create: Callable[[str], Partition]) -> None:
+    def __init__(
+        self,
+        registry: PartitionRegistry,
+        create: Callable[[str], Partition],
+        follow: Callable[[str], Partition | None],
+    ) -> None:
         """Make the metadata of a store; nothing is read before the first call.
 
-        `create` is called with the name of a missing partition of the topic, creates it and returns it.
+        `create` is called with the name of a missing partition of the topic, creates it and returns it. `follow` is
+        `PartitionLoader.follow`, by which a read-only store reads the topic.
         """
         self._registry = registry
+        self._follow = follow
         self._topic = InternalTopic(
             registry,
             create,
@@ -76,6 +83,13 @@ class RemoteLogMetadata:
         Raises `PartitionFailed` if a partition of the topic is offline, and `OSError`.
         """
         return self._following(partition).segments.get(partition, {}).copy()
+
+    def has(self, partition: RemotePartition) -> bool:
+        """Whether the records about a partition have a place in the store, so that what is not there was not copied.
+
+        Raises as `segments` does.
+        """
+        return self._following(partition).log is not None
 
     def partitions(self) -> list[RemotePartition]:
         """Return the partitions that have remote segments, or whose deletion has not ended."""
@@ -158,11 +172,15 @@ class RemoteLogMetadata:
         """Return the records about a partition, up to the newest."""
         name = f"{TOPIC}-{self._number(partition)}"
         self._topic.check_online(name)
-        log = self._registry.include(name)
-        if log is None:
-            return _Replay()
+        if not self._registry.read_only:
+            log = self._registry.include(name)
+            if log is None:
+                return _Replay()
+            with self._registry.disk.hold(self._lock):
+                return self._replay(log)
         with self._registry.disk.hold(self._lock):
-            return self._replay(log)
+            log = self._follow(name)
+            return _Replay() if log is None else self._replay(log)
 
     def _replay(self, log: Partition) -> _Replay:
         known = self._replays.get(log.partition)

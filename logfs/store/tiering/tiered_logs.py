@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
+from functools import partial
 from typing import TYPE_CHECKING
 
 from logfs.errors import Corrupt, InvalidStore
@@ -14,7 +15,7 @@ from logfs.format.tiered.remote_segment import RemotePartition, SegmentState
 from logfs.log.disk.bucket_path import BucketPath, as_path
 from logfs.log.follow.live_partition import ReadOnlyPartition
 from logfs.store.directory.topic_id import read_topic_id
-from logfs.store.tiering.bucket_owner import BucketOwner
+from logfs.store.tiering.bucket_owner import BucketOwner, shared_log_dirs
 from logfs.store.tiering.metadata import RemoteLogMetadata
 
 if TYPE_CHECKING:
@@ -139,17 +140,34 @@ class TieredLog:
 class TieredLogs:
     """The tiered partitions of a store, available as `store.tiered`."""
 
-    def __init__(self, registry: PartitionRegistry, create: Callable[[str], Partition]) -> None:
+    def __init__(
+        self,
+        registry: PartitionRegistry,
+        create: Callable[[str], Partition],
+        follow: Callable[[str], Partition | None],
+    ) -> None:
         """Make the tiered partitions of a store; nothing is read or requested yet.
 
-        `create` creates a partition of `__remote_log_metadata`.
+        `create` creates a partition of `__remote_log_metadata`, and `follow` is `PartitionLoader.follow`.
         """
         self._registry = registry
-        self.metadata = RemoteLogMetadata(registry, create)
+        self._create = create
+        self.metadata = RemoteLogMetadata(registry, self._create_metadata, follow)
         self.owner = BucketOwner(registry, self.disk)
         self._lock = threading.Lock()
         self._disk: TieredDisk | None = None
         self._logs: dict[RemotePartition, TieredLog] = {}
+
+    def _create_metadata(self, name: str) -> Partition:
+        """Create a partition of the topic, unless a log directory that this store was opened without has it."""
+        for log_dir in self._registry.working:
+            for other in shared_log_dirs(log_dir):
+                if (other / name).is_dir():
+                    raise InvalidStore(
+                        f"{other / name}: describes remote segments of {log_dir.path}; open the log directories "
+                        "together, or move the partition"
+                    )
+        return self._create(name)
 
     def identify(self, partition: Partition) -> RemotePartition | None:
         """Return a partition with the id of its topic; None if its `partition.metadata` has none."""
@@ -222,17 +240,23 @@ class TieredLogs:
         disk = self._disk
         return (0, 0) if disk is None else (disk.chunks.requests, disk.chunks.fetched_bytes)
 
-    def attach(self, partition: Partition, log_start_offset: int, *, knows_begin: bool) -> None:
+    def attach(
+        self, partition: Partition, log_start_offset: int, *, is_brokers: bool, is_live: bool
+    ) -> None:
         """Let the log of a partition that was just loaded begin with its remote segments, if it has any.
 
-        `log_start_offset` is that of the checkpoint. With `knows_begin`, the log begins there or, if that is later,
-        where its first leader epoch does: what is missing of it then is an error to readers.
+        `log_start_offset` is that of the checkpoint. The log begins there or, if that is later, where its first
+        leader epoch does: what is missing of it then is an error to readers. That is unknown in a broker's directory,
+        because a broker writes its epochs later. It is unknown in a live one, which may drop segments after the
+        checkpoint was read, unless the descriptions of the partition are missing altogether.
 
         Raises what `of` raises, and `Corrupt` in a store that writes if the local log ends before the end of its
         copies: it would assign their offsets again. In a broker's directory the copies may be of another replica,
         which is ahead.
         """
         log = self.of(partition)
+        if isinstance(partition, ReadOnlyPartition) and partition.topic != TOPIC:
+            partition.remote_between = partial(self._between, partition)
         if log is None:
             return
         end = log.end_offset
@@ -241,12 +265,21 @@ class TieredLogs:
                 f"{partition.directory}: the log ends at offset {partition.log_end_offset}, but is copied up to "
                 f"{end}; restore its newest segments, or delete the partition"
             )
+        knows_begin = not is_brokers and not (is_live and self.metadata.has(log.partition))
         if knows_begin and partition.epochs.first_offset is not None:
             log.begin = max(log_start_offset, partition.epochs.first_offset)
         remote = log.segments_between(log_start_offset, partition.local_start_offset)
         partition.attach_remote(remote, log_start_offset)
-        if isinstance(partition, ReadOnlyPartition):
-            partition.remote_between = log.segments_between
+
+    def _between(
+        self, partition: Partition, log_start_offset: int, offset: int
+    ) -> Sequence[Segment]:
+        """Do as `TieredLog.segments_between`, also for a topic that has become tiered since it was loaded."""
+        log = self.of(partition)
+        if log is None:
+            self._registry.settings.reread(partition.topic)
+            log = self.of(partition)
+        return [] if log is None else log.segments_between(log_start_offset, offset)
 
     def forget_from(self, partition: Partition, offset: int) -> None:
         """Note that the remote segments with records at or after `offset` are to be deleted, before a truncation."""
