@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import os
+import pickle
 import shutil
+import uuid
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from logfs.errors import InvalidStore, RemoteStorageError
+from logfs.log.disk.disk import Gone
+from logfs.log.remote import disks
+from logfs.log.segment.batch_iterator import DamagedRange
+from logfs.log.transfer import scan_split
 from logfs.store.store import Store
 from logfs.store.tiering.bucket_owner import FILE_NAME
 from tests.store.test_tiering import fill, tier, tiered
+from tests.support.bucket import put_aiven, sealed_segments
 from tests.support.command_line import ok
+from tests.support.object_server import BUCKET
 from tests.support.stores import Clock, abandon, set_topic
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from logfs.log.append.partition import Partition
+    from tests.support.object_server import ObjectServer
 
 
 @pytest.fixture(autouse=True)
@@ -171,3 +181,72 @@ def test_a_reader_that_was_opened_before_the_first_copy_learns_of_it(
             tier(store)
             partition.refresh()
             assert values(partition) == values(store["orders-0"])
+
+
+def test_the_command_asks_only_for_what_it_reads(
+    log_dir: Path, server: ObjectServer, clock: Clock
+) -> None:
+    """`logfs cat` of a tiered log lists nothing, and reads no topic of the same name in the bucket."""
+    url = f"s3://{BUCKET}/tiered"
+    with Store(log_dir, clock=clock) as store:
+        store.settings.set_broker("remote.storage.prefix", "first-")
+        fill(tiered(store, url))
+        tier(store)
+        expected = values(store["orders-0"])
+        count = len(store["orders-0"].segments)
+    _put_newer_topic(server, log_dir)
+    for words in ((), ("--since", "1970-01-02"), ("--grep", "value"), ("-F", "%s\n")):
+        for target in ("orders-0", "orders"):
+            server.requests.clear()
+            _clear_cache()
+            printed = ok("cat", log_dir / target, *words)
+            assert printed.encode() == b"".join(b"%s\n" % value for value in expected if value)
+            assert not [each for each in server.requests if not each.key], (words, target)
+            assert all("first-orders-" in each.key for each in server.requests)
+            assert len(server.requests) <= 4 * count
+
+
+def _put_newer_topic(server: ObjectServer, log_dir: Path) -> None:
+    """Store the copies of another topic of the same name, as a broker does, after those of the store."""
+    segment = next(sealed_segments(log_dir / "orders-0", 1000))
+    for prefix in ("tiered/first-", "tiered/", ""):
+        put_aiven(server.put, log_dir / "orders-0", segment, uuid.uuid4(), prefix=prefix)
+
+
+def _clear_cache() -> None:
+    shutil.rmtree(Path(os.environ["XDG_CACHE_HOME"]), ignore_errors=True)
+
+
+def test_a_description_is_read_in_another_process(
+    log_dir: Path, server: ObjectServer, clock: Clock
+) -> None:
+    """A split can be pickled, and reads the described segment; it is `Gone` once the object was deleted."""
+    with Store(log_dir, clock=clock) as store:
+        partition = tiered(store, f"s3://{BUCKET}/tiered")
+        fill(partition)
+        tier(store)
+        splits = list(scan_split.plan(partition, 0, 1000, split_bytes=1000))
+        assert sum(each.file.tiered is not None for each in splits) > 5
+        loaded = [pickle.loads(pickle.dumps(each)) for each in splits]
+        assert loaded == splits
+        server.requests.clear()
+        found: list[int] = []
+        for each in loaded:
+            for columns in scan_split.read(each):
+                assert not isinstance(columns, DamagedRange)
+                found += columns.offsets.tolist()
+        assert found == list(range(1000))
+        assert not [each for each in server.requests if not each.key]
+        _clear_cache()
+        stored = {key: server.stored(key) for key in server.stored_keys()}
+        for key in stored:
+            server.delete(key)
+        disks.tiered_disk.cache_clear()
+        with pytest.raises(Gone):
+            scan_split.read(loaded[0])
+        for key, data in stored.items():
+            server.put(key, data)
+        assert not loaded[0].file.has_left(partition)
+        store.delete_records("orders-0", 500)
+        store.retain()
+        assert loaded[0].file.has_left(partition)

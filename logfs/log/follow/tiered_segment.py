@@ -41,6 +41,8 @@ class TieredSegment(LiveSegment):
         """
         super().__init__(disk, directory, remote.start_offset)
         self.remote = remote
+        # The arguments of `disks.tiered_disk`, for other processes.
+        self.source = str(disk.root), str(disk.home), disk.place
         found = disk.add(directory, remote, stored)
         self.inode = found.inode
         # As a process that opens the bucket alone finds it.

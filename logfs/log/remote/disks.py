@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from logfs.log.disk.disk import Disk
     from logfs.log.remote.bucket_disk import BucketDisk
+    from logfs.log.remote.tiered_disk import TieredDisk
 
 
 def read_only_disk(log_dir: Path) -> Disk:
@@ -30,6 +31,20 @@ def _bucket(root: BucketPath) -> BucketDisk:
     from logfs.log.remote.bucket_disk import BucketDisk
 
     return BucketDisk(root)
+
+
+@functools.lru_cache(maxsize=16)
+def tiered_disk(root: Path, home: Path, place: str) -> TieredDisk:
+    """Return a disk to read segments of another process's tiered store with; the arguments are those of `TieredDisk`.
+
+    An object that is missing raises `Gone`: the process that has its description knows whether it was deleted.
+    """
+    from logfs.log.remote.chunk_cache import LIMIT_BYTES
+    from logfs.log.remote.tiered_disk import TieredDisk
+
+    assert isinstance(root, BucketPath)
+    assert isinstance(home, BucketPath)
+    return TieredDisk(root, home, place, lambda _: False, LIMIT_BYTES)
 
 
 def inode_of(disk: Disk, path: Path) -> int:

@@ -48,7 +48,7 @@ class TieredDisk(BucketDisk):
         another process has deleted it, which raises `Gone`.
         """
         super().__init__(root, cache_bytes, home)
-        self.place = place
+        self.home, self.place = home, place
         self._is_finished = is_finished
         # By the directory of the partition and the first offset.
         self._segments: dict[Path, dict[int, BucketSegment]] = {}

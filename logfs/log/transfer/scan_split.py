@@ -207,7 +207,11 @@ def read(segment_split: SegmentSplit, since: int | None = None) -> Iterator[Colu
     (ms), each batch whose records are all earlier than `since`; a batch that stays may have earlier records, too.
     `Gone` is raised by this call, never by the iterator.
     """
-    return _read(segment_split.segment.open(), segment_split, since)
+    segment = segment_split.segment.open()
+    if segment.is_tiered:
+        # Nothing was requested yet that shows whether the object is there.
+        segment.header(segment_split.position)
+    return _read(segment, segment_split, since)
 
 
 def _read(

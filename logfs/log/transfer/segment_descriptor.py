@@ -8,15 +8,16 @@ also leave the log after it was described; `FileIdentity.has_left` distinguishes
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.format.base import names
 from logfs.format.text.rendering import NO_TEXT
+from logfs.format.tiered import custom_metadata
 from logfs.log.disk.bucket_path import BucketPath, as_path
 from logfs.log.disk.disk import Gone
 from logfs.log.follow.tiered_segment import TieredSegment
 from logfs.log.remote.bucket_disk import ROOT_INODE
-from logfs.log.remote.disks import read_only_disk
+from logfs.log.remote.disks import read_only_disk, tiered_disk
 from logfs.log.segment.index import TimeEntry
 from logfs.log.segment.segment import Segment
 from logfs.log.segment.segment_end import SegmentEnd
@@ -25,12 +26,28 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    from logfs.format.tiered.remote_segment import RemoteSegment
     from logfs.log.disk.disk import Disk, File
     from logfs.log.read.readable_log import ReadableLog
     from logfs.log.read.reader import Reader
 
 # How many times a plan is tried while files leave the log.
 _TRIES = 5
+
+
+class TieredSource(NamedTuple):
+    """The description of a remote segment, and where its objects are, as `TieredDisk` takes them."""
+
+    root: str
+    home: str
+    place: str
+    remote: RemoteSegment
+
+    def open(self, directory: Path) -> TieredSegment:
+        """Return the segment, of a partition directory in a bucket; reading it raises `Gone` if it was deleted."""
+        disk = tiered_disk(as_path(self.root), as_path(self.home), self.place)
+        stored = custom_metadata.parse(self.remote.custom)
+        return TieredSegment(disk, directory, self.remote, stored)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +57,7 @@ class FileIdentity:
     `next_offset` is the offset after the segment, `size_bytes` the valid length of the file. The inode numbers
     identify the file, its partition directory and its log directory; `inode` is None for the segment of an empty log
     that has no file yet. `previous` is the base offset and the inode number of the segment before this one, None for
-    the first segment of the log.
+    the first segment of the log. `tiered` tells how a segment in an object store is found, None for a local file.
     """
 
     directory: str
@@ -51,6 +68,7 @@ class FileIdentity:
     directory_inode: int
     log_dir_inode: int
     previous: tuple[int, int | None] | None
+    tiered: TieredSource | None = None
 
     @property
     def partition(self) -> str:
@@ -65,9 +83,12 @@ class FileIdentity:
     def open(self) -> Segment:
         """Return the segment, with its file open and checked; close it after use.
 
-        Raises `Gone` if the file is missing, is another file, or is shorter than planned. Raises `OSError`.
+        Raises `Gone` if the file is missing, is another file, or is shorter than planned. Raises `OSError`. An
+        object store is asked nothing.
         """
         directory = as_path(self.directory)
+        if self.tiered is not None:
+            return self.tiered.open(directory)
         disk = read_only_disk(directory.parent)
         segment = _SegmentByInode(disk, directory, self.base_offset, self.inode)
         if self.inode is None:
@@ -90,7 +111,12 @@ class FileIdentity:
         return f"{self.path}: is not the planned segment file (inode {found}, planned {self.inode})"
 
     def check_in_place(self) -> None:
-        """Raise `Gone` unless the planned file is still there, under its own name or with the suffix `.swap`."""
+        """Raise `Gone` unless the planned file is still there, under its own name or with the suffix `.swap`.
+
+        An object is not looked up, because it is never replaced.
+        """
+        if self.tiered is not None:
+            return
         disk = read_only_disk(self.path.parent.parent)
         swapped = self.path.with_name(self.path.name + names.SWAP)
         # A swap is renamed to the final name, so the final name is looked up last.
@@ -243,6 +269,7 @@ def describe_segments(
             # Other processes read it from the bucket, not through this log directory.
             file = replace(
                 file,
+                tiered=TieredSource(*segment.source, segment.remote),
                 directory=str(segment.path.parent),
                 directory_inode=segment.directory_inode,
                 log_dir_inode=ROOT_INODE,
