@@ -17,7 +17,7 @@ from logfs.store.observe.status import upkeep_status, upkeep_text
 from logfs.store.store import Store
 from logfs.store.tiering.bucket_owner import FILE_NAME
 from tests.support.batches import NOW
-from tests.support.object_server import BUCKET
+from tests.support.object_server import BUCKET, Answer, Request
 from tests.support.stores import Clock, set_topic
 
 if TYPE_CHECKING:
@@ -393,3 +393,28 @@ def test_a_damaged_file_or_object_is_no_owner(
         assert objects(bucket) == before
         store.remote_log_manager.take_over()
         assert store.tier("orders-0")
+
+
+def test_a_bucket_that_may_not_be_listed_has_an_owner(
+    log_dir: Path, server: ObjectServer, tmp_path: Path, clock: Clock
+) -> None:
+    """S3 denies a missing object then, in place of saying that it is missing."""
+    denied = Answer("403 Forbidden", b"<Error><Code>AccessDenied</Code></Error>")
+
+    def fault(request: Request) -> Answer | None:
+        stored = request.key in server.stored_keys()
+        return denied if request.method != "PUT" and not stored else None
+
+    server.fault = fault
+    with Store(log_dir, clock=clock) as store:
+        make(store, f"s3://{BUCKET}/tiered")
+        assert store.tier("orders-0")
+        fill(store)
+        assert store.tier("orders-0")
+    # Not even the object of the owner may be read.
+    server.fault = lambda request: denied if request.method == "GET" else None
+    with Store(tmp_path / "other", clock=clock) as store:
+        make(store, f"s3://{BUCKET}/tiered")
+        with pytest.raises(NotWritable, match="cannot be read"):
+            store.tier("orders-0")
+    server.fault = lambda request: None

@@ -11,13 +11,15 @@ import threading
 import uuid
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import logfs
 from logfs.errors import Corrupt, InvalidStore, LogfsError, RemoteStorageError
+from logfs.log.disk.bucket_path import BucketPath
 from logfs.log.remote import bucket_disk, layouts
+from logfs.log.remote.object_store import AccessDenied, ObjectStore
 from logfs.log.segment.batch_iterator import DamagedRange
 from logfs.store.store import Store
 from tests.support.bucket import put_aiven, put_local, sealed_segments
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 
 RECORDS = 3000
 URL = f"s3://{BUCKET}/tiered-"
+DENIED = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
 FAULTS = 1000 if DEEP else 60
 
 
@@ -197,6 +200,89 @@ def test_credentials_come_from_the_usual_files(
     assert "hidden" not in str(error.value)
 
 
+@pytest.mark.parametrize("status", ["403 Forbidden", "401 Unauthorized", "400 Bad Request"])
+def test_renewed_credentials_are_taken_up(
+    server: ObjectServer,
+    orders: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    status: str,
+) -> None:
+    """Those of the file, as a tool for temporary credentials replaces them, for reading and for storing."""
+    expired = b"<Error><Code>ExpiredToken</Code><Message>The token has expired.</Message></Error>"
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    file = tmp_path / "credentials"
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+
+    def renew(user: str) -> None:
+        file.write_text(f"[default]\naws_access_key_id = {user}\naws_secret_access_key = hidden\n")
+
+        def fault(request: Request) -> Answer | None:
+            return None if request.user == user else Answer(status, expired)
+
+        server.fault = fault
+
+    renew("FIRST")
+    store = ObjectStore(BucketPath(f"s3://{BUCKET}"))
+    store.put("mine", lambda: [b"1"])
+    renew("SECOND")
+    assert bytes(store.get("mine", 0, 9)) == b"1"
+    renew("THIRD")
+    store.put("mine", lambda: [b"2"])
+    renew("FOURTH")
+    assert not store.create("mine", b"3")
+    server.fault = lambda request: Answer(status, expired)
+    with pytest.raises(AccessDenied, match="ExpiredToken: The token has expired"):
+        store.get("mine", 0, 9)
+
+
+def test_a_policy_may_permit_to_list_below_the_prefix_only(
+    server: ObjectServer, orders: Path
+) -> None:
+    """What is there is read; without anything there, the refusal is an error."""
+    for key in server.stored_keys():
+        server.put(key.replace("tiered-", "below/"), server.stored(key))
+
+    def fault(request: Request) -> Answer | None:
+        is_below = request.key or request.prefix.startswith("below/")
+        return None if is_below else Answer("403 Forbidden", DENIED)
+
+    server.fault = fault
+    with open_bucket(f"s3://{BUCKET}/below") as remote:
+        assert sum(1 for _ in remote["orders-0"].read()) == RECORDS
+    with pytest.raises(RemoteStorageError, match="AccessDenied"):
+        open_bucket()
+
+
+def test_listings_that_disagree_are_no_traceback(
+    server: ObjectServer, orders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One shows a partition that the next one does not show, and then it is back."""
+    monkeypatch.setattr(bucket_disk, "_LISTING_SECONDS", -1)
+    find, shown = bucket_disk.find_partitions, [True]
+
+    def disagreeing(*arguments: Any) -> Any:
+        shown[0] = not shown[0]
+        return {} if shown[0] else find(*arguments)
+
+    with open_bucket() as remote:
+        partition = remote["orders-0"]
+        monkeypatch.setattr(bucket_disk, "find_partitions", disagreeing)
+        for _ in range(6):
+            with suppress(LogfsError, OSError):
+                remote.refresh()
+            with suppress(LogfsError, OSError):
+                partition.refresh()
+        disk = bucket_disk.BucketDisk(BucketPath(URL))
+        for _ in range(6):
+            with suppress(FileNotFoundError):
+                list(disk.scan(BucketPath(f"{URL}/orders-0")))
+        monkeypatch.setattr(bucket_disk, "find_partitions", find)
+        remote.refresh()
+        assert sum(1 for _ in remote["orders-0"].read()) == RECORDS
+
+
 def test_an_object_that_is_lost_is_an_error(
     server: ObjectServer, orders: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -326,9 +412,7 @@ def test_a_mounted_bucket_whose_server_fails(
 
 
 def logfs_path(url: str) -> Path:
-    from logfs.log.disk.bucket_path import as_path
-
-    return as_path(url)
+    return BucketPath(url)
 
 
 def run(*words: str) -> subprocess.CompletedProcess[bytes]:

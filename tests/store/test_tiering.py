@@ -960,6 +960,31 @@ def test_a_lost_object_is_an_error_of_its_records(
 # Damaged descriptions.
 
 
+@pytest.mark.parametrize("suffix", [".log", ".rsm-manifest"])
+def test_an_object_that_is_missing_for_a_moment_is_read(
+    log_dir: Path, server: ObjectServer, clock: Clock, suffix: str
+) -> None:
+    """A store may answer 404 in passing; if it goes on so, the object is lost."""
+    with Store(log_dir, clock=clock) as store:
+        store.settings.set_broker("remote.storage.compression", "true")
+        fill(tiered(store, f"s3://{BUCKET}/tiered"))
+        tier(store)
+        left = [2]
+
+        def fault(request: Request) -> Answer | None:
+            if not request.key.endswith(suffix) or not left[0]:
+                return None
+            left[0] -= 1
+            return Answer("404 Not Found")
+
+        server.fault = fault
+        assert store["orders-0"].record(50) is not None
+        assert not left[0]
+        left[0] = -1
+        with pytest.raises(RemoteStorageError, match="lost"):
+            store["orders-0"].record(600)
+
+
 def metadata_log(store: Store) -> Partition:
     """Return the partition of `__remote_log_metadata` that is in use."""
     (name,) = (name for name in store.homes if name.startswith("__remote_log_metadata-"))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import parse_qs
 
 BUCKET = "tiered"
 # What an S3 server answers when it wants fewer requests.
@@ -19,11 +20,16 @@ SLOW_DOWN = (
 
 @dataclass
 class Request:
-    """One request to the server: its method, the object's key, and the range that it asks for."""
+    """One request to the server: its method, the object's key, the range that it asks for, and who sends it.
+
+    `prefix` is that of a listing, and `user` the id of the access key.
+    """
 
     method: str
     key: str
     range: str
+    prefix: str = ""
+    user: str = ""
 
 
 # A fault takes a request, and returns what is answered in place of the right answer; None for the right one.
@@ -87,7 +93,15 @@ class _Faulty:
             found: Iterable[bytes] = self._application(environ, start)
             return found
         key = environ["PATH_INFO"].removeprefix(f"/{BUCKET}").lstrip("/")
-        request = Request(environ["REQUEST_METHOD"], key, environ.get("HTTP_RANGE", ""))
+        query = parse_qs(environ.get("QUERY_STRING", ""))
+        signed = environ.get("HTTP_AUTHORIZATION", "").partition("Credential=")[2]
+        request = Request(
+            environ["REQUEST_METHOD"],
+            key,
+            environ.get("HTTP_RANGE", ""),
+            query.get("prefix", [""])[0],
+            signed.partition("/")[0],
+        )
         self._server.requests.append(request)
         answer = self._server.fault(request)
         if answer is None:

@@ -209,17 +209,23 @@ class BucketDisk(ReadOnlyDisk):
     is_remote = True
 
     def __init__(
-        self, root: BucketPath, cache_bytes: int = LIMIT_BYTES, home: BucketPath | None = None
+        self,
+        root: BucketPath,
+        cache_bytes: int = LIMIT_BYTES,
+        home: BucketPath | None = None,
+        *,
+        looks_again: bool = False,
     ) -> None:
         """Read the bucket at `root`; nothing is asked of it yet.
 
         `cache_bytes` is the limit of the cache of chunks. `home` is the part of `root` that is a directory of keys,
-        without a prefix of names. The first request raises `InvalidStore` if the bucket cannot be used.
+        without a prefix of names. `looks_again` is given to `ObjectStore`. The first request raises `InvalidStore` if
+        the bucket cannot be used.
         """
         super().__init__()
         self.naming = _NoLock()  # type: ignore[assignment]
         self.root = root
-        self.objects = ObjectStore(home or root)
+        self.objects = ObjectStore(home or root, looks_again=looks_again)
         # For the files of the cache.
         self._local = Disk()
         self.share_blocking(self._local)
@@ -309,13 +315,17 @@ class BucketDisk(ReadOnlyDisk):
                 raise missing(path)
         listing = self._partitions.get(name)
         if listing is None:
-            look = partial(self._list_partition, name)
+            look = partial(self._list_partition, path)
             listing = self._partitions.setdefault(name, _Listing(self, path, look))
         return listing
 
-    def _list_partition(self, name: str) -> _Partition:
-        place, segments = list_segments(self.objects, self._places.get()[name])
-        listing = self._partitions[name]
+    def _list_partition(self, path: Path) -> _Partition:
+        places = self._places.get().get(path.name)
+        if places is None:
+            # A later listing than the one that showed it.
+            raise missing(path)
+        place, segments = list_segments(self.objects, places)
+        listing = self._partitions[path.name]
         known = {each.inode: each for each in listing.found.segments} if listing.found else {}
         for number, segment in enumerate(segments):
             before = known.get(segment.inode)

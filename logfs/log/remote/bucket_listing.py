@@ -16,6 +16,7 @@ from logfs.format.base import names
 from logfs.format.base.names import INT32_MAX, TopicPartition
 from logfs.format.files.checkpoint import text_to_uuid
 from logfs.log.remote.layouts import AivenSegment, BucketSegment, LocalSegment
+from logfs.log.remote.object_store import AccessDenied
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -59,7 +60,13 @@ def _directories(store: ObjectStore, place: str) -> list[tuple[str, str]]:
     found = [(below, each) for each in store.level(place)[0]]
     parent, _, beginning = place.rpartition("/")
     if beginning:
-        siblings = store.level(parent)[0]
+        try:
+            siblings = store.level(parent)[0]
+        except AccessDenied:
+            # The credentials may permit to list what is below the prefix only.
+            if not found:
+                raise
+            siblings = []
         found += [(place, each) for each in siblings if each.startswith(place) and each != place]
     return found
 

@@ -34,6 +34,7 @@ _CONNECT_SECONDS = 5
 _RETRY_SECONDS = 30
 _MOST_RETRIES = 8
 _PAUSE_SECONDS = 0.2
+_MOST_LOOKS = 3
 
 # What a user may set for Amazon's own tools, as the names of obstore's options.
 _AWS_FILES = (
@@ -52,6 +53,8 @@ _AWS_KEYS = {
 # a few times by then.
 _REFUSED = re.compile(r"non-2xx status code|status: [345]\d\d|range was invalid")
 _MAY_PASS = re.compile(r"(status code|status): (5\d\d|429)")
+# The credentials are refused, or what they permit: 401, 403, and 400 for a token that has expired.
+_DENIED = re.compile(r"(status code|status): 40[13]|<Code>(ExpiredToken|InvalidToken)</Code>")
 _CODE = re.compile(r"<Code>([^<]{1,80})</Code>")
 _SENTENCE = re.compile(r"<Message>([^<]{1,200})</Message>")
 
@@ -59,6 +62,13 @@ _SENTENCE = re.compile(r"<Message>([^<]{1,200})</Message>")
 # Objects are sent in parts of this size, so many of one object at a time.
 _PART_BYTES = 16 << 20
 _MOST_PARTS = 4
+
+
+class AccessDenied(RemoteStorageError):
+    """The store refuses the credentials, or they do not permit the request.
+
+    S3 also answers so for a missing object, if the credentials do not permit to list the bucket.
+    """
 
 
 class _BodyFailed(Exception):
@@ -80,17 +90,21 @@ class StoredObject(NamedTuple):
 class ObjectStore:
     """The objects of one bucket, or the files below a local directory. Any thread may call any method.
 
-    Every method waits for the network. All raise `RemoteStorageError` if the store refuses or does not answer, and
-    those that read an object raise `FileNotFoundError` if there is none of that key.
+    Every method waits for the network. Renewed credentials are used once the store refuses the older ones. Any method
+    raises `RemoteStorageError` if the store refuses or does not answer. Those that read an object raise
+    `FileNotFoundError` if there is none of that key.
     """
 
-    def __init__(self, place: BucketPath) -> None:
+    def __init__(self, place: BucketPath, *, looks_again: bool = False) -> None:
         """Prepare requests to the bucket of `place`. Nothing is imported, read or sent before the first one.
+
+        With `looks_again`, an object counts as missing when the store has said so three times, as it may in passing.
 
         That raises `InvalidStore` if obstore is not installed, or if the bucket or the credentials' files cannot be
         used.
         """
         self._place = place
+        self._looks = _MOST_LOOKS if looks_again and place.scheme != "file" else 1
 
     @cached_property
     def _obstore(self) -> Any:
@@ -129,6 +143,7 @@ class ObjectStore:
             self._ask(
                 key,
                 lambda: self._obstore.get_range(self._store, key, start=position, length=size),
+                self._looks,
             )
         )
 
@@ -205,7 +220,9 @@ class ObjectStore:
 
     def size(self, key: str) -> int:
         """Return the size of an object in bytes."""
-        size: int = self._ask(key, lambda: self._obstore.head(self._store, key)["size"])
+        size: int = self._ask(
+            key, lambda: self._obstore.head(self._store, key)["size"], self._looks
+        )
         return size
 
     def delete(self, key: str) -> None:
@@ -238,26 +255,41 @@ class ObjectStore:
         )
         return sorted(found["common_prefixes"]), sorted(map(_stored, found["objects"]))
 
-    def _ask(self, key: str, request: Callable[[], Any]) -> Any:
+    def _ask(self, key: str, request: Callable[[], Any], looks: int = 1) -> Any:
+        """Send a request, again after an error that may pass, and `looks` times if the object is missing."""
         end = time.monotonic() + _RETRY_SECONDS
+        was_denied = False
         while True:
             try:
                 return request()
             except (_BodyFailed, InvalidStore):
                 raise
             except FileNotFoundError:
-                raise FileNotFoundError(
-                    errno.ENOENT, "the object does not exist", self.url(key)
-                ) from None
+                looks -= 1
+                if not looks:
+                    raise FileNotFoundError(
+                        errno.ENOENT, "the object does not exist", self.url(key)
+                    ) from None
+                time.sleep(_PAUSE_SECONDS)
             except Exception as error:
                 # obstore repeats a request that was not answered, but not one whose answer was cut off.
                 text = str(error)
+                if _DENIED.search(text):
+                    if was_denied:
+                        raise self._failed(AccessDenied, key, error) from None
+                    was_denied = True
+                    # The next use reads the credentials again.
+                    self.__dict__.pop("_store", None)
+                    continue
                 is_final = _REFUSED.search(text) and not _MAY_PASS.search(text)
                 if is_final or time.monotonic() > end:
-                    raise RemoteStorageError(
-                        f"{self.url(key)}: the object store failed: {_reason(error)}"
-                    ) from None
+                    raise self._failed(RemoteStorageError, key, error) from None
                 time.sleep(_PAUSE_SECONDS)
+
+    def _failed(
+        self, kind: type[RemoteStorageError], key: str, error: Exception
+    ) -> RemoteStorageError:
+        return kind(f"{self.url(key)}: the object store failed: {_reason(error)}")
 
     def url(self, key: str) -> str:
         """Return the URL of an object, for messages."""

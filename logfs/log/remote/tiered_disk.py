@@ -47,7 +47,8 @@ class TieredDisk(BucketDisk):
         A missing object of a segment that `is_finished`, by its description, raises `RemoteStorageError`; otherwise
         another process has deleted it, which raises `Gone`.
         """
-        super().__init__(root, cache_bytes, home)
+        # What is missing is not looked for in a listing, as in a bucket alone.
+        super().__init__(root, cache_bytes, home, looks_again=True)
         self.home, self.place = home, place
         self._is_finished = is_finished
         # By the directory of the partition and the first offset.

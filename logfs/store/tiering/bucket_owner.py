@@ -61,7 +61,7 @@ class BucketOwner:
         Raises `NotWritable` if another store is the owner, or a log directory is a copy of one of the owner's;
         `InvalidStore`, `RemoteStorageError` and `OSError`.
         """
-        while True:
+        for _ in range(2):
             members = self._members()
             self.refusal = self._why_not(members)
             self.is_claimed = not self.refusal
@@ -69,6 +69,10 @@ class BucketOwner:
                 raise NotWritable(self.refusal)
             if self._put(members):
                 return
+        self.is_claimed = False
+        raise NotWritable(
+            f"{self._disk().root}: has an owner, but the object {FILE_NAME} cannot be read; permit to read it"
+        )
 
     def take_over(self) -> None:
         """Become the owner of the bucket in place of another store, which changes nothing there from then on.
@@ -132,10 +136,13 @@ class BucketOwner:
 
     def _members(self) -> dict[str, Any] | None:
         """Return the log directories of the bucket's owner by their ids; None if the bucket has no owner."""
+        from logfs.log.remote.object_store import AccessDenied
+
         disk = self._disk()
         try:
             data = bytes(disk.objects.get(disk.place + FILE_NAME, 0, _MOST_BYTES))
-        except FileNotFoundError:
+        except (FileNotFoundError, AccessDenied):
+            # S3 denies a missing object, if the credentials do not permit to list the bucket.
             return None
         members = _parse(data).get("members")
         return members if isinstance(members, dict) else {"": {"log_dir": "of an unknown store"}}
