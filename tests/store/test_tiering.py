@@ -985,6 +985,49 @@ def test_an_object_that_is_missing_for_a_moment_is_read(
             store["orders-0"].record(600)
 
 
+def test_a_chunk_whose_thread_cannot_start_is_fetched_later(
+    log_dir: Path, bucket: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reader gets an error, and no other waits for the chunk; what is fetched ahead is left out."""
+    real = threading.Thread.start
+    failing = [1]
+
+    def start(thread: threading.Thread) -> None:
+        if failing[0] and "_fetch" in repr(getattr(thread, "_target", "")):
+            failing[0] -= 1
+            raise RuntimeError("can't start new thread")
+        real(thread)
+
+    with Store(log_dir, clock=clock) as store:
+        store.settings.set_broker("remote.storage.chunk.bytes", "1024")
+        fill(tiered(store, bucket))
+        tier(store)
+        partition = store["orders-0"]
+        monkeypatch.setattr(threading.Thread, "start", start)
+        with pytest.raises(RemoteStorageError, match="can't start new thread"):
+            partition.record(50)
+        found: list[object] = []
+        readers = [
+            threading.Thread(target=lambda: found.append(partition.record(50)), daemon=True)
+            for _ in range(3)
+        ]
+        for reader in readers:
+            reader.start()
+        for reader in readers:
+            reader.join(30)
+        assert len(found) == 3
+        for count in range(3):
+            # The first thread after the needed chunk's, and later ones.
+            failing[0] = 0
+            records = partition.read(200 * count)
+            assert next(records) is not None
+            failing[0] = 1
+            with suppress(RemoteStorageError):
+                list(records)
+        failing[0] = 0
+        assert [record.offset for record in partition.read()] == list(range(1000))
+
+
 def metadata_log(store: Store) -> Partition:
     """Return the partition of `__remote_log_metadata` that is in use."""
     (name,) = (name for name in store.homes if name.startswith("__remote_log_metadata-"))

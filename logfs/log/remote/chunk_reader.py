@@ -13,6 +13,7 @@ import threading
 import time
 from collections import OrderedDict
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from crc32c import crc32c
@@ -203,7 +204,10 @@ class ChunkReader:
             return file
 
     def _begin(self, stored: StoredFile, number: int) -> Future[File]:
-        """Begin to fetch a chunk, if that has not begun yet; return what will be its open file."""
+        """Begin to fetch a chunk, if that has not begun yet; return what will be its open file.
+
+        Raises `RemoteStorageError` if no thread can be started.
+        """
         which = _ChunkId(stored.key, stored.version, stored.begin, number)
         with self._lock:
             coming = self._coming.get(which)
@@ -214,12 +218,17 @@ class ChunkReader:
             if file is not None:
                 coming.set_result(file)
                 return coming
+            # A thread of its own: the one that waits for it can be interrupted, and a request that hangs keeps no
+            # other from being sent, and no process from ending. Nobody finds a chunk here whose thread did not start.
+            self._start(self._fetch, coming, stored, number)
             self._coming[which] = coming
-        # A thread of its own: the one that waits for it can be interrupted, and a request that hangs keeps no other
-        # from being sent, and no process from ending.
-        arguments = coming, stored, number
-        threading.Thread(target=self._fetch, args=arguments, daemon=True).start()
         return coming
+
+    def _start(self, work: Callable[..., None], *arguments: object) -> None:
+        try:
+            threading.Thread(target=work, args=arguments, daemon=True).start()
+        except RuntimeError as error:
+            raise RemoteStorageError(f"{self._place}: nothing is fetched now: {error}") from None
 
     def _fetch(self, coming: Future[File], stored: StoredFile, number: int) -> None:
         which = _ChunkId(stored.key, stored.version, stored.begin, number)
@@ -304,12 +313,13 @@ class ChunkReader:
                 self._sequential.popitem(last=False)
             ahead = min(ahead, _MOST_REQUESTS - len(self._coming))
         end = min(number + 1 + ahead, len(stored.chunks))
-        for each in range(number + 1, end):
-            self._begin(stored, each)
-        if end < number + 1 + ahead:
-            # What follows may have to be asked of the store.
-            arguments = following, ahead
-            threading.Thread(target=self._begin_following, args=arguments, daemon=True).start()
+        # Without a thread, what is needed is fetched when it is needed.
+        with suppress(RemoteStorageError):
+            for each in range(number + 1, end):
+                self._begin(stored, each)
+            if end < number + 1 + ahead:
+                # What follows may have to be asked of the store.
+                self._start(self._begin_following, following, ahead)
 
     def _begin_following(self, following: Callable[[], StoredFile | None], ahead: int) -> None:
         try:
