@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from Cryptodome.PublicKey import RSA
@@ -23,16 +23,19 @@ from logfs.errors import (
     RemoteStorageError,
 )
 from logfs.format.text.rendering import View
+from logfs.format.tiered.metadata_record import TOPIC
+from logfs.log.append import partition as partition_module
 from logfs.log.disk.disk import Disk
 from logfs.log.follow.tiered_segment import MissingSegment
 from logfs.log.read.read_committed import Isolation
-from logfs.log.remote import encryption, object_store
+from logfs.log.remote import encryption, object_store, segment_upload
 from logfs.log.remote.object_store import ObjectStore
 from logfs.mount.nodes.offsets import first_offsets
 from logfs.store.observe.status import partition_status
 from logfs.store.store import Store
 from logfs.store.tiering.bucket_owner import FILE_NAME
 from logfs.store.tiering.metadata import RemoteLogMetadata
+from logfs.store.tiering.tiered_logs import TieredLogs
 from tests.support.batches import NOW, Producer
 from tests.support.object_server import BUCKET, SLOW_DOWN, Answer, Request
 from tests.support.processes import wait_for
@@ -1026,6 +1029,98 @@ def test_a_chunk_whose_thread_cannot_start_is_fetched_later(
                 list(records)
         failing[0] = 0
         assert [record.offset for record in partition.read()] == list(range(1000))
+
+
+def test_descriptions_are_appended_under_no_lock_of_a_partition(
+    log_dir: Path, bucket: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither appended nor flushed: appends to the log go on meanwhile, and no two threads wait for each other."""
+    held: list[str] = []
+    done: list[str] = []
+
+    def checked(name: str) -> None:
+        real = getattr(partition_module.Partition, name)
+
+        def call(log: Partition, *arguments: object) -> object:
+            if log.topic == TOPIC:
+                done.append(name)
+                others = [each for each in store.partitions.values() if each is not log]
+                looking = threading.Thread(target=lambda: held.extend(map(locks_held, others)))
+                looking.start()
+                looking.join()
+            return real(log, *arguments)
+
+        monkeypatch.setattr(partition_module.Partition, name, call)
+
+    with Store(log_dir, clock=clock) as store:
+        fill(tiered(store, bucket))
+        store.create("sales-0")
+        checked("append")
+        checked("flush")
+        tier(store)
+        store.delete_records("orders-0", 300)
+        clock.now_ms += 1000
+        store.retain()
+        store.truncate("orders-0", store["orders-0"].local_start_offset + 1)
+        store.delete("orders-0")
+        clock.now_ms += 120_000
+        store.upkeep()
+        tiered(store, bucket)
+        monkeypatch.undo()
+    assert {"append", "flush"} == set(done)
+    assert not any(held)
+
+
+def locks_held(partition: Partition) -> str:
+    """Return the name of a partition if another thread has one of its locks, or else ""."""
+    for lock in (partition.flusher.lock, partition.lock):
+        if not lock.acquire(blocking=False):
+            return partition.name.directory
+        lock.release()
+    return ""
+
+
+@pytest.mark.parametrize("kept", [0, 20])
+def test_a_copy_that_ends_during_a_truncation_does_not_count(
+    log_dir: Path, bucket: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, kept: int
+) -> None:
+    """No copy that counts has a record that the truncation has dropped."""
+    forgot, ended = threading.Event(), threading.Event()
+    forget, send = TieredLogs.forget_from, segment_upload.upload
+
+    def forget_from(self: TieredLogs, partition: Partition, offset: int) -> None:
+        forget(self, partition, offset)
+        forgot.set()
+        # A copy that does not wait for the truncation ends now.
+        ended.wait(2)
+
+    def upload(*arguments: Any) -> Any:
+        stored = send(*arguments)
+        forgot.wait(20)
+        return stored
+
+    with Store(log_dir, clock=clock) as store:
+        partition = tiered(store, bucket)
+        fill(partition, 400)
+        store.tier("orders-0")
+        fill(partition, 400)
+        log = store.tiered.of(partition)
+        assert log is not None
+        # Within the segment that is copied next, or at its beginning.
+        end = log.end_offset + kept
+        monkeypatch.setattr(TieredLogs, "forget_from", forget_from)
+        monkeypatch.setattr(segment_upload, "upload", upload)
+
+        def copy() -> None:
+            suppressed(store)
+            ended.set()
+
+        copying = threading.Thread(target=copy)
+        copying.start()
+        store.truncate("orders-0", end)
+        copying.join(30)
+        assert log.end_offset <= partition.log_end_offset == end
+        monkeypatch.undo()
 
 
 def metadata_log(store: Store) -> Partition:

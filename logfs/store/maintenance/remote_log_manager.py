@@ -224,7 +224,7 @@ class RemoteLogManager:
         """Copy one segment: its start is recorded, its objects are stored and read back, its end is recorded."""
         from logfs.log.remote.segment_upload import upload
 
-        metadata = self._tiered.metadata
+        metadata, before = self._tiered.metadata, segment.content
         content = _content(partition, segment, self._registry.clock())
         remote = _describe(partition, log.partition, segment, content, self._registry.clock())
         self._copying.add(remote.segment_id)
@@ -232,11 +232,14 @@ class RemoteLogManager:
             metadata.add(remote)
             stored = upload(log.disk.objects, remote, content, self._options(log), spend)
             custom = custom_metadata.encode(stored)
-            with partition.lock:
-                # Under the lock, so that the log has not been truncated or deleted since.
+            with self._registry.lock:
+                # Truncations, deletions and moves hold this lock: none has taken place since, and the next one sees
+                # the copy. Appends go on.
                 self._check_wanted(partition)
-                if not any(each is segment for each in partition.local_segments):
-                    raise PartitionFailed(f"{segment.path}: has left the log while it was copied")
+                if not partition.holds([segment]) or segment.content is not before:
+                    raise PartitionFailed(
+                        f"{segment.path}: has left the log, or was cut, meanwhile"
+                    )
                 update = SegmentUpdate(
                     remote.partition,
                     remote.segment_id,

@@ -41,9 +41,9 @@ BROKER_ID = 0
 class RemoteLogMetadata:
     """The remote segments of a store, with their states. Any thread may call.
 
-    In a thread that must not wait, every call raises `WouldBlock` if it would. A caller may hold the lock of a
-    partition of another topic, if this topic already has the partition that the records belong to. A damaged range of
-    the topic is passed over with a warning: a segment whose description is lost is missing from its log.
+    In a thread that must not wait, every call raises `WouldBlock` if it would. A caller of a method that appends may
+    hold the registry's lock, and none of a partition. A damaged range of the topic is passed over with a warning: a
+    segment whose description is lost is missing from its log.
     """
 
     def __init__(
