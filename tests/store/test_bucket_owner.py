@@ -395,6 +395,33 @@ def test_a_damaged_file_or_object_is_no_owner(
         assert store.tier("orders-0")
 
 
+@pytest.mark.parametrize("position", [20, 80, 150, -2])
+def test_an_object_that_arrives_wrong_is_no_other_owner(
+    log_dir: Path, server: ObjectServer, clock: Clock, position: int
+) -> None:
+    """It is an error of the store that may pass."""
+
+    def flipped(body: bytes) -> bytes:
+        changed = bytearray(body)
+        changed[position] ^= 1
+        return bytes(changed)
+
+    def fault(request: Request) -> Answer | None:
+        is_read = request.method == "GET" and request.key.endswith(FILE_NAME)
+        return Answer(change=flipped) if is_read else None
+
+    with Store(log_dir, clock=clock) as store:
+        make(store, f"s3://{BUCKET}/tiered")
+        assert store.tier("orders-0")
+        fill(store)
+        server.fault = fault
+        with pytest.raises(RemoteStorageError, match="damaged"):
+            store.tier("orders-0")
+        assert not store.tiered.owner.refusal
+        server.fault = lambda request: None
+        assert store.tier("orders-0")
+
+
 def test_a_bucket_that_may_not_be_listed_has_an_owner(
     log_dir: Path, server: ObjectServer, tmp_path: Path, clock: Clock
 ) -> None:
@@ -415,6 +442,6 @@ def test_a_bucket_that_may_not_be_listed_has_an_owner(
     server.fault = lambda request: denied if request.method == "GET" else None
     with Store(tmp_path / "other", clock=clock) as store:
         make(store, f"s3://{BUCKET}/tiered")
-        with pytest.raises(NotWritable, match="cannot be read"):
+        with pytest.raises(RemoteStorageError, match="cannot be read"):
             store.tier("orders-0")
     server.fault = lambda request: None

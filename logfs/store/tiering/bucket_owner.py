@@ -12,10 +12,11 @@ from __future__ import annotations
 import json
 import secrets
 import socket
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from logfs.errors import NotWritable
+from logfs.errors import NotWritable, RemoteStorageError
 from logfs.log.disk.disk import TEMPORARY
 from logfs.store.directory.lease import LeasedLogDir
 
@@ -70,7 +71,7 @@ class BucketOwner:
             if self._put(members):
                 return
         self.is_claimed = False
-        raise NotWritable(
+        raise RemoteStorageError(
             f"{self._disk().root}: has an owner, but the object {FILE_NAME} cannot be read; permit to read it"
         )
 
@@ -144,8 +145,15 @@ class BucketOwner:
         except (FileNotFoundError, AccessDenied):
             # S3 denies a missing object, if the credentials do not permit to list the bucket.
             return None
-        members = _parse(data).get("members")
-        return members if isinstance(members, dict) else {"": {"log_dir": "of an unknown store"}}
+        told, _, crc = data.rstrip(b"\n").rpartition(b"\n")
+        members = _parse(told).get("members")
+        if crc != _crc_of(told) or not isinstance(members, dict):
+            # It may have arrived wrong.
+            raise RemoteStorageError(
+                f"{disk.objects.url(disk.place + FILE_NAME)}: is damaged, so the owner of the bucket is unknown; if "
+                "it stays so, 'logfs tier --take-over' replaces it"
+            )
+        return members
 
     def _put(self, members: Mapping[str, Any] | None) -> bool:
         """Give each log directory a new token, and list it in the bucket, beside `members`.
@@ -177,11 +185,16 @@ class BucketOwner:
                 _write_mark(log_dir, told)
             listed[number] = {"token": token, "log_dir": f"{socket.gethostname()}:{log_dir.path}"}
         key = disk.place + FILE_NAME
-        data = json.dumps({"version": _VERSION, "members": listed}, indent=1).encode() + b"\n"
+        lines = json.dumps({"version": _VERSION, "members": listed}, indent=1).encode()
+        data = b"%s\n%s\n" % (lines, _crc_of(lines))
         if members is None:
             return disk.objects.create(key, data)
         disk.objects.put(key, lambda: [data])
         return True
+
+
+def _crc_of(lines: bytes) -> bytes:
+    return b"%08x" % zlib.crc32(lines)
 
 
 def _parse(data: bytes) -> dict[str, Any]:
