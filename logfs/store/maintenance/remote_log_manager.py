@@ -113,13 +113,11 @@ class RemoteLogManager:
 
     def claim(self) -> None:
         """Make sure that this store owns the bucket. Raises as `BucketOwner.claim` does."""
-        with self._running:
-            self._tiered.owner.claim()
+        self._tiered.owner.claim()
 
     def take_over(self) -> None:
         """Become the owner of the bucket. Raises as `BucketOwner.take_over` does."""
-        with self._running:
-            self._tiered.owner.take_over()
+        self._tiered.owner.take_over()
 
     # Copying.
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import secrets
 import socket
+import threading
 import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -46,12 +47,14 @@ class _Mark(NamedTuple):
 
 
 class BucketOwner:
-    """Whether a store owns its bucket. One thread at a time calls `claim` or `take_over`, any thread the others."""
+    """Whether a store owns its bucket. Any thread may use it."""
 
     def __init__(self, registry: PartitionRegistry, disk: Callable[[], TieredDisk]) -> None:
         """Nothing is read or requested yet. `disk` returns the disk of the bucket, or raises `InvalidStore`."""
         self._registry = registry
         self._disk = disk
+        # Held while the tokens in the log directories and in the bucket are read and replaced.
+        self._claiming = threading.Lock()
         # Whether the last `claim` succeeded, and why it did not.
         self.is_claimed = False
         self.refusal = ""
@@ -62,15 +65,16 @@ class BucketOwner:
         Raises `NotWritable` if another store is the owner, or a log directory is a copy of one of the owner's;
         `InvalidStore`, `RemoteStorageError` and `OSError`.
         """
-        for _ in range(2):
-            members = self._members()
-            self.refusal = self._why_not(members)
-            self.is_claimed = not self.refusal
-            if self.refusal:
-                raise NotWritable(self.refusal)
-            if self._put(members):
-                return
-        self.is_claimed = False
+        with self._claiming:
+            for _ in range(2):
+                members = self._members()
+                self.refusal = self._why_not(members)
+                self.is_claimed = not self.refusal
+                if self.refusal:
+                    raise NotWritable(self.refusal)
+                if self._put(members):
+                    return
+            self.is_claimed = False
         raise RemoteStorageError(
             f"{self._disk().root}: has an owner, but the object {FILE_NAME} cannot be read; permit to read it"
         )
@@ -80,8 +84,9 @@ class BucketOwner:
 
         Raises `InvalidStore`, `RemoteStorageError` and `OSError`.
         """
-        self._put({})
-        self.is_claimed, self.refusal = True, ""
+        with self._claiming:
+            self._put({})
+            self.is_claimed, self.refusal = True, ""
 
     def look(self) -> str:
         """Return why this store must not change the bucket; "" if it owns it, or if nobody does.
