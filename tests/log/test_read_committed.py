@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+from copy import deepcopy
 from typing import TYPE_CHECKING
 
 import pytest
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
     from logfs.log.append.partition import Partition
     from logfs.log.read.reader import Reader
-    from logfs.log.read.text_view import Text
 
 NAME = "orders-0"
 
@@ -146,9 +146,40 @@ def test_a_time_lookup_can_skip_hidden_records(store: Store) -> None:
     assert found.offset == 2
 
 
+class OpenText:
+    """A text that stays open, and what it must show: it ends where a truncation has removed what it has shown."""
+
+    def __init__(self, reader: Reader, start: int) -> None:
+        self.reader = reader
+        self.start = start
+        self.text = reader.text(View.LINES, start)
+        self.told = b""
+        # Once a truncation has ended the text: the model of before, which tells what it had shown.
+        self.ended: Model | None = None
+
+    def lines(self, model: Model, end: int = 1 << 60) -> bytes:
+        return model.lines(self.start, end, is_committed=self.reader is not self.reader.log)
+
+    def cut(self, before: Model, after: Model) -> None:
+        """Note a truncation of the log, which `before` and `after` describe."""
+        is_kept = after.end >= self.start and self.lines(after).startswith(self.told)
+        if self.ended is None and not is_kept:
+            self.ended = before
+        if self.ended is not None:
+            self.told = self.told[: len(self.lines(self.ended, after.end))]
+
+    def check(self, model: Model, chance: random.Random) -> None:
+        self.reader.refresh()
+        wanted = self.lines(model) if self.ended is None else self.told
+        assert self.text.size == len(wanted)
+        at = chance.randrange(len(wanted) + 1)
+        assert self.text.read(at, 1 << 20) == wanted[at:]
+        self.told = wanted
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_random_transactions_agree_with_a_plain_model(log_dir: Path, seed: int) -> None:
-    """With many producers, rolls and restarts, every kind of read agrees with a dict of the records.
+    """With many producers, rolls, deletions, truncations and restarts, every kind of read agrees with a model.
 
     Texts that were opened before stay right, those of a read-only store beside the writer, too.
     """
@@ -160,41 +191,54 @@ def test_random_transactions_agree_with_a_plain_model(log_dir: Path, seed: int) 
             Store(log_dir, read_only=True) as beside,
         ):
             orders = store[NAME] if NAME in store else store.create(NAME)
+            interval = chance.choice([0, 100, 4096])
+            store.settings.set_topic("orders", "index.interval.bytes", str(interval))
             beside.refresh()
-            texts: list[tuple[Reader, Text, int]] = []
+            texts: list[OpenText] = []
             for _ in range(60):
-                model.step(orders)
+                if chance.random() < 0.05:
+                    store.delete_records(NAME, chance.randrange(orders.log_end_offset + 1))
+                elif chance.random() < 0.05:
+                    before = deepcopy(model)
+                    store.truncate(NAME, chance.randrange(orders.log_end_offset + 1))
+                    model.cut(orders.log_end_offset)
+                    # Another process cannot tell a truncated file from another one: its open texts end with an error.
+                    texts = [each for each in texts if each.reader.disk is orders.disk]
+                    for each in texts:
+                        each.cut(before, model)
+                else:
+                    model.step(orders)
                 if chance.random() < 0.2:
                     partition = chance.choice((orders, beside[NAME]))
+                    partition.refresh()
+                    first, last = partition.log_start_offset, partition.log_end_offset
                     reader: Reader = chance.choice((partition, partition.committed))
-                    start = chance.randrange(orders.log_end_offset + 1)
-                    texts.append((reader, reader.text(View.LINES, start), start))
-                for reader, text, start in chance.sample(texts, min(len(texts), 3)):
-                    reader.refresh()
-                    wanted = model.lines(start, is_committed=reader is not reader.log)
-                    assert text.size == len(wanted)
-                    at = chance.randrange(len(wanted) + 1)
-                    assert text.read(at, 1 << 20) == wanted[at:]
+                    texts.append(OpenText(reader, chance.randrange(first, last + 1)))
+                for each in chance.sample(texts, min(len(texts), 3)):
+                    each.check(model, chance)
+            # An opening forgets the transactions that began below the log start.
+            model.end_those_below(orders)
             check_reads(orders, model, chance)
         with Store(log_dir, read_only=True) as store:
-            shown = model.shown()
+            shown = model.shown(orders.log_start_offset)
             assert {r.offset: r.value for r in store[NAME].committed.read()} == shown
 
 
 def check_reads(orders: Partition, model: Model, chance: random.Random) -> None:
-    stable, shown = model.stable(), model.shown()
+    start = orders.log_start_offset
+    stable, shown = max(model.stable(), start), model.shown(start)
     assert orders.last_stable_offset == stable
     assert {r.offset: r.value for r in orders.committed.read()} == shown
     assert orders.committed.columns().offsets.tolist() == sorted(shown)
     pieces = by_splits(orders.committed, chance.choice([1, 300, 1 << 20]))
     assert {r.offset: r.value for r in pieces} == shown
-    assert lines(orders) == model.lines(0, is_committed=True)
+    assert lines(orders) == model.lines(start, is_committed=True)
     for count in range(8):
         last = sorted(shown)[-count:] if count else []
         at = orders.committed.offset_of_last(count)
         assert [o for o in sorted(shown) if o >= at] == last
     for offset in model.records:
-        if offset < stable:
+        if start <= offset < stable:
             record = orders.committed.record(offset)
             assert (record is None) == (offset in model.aborted)
 
@@ -205,21 +249,52 @@ class Model:
     def __init__(self, chance: random.Random) -> None:
         self.chance = chance
         self.records: dict[int, bytes] = {}
-        self.aborted: set[int] = set()
         self.end = 0
-        self._open: dict[int, list[int]] = {}
-        self._sequences = dict.fromkeys(range(6), 0)
+        # The producer of each record of a transaction, and the markers: producer, offset, whether it commits.
+        self._producers: dict[int, int] = {}
+        self._markers: list[tuple[int, int, bool]] = []
+
+    def _fates(self) -> tuple[set[int], int]:
+        """Return the offsets of aborted records, and the first offset of an open transaction or the log end."""
+        aborted, unstable = set(), self.end
+        for offset, producer in self._producers.items():
+            ends = [commit for who, at, commit in self._markers if who == producer and at > offset]
+            if not ends:
+                unstable = min(unstable, offset)
+            elif not ends[0]:
+                aborted.add(offset)
+        return aborted, unstable
+
+    @property
+    def aborted(self) -> set[int]:
+        return self._fates()[0]
 
     def stable(self) -> int:
-        return min((min(offsets) for offsets in self._open.values()), default=self.end)
+        return self._fates()[1]
 
-    def shown(self) -> dict[int, bytes]:
-        stable = self.stable()
-        return {o: v for o, v in self.records.items() if o < stable and o not in self.aborted}
+    def shown(self, start: int = 0) -> dict[int, bytes]:
+        aborted, stable = self._fates()
+        return {o: v for o, v in self.records.items() if start <= o < stable and o not in aborted}
 
-    def lines(self, start: int, *, is_committed: bool) -> bytes:
+    def lines(self, start: int, end: int = 1 << 60, *, is_committed: bool) -> bytes:
         found = self.shown() if is_committed else self.records
-        return b"".join(found[offset] + b"\n" for offset in sorted(found) if offset >= start)
+        return b"".join(found[offset] + b"\n" for offset in sorted(found) if start <= offset < end)
+
+    def cut(self, end: int) -> None:
+        self.end = end
+        self.records = {offset: value for offset, value in self.records.items() if offset < end}
+        self._producers = {offset: who for offset, who in self._producers.items() if offset < end}
+        self._markers = [each for each in self._markers if each[1] < end]
+
+    def end_those_below(self, orders: Partition) -> None:
+        """Commit the open transactions that begin below the log start."""
+        while (first := self.stable()) < orders.log_start_offset:
+            self._end_transaction(orders, self._producers[first], commit=True)
+
+    def _end_transaction(self, orders: Partition, producer: int, *, commit: bool) -> None:
+        offset = orders.end_transaction(producer, 0, commit=commit)
+        self._markers.append((producer, offset, commit))
+        self.end = orders.log_end_offset
 
     def step(self, orders: Partition) -> None:
         """Append, begin, continue or end a transaction, or roll."""
@@ -230,18 +305,13 @@ class Model:
             self.records[orders.append([value])] = value
         elif kind < 0.7:
             data = [b"%s-%d" % (value, number) for number in range(chance.randrange(1, 5))]
-            sent = batch(producer, self._sequences[producer], *data, transactional=True)
-            done = orders.append_batch(sent)
-            self._sequences[producer] += len(data)
-            for number, item in enumerate(data):
-                self.records[done.first_offset + number] = item
-                self._open.setdefault(producer, []).append(done.first_offset + number)
+            sequence = orders.producers[producer].last_sequence + 1
+            done = orders.append_batch(batch(producer, sequence, *data, transactional=True))
+            for offset, item in enumerate(data, done.first_offset):
+                self.records[offset] = item
+                self._producers[offset] = producer
         elif kind < 0.92:
-            commit = chance.random() < 0.5
-            orders.end_transaction(producer, 0, commit=commit)
-            offsets = self._open.pop(producer, [])
-            if not commit:
-                self.aborted.update(offsets)
+            self._end_transaction(orders, producer, commit=chance.random() < 0.5)
         else:
             orders.roll(NOW)
         self.end = orders.log_end_offset

@@ -86,10 +86,10 @@ class Partition(Log):
         self._begin(loaded)
         self.flusher = Flusher(self, loaded)
 
-    def _stable_offset(self, start: int, end: int) -> int | None:
+    def _stable_end(self, end: int) -> int | None:
         assert self._producers is not None, "the log is loaded with its producers"
         unstable = self._producers.first_unstable_offset
-        return end if unstable is None else max(unstable, start)
+        return end if unstable is None else unstable
 
     @property
     def producers(self) -> Producers:
@@ -544,13 +544,15 @@ class Partition(Log):
             offset = cut.next_offset
         start = min(before.log_start_offset, offset)
         local = [segment for segment in kept if not segment.is_tiered]
-        self._producers = self.snapshots.restore(local, start, offset, now_ms)
+        self._producers = self.snapshots.restore(
+            local, start, offset, now_ms, begin=local[0].base_offset
+        )
         # Readers see the shorter log before its files are cut: a transaction whose marker goes is open again.
         self.state = before._replace(
             segments=tuple(kept),
             log_start_offset=start,
             log_end_offset=offset,
-            last_stable_offset=self._stable_offset(start, offset),
+            stable_end=self._stable_end(offset),
             generation=before.generation + 1,
             truncations=(*before.truncations, offset),
         )

@@ -178,13 +178,13 @@ class ReadOnlyPartition(Partition):
 
     # The producers, which only readers of committed records need.
 
-    def _stable_offset(self, start: int, end: int) -> int | None:
+    def _stable_end(self, end: int) -> int | None:
         return None
 
     @property
     def stable_state(self) -> LogState:
         state = self.state
-        if state.last_stable_offset is not None:
+        if state.stable_end is not None:
             return state
         return self.until_found(self._follow_producers)
 
@@ -199,14 +199,15 @@ class ReadOnlyPartition(Partition):
         self.check_may_block()
         with self.disk.hold(self.lock):
             state = self.state
-            if state.last_stable_offset is not None:
+            if state.stable_end is not None:
                 return state
             end, start = state.log_end_offset, state.log_start_offset
             # An error leaves no half of them.
             known, self._producers = self._producers, None
             if known is None or self._producers_end > end:
-                now_ms = self._clock()
-                known = self.snapshots.restore(self.local_segments, start, end, now_ms)
+                local, now_ms = self.local_segments, self._clock()
+                begin = local[0].base_offset
+                known = self.snapshots.restore(local, start, end, now_ms, begin=begin)
             else:
                 for segment in state.segments_from(self._producers_end):
                     replay(known, segment, self._producers_end, end)
@@ -214,8 +215,7 @@ class ReadOnlyPartition(Partition):
             for segment in self.local_segments:
                 # Read now, because the file may be gone when a reader needs it.
                 _ = segment.txn_index.entries
-            stable = super()._stable_offset(start, end)
-            self.state = state._replace(last_stable_offset=stable)
+            self.state = state._replace(stable_end=super()._stable_end(end))
             return self.state
 
     # Keeping up.
@@ -225,7 +225,7 @@ class ReadOnlyPartition(Partition):
         if offset != self._checkpointed_start:
             with self.disk.hold(self.lock):
                 self._checkpointed_start = offset
-                self._follow(self.segments, self.last_timestamp)
+                self._publish_followed(self.segments, self.last_timestamp)
 
     def refresh(self) -> bool:
         """Bring the partition up to date with its files; return whether anything has changed.
@@ -303,9 +303,11 @@ class ReadOnlyPartition(Partition):
             fresh.follow_end()
             active.is_lost = True
             self._producers = None
-            self._follow((*self.segments[:-1], fresh), fresh.last_timestamp, changes_text=True)
+            self._publish_followed(
+                (*self.segments[:-1], fresh), fresh.last_timestamp, changes_text=True
+            )
             return True
-        self._follow(self.segments, active.last_timestamp)
+        self._publish_followed(self.segments, active.last_timestamp)
         return True
 
     def _take_listing(self) -> bool:
@@ -336,12 +338,12 @@ class ReadOnlyPartition(Partition):
         if any(segment.is_lost for segment in dropped):
             self._producers = None
         last = local[-1].last_timestamp
-        self._follow(
+        self._publish_followed(
             segments, last if last >= 0 else self.last_timestamp, changes_text=bool(dropped)
         )
         return changed
 
-    def _follow(
+    def _publish_followed(
         self, segments: Sequence[Segment], last_timestamp: int, *, changes_text: bool = False
     ) -> None:
         """Publish a state of these segments, which begins where the checkpoint says, if they reach so far."""

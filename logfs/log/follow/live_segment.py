@@ -351,8 +351,7 @@ class LiveSegment(Segment):
 
         Raises `Gone` if the .log file has vanished or was cut.
         """
-        # A writer that has rolled has written the entries of all markers before.
-        self.txn_index.forget()
+        self.txn_index.read_again()
         self.advance()
         segment_end = self._end
         assert segment_end is not None
@@ -440,6 +439,12 @@ class _LiveTxnIndex(TransactionIndex):
             # Until the inode is known, the entries are those that recovery found, perhaps in memory alone.
             self.forget()
         self._inode, self._is_known = inode, True
+
+    def read_again(self) -> None:
+        """Read the file once more if it is there: a writer that has rolled has written all entries of the segment."""
+        if self._entries is not None:
+            with suppress(Gone):
+                self._entries = self._load()
 
     @property
     def entries(self) -> Sequence[AbortedTransaction]:

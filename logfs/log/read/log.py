@@ -67,7 +67,7 @@ class Log(Reader):
 
     def _begin(self, loaded: Loaded) -> None:
         """Publish the first state."""
-        self._show(loaded.segments, loaded.log_start_offset, loaded.last_timestamp, 0, ())
+        self._set_state(loaded.segments, loaded.log_start_offset, loaded.last_timestamp, 0, ())
 
     def publish(
         self,
@@ -83,7 +83,7 @@ class Log(Reader):
         the log is that of its last segment. `changes_text` says that a new text view may have other bytes.
         """
         before = self.state
-        self._show(
+        self._set_state(
             before.segments if segments is None else segments,
             before.log_start_offset if log_start_offset is None else log_start_offset,
             before.last_timestamp if last_timestamp is None else last_timestamp,
@@ -91,7 +91,7 @@ class Log(Reader):
             before.truncations,
         )
 
-    def _show(
+    def _set_state(
         self,
         segments: Sequence[Segment],
         start: int,
@@ -100,13 +100,18 @@ class Log(Reader):
         truncations: tuple[int, ...],
     ) -> None:
         end = segments[-1].next_offset
-        stable = self._stable_offset(start, end)
         self.state = LogState(
-            tuple(segments), start, end, stable, last_timestamp, generation, truncations
+            tuple(segments),
+            start,
+            end,
+            self._stable_end(end),
+            last_timestamp,
+            generation,
+            truncations,
         )
 
-    def _stable_offset(self, start: int, end: int) -> int | None:
-        """Return the last stable offset of a log of the offsets [start, end); None if `stable_state` computes it."""
+    def _stable_end(self, end: int) -> int | None:
+        """Return `LogState.stable_end` of a log that ends at `end`; None if `stable_state` computes it later."""
         return None
 
     @property
@@ -140,7 +145,7 @@ class Log(Reader):
 
     @property
     def stable_state(self) -> LogState:
-        """The log at this moment, with its last stable offset.
+        """The log at this moment, with its `stable_end`.
 
         Where another process writes the log, may read what was appended since the last call: raises `WouldBlock`
         in a thread that must not wait, and `OSError`.
@@ -149,8 +154,11 @@ class Log(Reader):
 
     @property
     def last_stable_offset(self) -> int:
-        """The first offset of the oldest open transaction, or the log end offset (kafka-storage 9.4)."""
-        return self.stable_state.as_committed().log_end_offset
+        """The first offset of the oldest open transaction, or the log end offset (kafka-storage 9.4).
+
+        It is not below the log start offset.
+        """
+        return self.committed.log_end_offset
 
     def isolated(self, isolation: Isolation) -> Reader:
         """Return the log as readers of an isolation level see it."""

@@ -88,7 +88,13 @@ class MergedText:
     @property
     def is_up_to_date(self) -> bool:
         """Whether the size is known without waiting for the disk."""
-        return [log.log_end_offset for log in self._logs] == self._ends
+        return self._ends_now() == self._ends
+
+    def _ends_now(self) -> list[int]:
+        return [
+            max(text.first_offset, log.state.log_end_offset)
+            for text, log in zip(self._texts, self._logs, strict=True)
+        ]
 
     @property
     def is_current(self) -> bool:
@@ -126,7 +132,7 @@ class MergedText:
 
     def _grow(self) -> None:
         """Add a slice with what the logs have got since the last look."""
-        ends = [log.log_end_offset for log in self._logs]
+        ends = self._ends_now()
         if ends == self._ends:
             return
         size = sum(text.position_of(end) for text, end in zip(self._texts, ends, strict=True))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 import threading
 from bisect import bisect_left, bisect_right
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -21,13 +22,14 @@ from logfs.log.segment.batch_scanner import scan_from
 from logfs.log.state.log_state import segments_from
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence, Set
 
     from logfs.format.files.aborted_transactions import AbortedTransaction
     from logfs.format.text.rendering import View
     from logfs.log.read.readable_log import ReadableLog
     from logfs.log.segment.batch_scanner import ScannedBatches
     from logfs.log.segment.segment import Segment
+    from logfs.log.state.log_state import LogState
 
 
 class Isolation(enum.Enum):
@@ -134,7 +136,10 @@ class CommittedText:
         `offset` is at most the last stable offset.
         """
         self._find_hidden()
-        at = self._all.position_of(offset)
+        return self._without_hidden(self._all.position_of(offset))
+
+    def _without_hidden(self, at: int) -> int:
+        """Return the position in this view of the byte `at` of the text of all records."""
         number = bisect_right(self._hidden_ranges, at, key=lambda each: each.start)
         if not number:
             return at
@@ -151,7 +156,17 @@ class CommittedText:
 
     def _find_hidden(self) -> int:
         """Find the hidden ranges up to the last stable offset, and return the size of the text up to there."""
-        stable = self._reader.state.log_end_offset
+        state = self._reader.state
+        stable = state.log_end_offset
+
+        def has_shown(end: int) -> bool:
+            # A transaction whose marker was cut off is open again.
+            shown = self._without_hidden(self._all.position_of(min(end, stable)))
+            return self._searched[1] > shown
+
+        cut = self._all.follow_truncation(has_shown)
+        if cut is not None:
+            self._cut(*cut, stable)
         end = stable if self._end_offset is None else min(stable, self._end_offset)
         offset, size = self._searched
         if end <= offset:
@@ -161,44 +176,78 @@ class CommittedText:
             if end > offset:
                 # The segments of the view, which may have left the log, list the transactions aborted in them.
                 segments = segments_from(self._all.segments, offset)
-                aborted = _aborted_between(offset, end, segments)
-                if aborted:
+                left = _left(segments, end, state) if not self._reader.disk.writable else set()
+                # What another process has aborted since may be known to the segments that the log has now alone.
+                later = state.segments_from(offset) if left else ()
+                aborted = _aborted_between(offset, end, segments, later)
+                if aborted or left:
                     self._reader.check_may_block()
-                    self._hide(aborted, offset, end, segments)
+                    self._hide(aborted, left, offset, end, segments)
                 hidden = self._hidden_ranges[-1].hidden if self._hidden_ranges else 0
                 size = self._all.position_of(end) - hidden
                 self._searched = (end, size)
         return size
 
+    def _cut(self, end: int, is_final: bool, stable: int) -> None:
+        """Forget what lies at or after an offset to which the log was truncated; with `is_final`, end there."""
+        offset = self._searched[0]
+        if is_final:
+            known = end if self._end_offset is None else self._end_offset
+            self._end_offset = min(end, offset, known)
+        else:
+            end = max(min(end, stable), self.first_offset)
+        if offset <= end:
+            return
+        stop = self._all.position_of(end)
+        kept = [each for each in self._hidden_ranges if each.start < stop]
+        if kept and kept[-1].end > stop:
+            last = kept.pop()
+            kept.append(HiddenRange(last.start, stop, last.hidden - (last.end - stop)))
+        self._hidden_ranges = kept
+        self._searched = (end, stop - (kept[-1].hidden if kept else 0))
+
     def _hide(
         self,
         aborted: Mapping[int, Sequence[tuple[int, int]]],
+        left: Set[Segment],
         start: int,
         end: int,
         segments: Sequence[Segment],
     ) -> None:
-        """Add the ranges of the batches of `aborted` transactions with offsets in [start, end)."""
-        start = max(start, min(first for ranges in aborted.values() for first, _ in ranges))
-        stop = min(end, max(marker for ranges in aborted.values() for _, marker in ranges))
-        producers = np.array([*aborted], np.int64)
-        for segment in segments_from(segments, start):
-            if segment.base_offset >= stop:
+        """Add the ranges of the batches of `aborted` transactions with offsets in [start, end).
+
+        Of the segments that have `left` the log, also those of transactions that the log does not have any more:
+        another process may have aborted them and compacted the log, all since the last look.
+        """
+        for segment in segments:
+            if segment.base_offset >= end:
                 return
             for run in scan_from(segment, start):
                 if isinstance(run, Damage):
                     continue
                 rows = run.rows
-                is_data = rows[:, ATTRIBUTES] & (TRANSACTIONAL_BIT | CONTROL_BIT)
-                wanted = (is_data == TRANSACTIONAL_BIT) & np.isin(rows[:, PRODUCER_ID], producers)
-                wanted &= (rows[:, NEXT_OFFSET] > start) & (rows[:, SPAN_BASE_OFFSET] < stop)
-                columns = rows[:, (PRODUCER_ID, SPAN_BASE_OFFSET)].tolist()
+                kind = rows[:, ATTRIBUTES] & (TRANSACTIONAL_BIT | CONTROL_BIT)
+                wanted = (kind == TRANSACTIONAL_BIT) & (rows[:, NEXT_OFFSET] > start)
+                wanted &= rows[:, SPAN_BASE_OFFSET] < end
                 hidden = [
-                    n for n in np.flatnonzero(wanted).tolist() if is_aborted(aborted, *columns[n])
+                    number
+                    for number in np.flatnonzero(wanted).tolist()
+                    if is_aborted(aborted, *rows[number, (PRODUCER_ID, SPAN_BASE_OFFSET)].tolist())
+                    or (
+                        segment in left and not self._is_in_log(int(rows[number, SPAN_BASE_OFFSET]))
+                    )
                 ]
                 if hidden:
                     self._add_hidden(run, hidden, end)
-                if run.next_offset >= stop:
+                if run.next_offset >= end:
                     break
+
+    def _is_in_log(self, base_offset: int) -> bool:
+        """Whether the log still has a batch at an offset. Damage counts as one."""
+        with suppress(DamagedRange):
+            batch = self._reader.log.state.segments_from(base_offset)[0].find_batch(base_offset)
+            return batch is not None and batch.header.base_offset == base_offset
+        return True
 
     def _add_hidden(self, run: ScannedBatches, hidden: Sequence[int], end: int) -> None:
         """Add the text of the batches of a run whose numbers are in `hidden`, without the records from `end` on."""
@@ -223,18 +272,25 @@ class CommittedText:
         self._hidden_ranges.append(HiddenRange(start, end, hidden))
 
 
+def _left(segments: Sequence[Segment], end: int, state: LogState) -> set[Segment]:
+    """Return those of a view's segments, up to the offset `end`, that are not in the log any more."""
+    return {each for each in segments if each.base_offset < end} - {*state.segments}
+
+
 def _aborted_between(
-    start: int, end: int, segments: Sequence[Segment]
+    start: int, end: int, *several: Sequence[Segment]
 ) -> dict[int, list[tuple[int, int]]]:
     """Return the aborted transactions that may have records in [start, end), as `is_aborted` takes them.
 
-    `segments` are the log from the segment that holds `start` on. The markers may lie at or after `end`.
+    Each of `several` are segments of the log, from the one that holds `start` on. The markers may lie at or after
+    `end`.
     """
-    found: dict[int, list[tuple[int, int]]] = {}
-    for entry in _entries_between(start, end, segments):
-        if entry.first_offset < end:
-            found.setdefault(entry.producer_id, []).append((entry.first_offset, entry.last_offset))
-    return found
+    found: dict[int, set[tuple[int, int]]] = {}
+    for segments in several:
+        for entry in _entries_between(start, end, segments):
+            if entry.first_offset < end:
+                found.setdefault(entry.producer_id, set()).add(entry[1:3])
+    return {producer_id: sorted(ranges) for producer_id, ranges in found.items()}
 
 
 def _entries_between(

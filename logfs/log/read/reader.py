@@ -113,7 +113,11 @@ class Reader:
 
         @property
         def state(self) -> LogState:
-            """The log at this moment. Its `log_end_offset` is the end of the records that this reader shows."""
+            """The log at this moment. Its `log_end_offset` is the end of the records that this reader shows.
+
+            That is below the log start if a reader of committed records shows none: the log start has passed the
+            beginning of an open transaction.
+            """
 
         @property
         def epochs(self) -> LeaderEpochs:
@@ -161,8 +165,9 @@ class Reader:
 
     @property
     def log_end_offset(self) -> int:
-        """The offset after the last record that this reader shows."""
-        return self.state.log_end_offset
+        """The offset after the last record that this reader shows; at least the log start offset."""
+        state = self.state
+        return max(state.log_end_offset, state.log_start_offset)
 
     @property
     def last_timestamp(self) -> int:
@@ -329,8 +334,8 @@ class Reader:
         self._check_readable(offset, self.log.state)
         if offset >= state.log_end_offset:
             last = f"the last is {state.log_end_offset - 1}"
-            if state.log_end_offset == state.log_start_offset:
-                last = f"the log is empty, and its next offset is {state.log_end_offset}"
+            if state.log_end_offset <= state.log_start_offset:
+                last = f"the log is empty, and its next offset is {state.log_start_offset}"
             raise OffsetOutOfRange(
                 f"{self.name.directory}: there is no offset {offset} yet: {last}"
             )

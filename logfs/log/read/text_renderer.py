@@ -225,6 +225,9 @@ class TextRenderer:
         if is_last and at == last_block.end and last_block.next_number is not None:
             # A sequential read continues where the last block ended.
             first, ahead = last_block.next_number, _AHEAD_BYTES
+            while first + 1 < len(index) and self.size_of(index[first + 1].before) <= at:
+                # Between these two entries there are only batches without text, such as markers.
+                first += 1
         else:
             first = index.number_of_text(at, self.view, len(self.prefix))
         entry = index[first]

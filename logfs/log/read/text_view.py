@@ -15,7 +15,7 @@ from logfs.log.read.text_renderer import TextRenderer
 from logfs.log.segment.batch_iterator import Damage
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -80,7 +80,7 @@ class TextView:
     Byte 0 is the first byte of the first record at or after `start`. The view only grows: it keeps its segments
     after they have left the log, so that the same bytes can be read again (rule 4), until `release_before` permits it
     to release them. After the log's `generation` has changed, this view still grows, but a new view may have other
-    bytes.
+    bytes. If the log is truncated below what readers have been told of, the view ends there for good.
 
     Any thread may use it. A thread that must not wait gets `WouldBlock`, and repeats the call in another thread.
     """
@@ -109,6 +109,9 @@ class TextView:
             reached, *self._ahead = state.segments_from(first)
             self._segments.append((0, reached))
         self.generation = state.generation
+        self._truncations = state.truncations
+        # The greatest size that readers have been told.
+        self._told = 0
         self._end_offset = end
         self._fixed_size: int | None = None
         self.first_offset = first
@@ -118,6 +121,7 @@ class TextView:
     @property
     def size(self) -> int:
         """The current size of the view in bytes."""
+        self.follow_truncation(lambda end: self._told > self.position_of(end))
         if self._fixed_size is not None:
             return self._fixed_size
         origin = self._find_origin()
@@ -127,12 +131,39 @@ class TextView:
         end = self._end_offset
         if end is None:
             start, last = self._segments[-1]
-            return max(start + self._renderer.size_of(last.end.text) - origin, 0)
+            size = max(start + self._renderer.size_of(last.end.text) - origin, 0)
+            self._told = max(self._told, size)
+            return size
         final = end <= self.log.state.log_end_offset
         size = max(self._position_of(end) - origin, 0)
         if final:
             self._fixed_size = size
+        self._told = max(self._told, size)
         return size
+
+    def follow_truncation(self, has_shown: Callable[[int], bool]) -> tuple[int, bool] | None:
+        """Follow a truncation of the log since the last call.
+
+        `has_shown` takes the log end that the truncation has left, and returns whether readers have been told of a
+        record at or after it. The view then ends at that offset. Otherwise it goes on with what is appended there.
+        Returns the offset, and whether the view ends there; None if the log was not truncated.
+        """
+        known, state = self._truncations, self.log.state
+        if state.truncations is known:
+            return None
+        end = min(state.truncations[len(known) :])
+        is_shown = end < self.first_offset or has_shown(end)
+        with self.log.disk.hold(self._extending):
+            self._truncations, self._ahead, self._fixed_size = state.truncations, [], None
+            if is_shown:
+                self._end_offset = end if self._end_offset is None else min(end, self._end_offset)
+            else:
+                self._segments = [
+                    pair
+                    for pair in self._segments
+                    if pair[1].base_offset < end or pair[1] in state.segments
+                ]
+        return end, is_shown
 
     @property
     def is_closed(self) -> bool:

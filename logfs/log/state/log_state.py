@@ -15,22 +15,22 @@ class LogState(NamedTuple):
     """A log at one moment. It never changes: a log that changes publishes another state, by one assignment.
 
     `segments` are in order, and there is at least one. Records with offsets in [log_start_offset, log_end_offset) can
-    be read. `last_stable_offset` is the first offset of the oldest open transaction, or the log end offset
-    (kafka-storage 9.4); None if it has to be computed first, as for a log that another process writes. All
-    transactions that were aborted below it are in the transaction indexes of `segments`. `last_timestamp` is that of
-    the last batch (ms), -1 if there is none.
+    be read. `stable_end` is the first offset of the oldest open transaction, or the log end offset; None if it has to
+    be computed first, as for a log that another process writes. It is below the log start if the log start has passed
+    the beginning of that transaction. All transactions that were aborted below it are in the transaction indexes of
+    `segments`. `last_timestamp` is that of the last batch (ms), -1 if there is none.
 
     `generation` grows when a new text view may have other bytes than one made before. `truncations` are the offsets
     at which this process has truncated the log since it was opened, in that order.
 
     For example, a log of two segments at the offsets 0 and 100 that ends at 130, with a transaction open since 120,
-    has `log_end_offset` 130 and `last_stable_offset` 120.
+    has `log_end_offset` 130 and `stable_end` 120.
     """
 
     segments: tuple[Segment, ...]
     log_start_offset: int
     log_end_offset: int
-    last_stable_offset: int | None
+    stable_end: int | None
     last_timestamp: int
     generation: int = 0
     truncations: tuple[int, ...] = ()
@@ -40,8 +40,8 @@ class LogState(NamedTuple):
         return segments_from(self.segments, offset)
 
     def as_committed(self) -> LogState:
-        """Return the state with the last stable offset as its end, as readers of committed records see it."""
-        stable = self.last_stable_offset
+        """Return the state as readers of committed records see it: it ends at `stable_end`."""
+        stable = self.stable_end
         assert stable is not None, "the caller has computed it"
         return self if stable == self.log_end_offset else self._replace(log_end_offset=stable)
 

@@ -128,9 +128,18 @@ class ProducerSnapshots:
         return self.minimum_offset, Producers()
 
     def restore(
-        self, segments: Sequence[Segment], log_start_offset: int, end: int, now_ms: int
+        self,
+        segments: Sequence[Segment],
+        log_start_offset: int,
+        end: int,
+        now_ms: int,
+        *,
+        begin: int | None = None,
     ) -> Producers:
         """Return the producers at the offset `end`: those of the newest snapshot, updated by the batches after it.
+
+        Without a snapshot, the log is read from the log start on, as Kafka does, or from `begin`: a transaction that
+        began below the log start is then not forgotten.
 
         Drops the snapshots beyond either end of the log, and writes those that are missing at the base offsets of the
         last two segments and at `end` (kafka-storage 9.8).
@@ -138,6 +147,8 @@ class ProducerSnapshots:
         self.drop_outside(log_start_offset, end)
         self.minimum_offset = log_start_offset
         start, producers = self.newest(now_ms)
+        if begin is not None and not self.offsets:
+            start = begin
         wanted = {segment.base_offset for segment in segments[-2:]}
         for segment in segments:
             if segment.base_offset >= end or segment.next_offset <= start:
