@@ -943,6 +943,20 @@ def test_full_disk(make_mount: Callable[..., Mount], tmp_path: Path) -> None:
         run("umount", "-l", log_dir)
 
 
+def test_space_cannot_be_reserved_in_a_value(mount: Mount) -> None:
+    """`posix_fallocate` leaves a setting as it is; the C library would write a NUL as its value."""
+    folder = mount.partition("orders-0")
+    path = folder / "config/logfs.retention.groups"
+    path.write_text("billing")
+    for each in (path, folder / "ctl", folder / "log-start-offset"):
+        with (
+            each.open("r+b") as file,
+            pytest.raises(OSError, match=r"Invalid argument|not supported"),
+        ):
+            os.posix_fallocate(file.fileno(), 0, 100)
+    assert path.read_text() == "billing\n"
+
+
 def test_space_cannot_be_reserved(topic: Path) -> None:
     """`posix_fallocate` fails and leaves no byte; NULs that are data are records."""
     with (topic / "append").open("wb", buffering=0) as file:

@@ -110,7 +110,7 @@ class GeneratedFile(FileNode):
     def write_value(self, data: bytes) -> None:
         """Set a new value. One write is one whole value, as in sysfs.
 
-        Raises `OSError` (EINVAL) if `data` is not UTF-8, and the errors of the function that sets the value.
+        Raises `OSError` (EINVAL) if `data` is not UTF-8 or has a NUL, and the errors of the function that sets it.
         """
         assert self._write is not None
         # A value is made durable, and may wait for a lock of the store (rule 8).
@@ -119,6 +119,9 @@ class GeneratedFile(FileNode):
             text = data.decode()
         except UnicodeDecodeError:
             raise refuse(errno.EINVAL, f"{self.path}: the value is not UTF-8") from None
+        if "\0" in text:
+            # posix_fallocate(3) writes NULs where a filesystem cannot reserve space.
+            raise refuse(errno.EINVAL, f"{self.path}: the value contains a NUL")
         self._write(text.strip())
         self._content = None
 
