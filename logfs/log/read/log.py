@@ -154,11 +154,8 @@ class Log(Reader):
 
     @property
     def last_stable_offset(self) -> int:
-        """The first offset of the oldest open transaction, or the log end offset (kafka-storage 9.4).
-
-        It is not below the log start offset.
-        """
-        return self.committed.log_end_offset
+        """The first offset of the oldest open transaction, or the log end offset (kafka-storage 9.4)."""
+        return self.stable_state.last_stable_offset
 
     def isolated(self, isolation: Isolation) -> Reader:
         """Return the log as readers of an isolation level see it."""

@@ -39,6 +39,11 @@ class LogState(NamedTuple):
         """Return the segment that holds `offset`, or else the first one, and all after it."""
         return segments_from(self.segments, offset)
 
+    @property
+    def last_stable_offset(self) -> int:
+        """`stable_end`, but not below the log start offset (kafka-storage 9.4)."""
+        return max(self.as_committed().log_end_offset, self.log_start_offset)
+
     def as_committed(self) -> LogState:
         """Return the state as readers of committed records see it: it ends at `stable_end`."""
         stable = self.stable_end

@@ -195,7 +195,7 @@ class Compactor:
             state.segments,
             partition.config,
             state.log_start_offset,
-            max(state.as_committed().log_end_offset, state.log_start_offset),
+            state.last_stable_offset,
             self._checkpoints.cleaner_offset(name),
         )
         return plan_compaction(log, self._registry.clock())

@@ -18,19 +18,21 @@ if TYPE_CHECKING:
 def partition_status(partition: Partition, store: Store | None = None) -> dict[str, Any]:
     """Return the offsets, sizes (bytes), segments and times (ms) of a partition; with `store` also its upkeep."""
     config = partition.config
-    segments = partition.segments
+    # One moment of the log: its numbers agree with each other.
+    state = partition.stable_state
+    segments = state.segments
     return {
         "topic": partition.topic,
         "partition": partition.partition,
-        "log_start_offset": partition.log_start_offset,
-        "log_end_offset": partition.log_end_offset,
-        "last_stable_offset": partition.last_stable_offset,
+        "log_start_offset": state.log_start_offset,
+        "log_end_offset": state.log_end_offset,
+        "last_stable_offset": state.last_stable_offset,
         "recovery_point": partition.recovery_point,
-        "size_bytes": partition.size_bytes,
+        "size_bytes": sum(segment.size_bytes for segment in segments),
         "segments": len(segments),
         "active_segment": segments[-1].base_offset,
         "first_timestamp": _first_timestamp(partition),
-        "last_timestamp": partition.last_timestamp,
+        "last_timestamp": state.last_timestamp,
         "leader_epoch": partition.epochs.latest,
         "producers": len(partition.producers),
         "open_transactions": len(partition.producers.open_transactions()),
