@@ -207,6 +207,7 @@ class ReadOnlyPartition(Partition):
             if known is None or self._producers_end > end:
                 local, now_ms = self.local_segments, self._clock()
                 begin = local[0].base_offset
+                self.snapshots.list_files()
                 known = self.snapshots.restore(local, start, end, now_ms, begin=begin)
             else:
                 for segment in state.segments_from(self._producers_end):

@@ -47,9 +47,14 @@ class ProducerSnapshots:
         # While there is no snapshot, none is written at or below this offset: what lies below the log start is
         # forgotten.
         self.minimum_offset = 0
+        self.offsets: list[int] = []
+        self.list_files()
+
+    def list_files(self) -> None:
+        """Use the snapshots that the directory has now: another process may have taken or removed some."""
         self.offsets = sorted(
             names.parse_stem(entry.name)
-            for entry in disk.scan(directory)
+            for entry in self._disk.scan(self._directory)
             if entry.name.endswith(names.SNAPSHOT)
         )
 
