@@ -208,6 +208,11 @@ class CommittedReader(Reader):
         return self._log.stable_state.as_committed()
 
     @property
+    def log_end_offset(self) -> int:
+        """The last stable offset."""
+        return self._log.last_stable_offset
+
+    @property
     def disk(self) -> Disk:
         """The disk of the log."""
         return self._log.disk

@@ -165,9 +165,8 @@ class Reader:
 
     @property
     def log_end_offset(self) -> int:
-        """The offset after the last record that this reader shows; at least the log start offset."""
-        state = self.state
-        return max(state.log_end_offset, state.log_start_offset)
+        """The offset after the last record that this reader shows."""
+        return self.state.log_end_offset
 
     @property
     def last_timestamp(self) -> int:
