@@ -544,9 +544,7 @@ class Partition(Log):
             offset = cut.next_offset
         start = min(before.log_start_offset, offset)
         local = [segment for segment in kept if not segment.is_tiered]
-        self._producers = self.snapshots.restore(
-            local, start, offset, now_ms, begin=local[0].base_offset
-        )
+        self._producers = self.snapshots.restore(local, start, offset, now_ms)
         # Readers see the shorter log before its files are cut: a transaction whose marker goes is open again.
         self.state = before._replace(
             segments=tuple(kept),
