@@ -402,7 +402,7 @@ def test_a_tombstone_that_was_compacted_away_before_the_next_read(
         index.path.unlink()
     cleaned = Segment(store.disk, log.directory, 0)
     cleaned.next_base = sealed.next_base
-    log.segments = (cleaned, *log.segments[1:])
+    log.publish(segments=(cleaned, *log.segments[1:]))
     assert offsets(store) == {"g2": 3}
 
 
