@@ -1417,7 +1417,7 @@ def test_a_copy_of_a_deleted_partition_is_deleted_only_when_it_has_ended(
         copying.join()
         server.fault = lambda request: None
         store.remote_log_manager.expire()
-        assert not server.stored_keys()
+        assert not segment_keys(server)
 
 
 def test_a_move_needs_room_for_the_local_segments(
