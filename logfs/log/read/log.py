@@ -192,10 +192,9 @@ class CommittedReader(Reader):
         super().__init__()
         self._log = log
         self.name, self.views, self.traffic = log.name, log.views, log.traffic
-        # The aborted transactions of a state that `_aborted_by` was made of: its segments, and how many the last
-        # segment had then.
-        self._aborted_of: tuple[Sequence[Segment], int] = ((), 0)
-        self._aborted_by: dict[int, list[tuple[int, int]]] = {}
+        # The aborted transactions that were found last, with what they are of: segments, and how many the last one
+        # had then. Replaced whole, so that no thread takes those of another state.
+        self._aborted: tuple[Sequence[Segment], int, Aborted] = ((), 0, {})
 
     @property
     def log(self) -> Log:
@@ -256,13 +255,14 @@ class CommittedReader(Reader):
 
     def aborted(self, state: LogState) -> Aborted:
         newest = len(state.segments[-1].txn_index.entries)
-        if self._aborted_of != (state.segments, newest):
+        segments, count, aborted = self._aborted
+        if segments is not state.segments or count != newest:
             found: dict[int, list[tuple[int, int]]] = {}
             for segment in state.segments:
                 for entry in segment.txn_index.entries:
                     found.setdefault(entry.producer_id, []).append(entry[1:3])
-            self._aborted_by, self._aborted_of = found, (state.segments, newest)
-        aborted = self._aborted_by
+            aborted = found
+            self._aborted = state.segments, newest, found
         # A truncation has removed transactions that `state` knows as aborted.
         self._check_left(state.log_end_offset, state)
         return aborted
