@@ -11,7 +11,6 @@ import os
 import random
 import shutil
 from contextlib import contextmanager
-from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
@@ -194,7 +193,6 @@ def test_a_reader_beside_a_change_sees_one_moment(
     begun: list[Path], tmp_path: Path, change: str, look: str
 ) -> None:
     """At each point of a change, readers see the log before it, after it, or at one of the states between them."""
-    numbers = count(1)
     with opened(begun, tmp_path / "plain") as world:
         before = [observe(each, LOOKS[look]) for each in (world.log, world.log.committed)]
         attempt(world, CHANGES[change])
@@ -220,7 +218,7 @@ def test_a_reader_beside_a_change_sees_one_moment(
                 seen.append((number, beside.result))  # type: ignore[arg-type]
 
     scheduler = Scheduler(at_point)
-    with opened(begun, tmp_path / f"{next(numbers)}", scheduler) as world, scheduler.watching():
+    with opened(begun, tmp_path / "watched", scheduler) as world, scheduler.watching():
         attempt(world, CHANGES[change])
     for beside in waiting:
         beside.wait()
@@ -235,6 +233,46 @@ def run_after(begun: list[Path], root: Path, first: str, second: str) -> tuple[o
     with opened(begun, root) as world:
         errors = {name: attempt(world, CHANGES[name]) for name in (first, second)}
         return outcome(world), sorted(errors.items())
+
+
+@pytest.mark.parametrize("look", ["read", "newest", "text"])
+@pytest.mark.parametrize("change", ["abort", "commit", "truncate-marker"])
+def test_a_reader_that_is_overtaken_leaves_nothing_old_behind(
+    begun: list[Path], tmp_path: Path, change: str, look: str
+) -> None:
+    """A change and a second reader come at a point of a first reader; the next one sees what the change left."""
+    number = random.Random(f"{SEED} {change}{look}").randrange(1, STEP + 1)
+    points = number
+    while number <= points:
+        points = overtake(begun, tmp_path / "world", change, look, number)
+        number += STEP
+
+
+def overtake(begun: list[Path], root: Path, change: str, look: str, number: int) -> int:
+    """Let a change and a reader come at one point of a reader; return how many points that reader has."""
+    beside: list[Beside] = []
+
+    def ask() -> object:
+        return observe(world.log.committed, LOOKS[look])
+
+    def change_and_ask() -> None:
+        attempt(world, CHANGES[change])
+        ask()
+
+    def at_point(reached: int) -> None:
+        if reached == number:
+            beside.append(Beside(change_and_ask))
+
+    scheduler = Scheduler(at_point)
+    with opened(begun, root, scheduler) as world:
+        with scheduler.watching():
+            ask()
+        for each in beside:
+            each.wait()
+            assert each.error is None, each.error
+        with Store(world.log_dirs, read_only=True, clock=world.clock) as cold:
+            assert ask() == observe(cold[NAME].committed, LOOKS[look]), (number, change)
+    return scheduler.points
 
 
 # What another process sees of a truncation or a move is several steps.

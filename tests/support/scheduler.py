@@ -15,6 +15,8 @@ from logfs.log.append.partition import Partition
 from logfs.log.disk.disk import Disk, ReadOnlyDisk
 from logfs.log.follow.live_partition import ReadOnlyPartition
 from logfs.log.follow.live_segment import LiveSegment
+from logfs.log.read.log import CommittedReader
+from logfs.log.read.read_committed import CommittedText
 from logfs.log.read.text_view import TextView
 from logfs.log.segment.index import SparseIndex
 from logfs.log.segment.segment import Segment
@@ -36,6 +38,8 @@ SHARED = (
     Producers,
     LeaderEpochs,
     TextView,
+    CommittedReader,
+    CommittedText,
 )
 # How long a thread is waited for that may need a lock of the thread that has stopped.
 LOCKED_SECONDS = 0.05

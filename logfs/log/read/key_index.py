@@ -31,6 +31,7 @@ from logfs.format.files.key_table_format import Anchor, anchor_of
 from logfs.log.disk.cache_directory import cache_directory, remove_oldest
 from logfs.log.disk.disk import Disk, Gone
 from logfs.log.segment.batch_iterator import Damage, DamagedRange
+from logfs.log.segment.batch_scanner import position_to_scan_from, scan_from
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -277,7 +278,7 @@ class KeyIndex:
         end = state.log_end_offset
         start = max(self._end, state.log_start_offset)
         segments = [each for each in state.segments_from(start) if each.base_offset < end]
-        total = sum(segment.size_bytes - _position_in(segment, start) for segment in segments)
+        total = sum(each.size_bytes - position_to_scan_from(each, start) for each in segments)
         if total > INLINE_BYTES:
             self._reader.check_may_block()
             self.progress = (0, total)
@@ -309,9 +310,7 @@ class KeyIndex:
 
         Yields for each part of the segment its size in bytes, and the header of its last batch or None.
         """
-        from logfs.log.segment import batch_scanner
-
-        for found in batch_scanner.scan_from(segment, start):
+        for found in scan_from(segment, start):
             if isinstance(found, Damage):
                 logger.warning("%s", found.error(segment.path))
                 yield found.end - found.start, None
@@ -450,8 +449,3 @@ def audit(reader: ReadableLog) -> str | None:
     except FileNotFoundError:
         return None
     return KeyIndex(reader, is_kept=False).audit()
-
-
-def _position_in(segment: Segment, offset: int) -> int:
-    """Return the position at which a scan of a segment for the records from `offset` on begins."""
-    return segment.position_of(offset) if offset > segment.base_offset else 0

@@ -158,15 +158,9 @@ class CommittedText:
         """Find the hidden ranges up to the last stable offset, and return the size of the text up to there."""
         state = self._reader.state
         stable = state.log_end_offset
-
-        def has_shown(end: int) -> bool:
-            # A transaction whose marker was cut off is open again.
-            shown = self._without_hidden(self._all.position_of(min(end, stable)))
-            return self._searched[1] > shown
-
-        cut = self._all.follow_truncation(has_shown)
-        if cut is not None:
-            self._cut(*cut, stable)
+        if self._all.is_behind_truncation:
+            with self._reader.disk.hold(self._finding):
+                self._follow_truncation(stable)
         end = stable if self._end_offset is None else min(stable, self._end_offset)
         offset, size = self._searched
         if end <= offset:
@@ -188,9 +182,21 @@ class CommittedText:
                 self._searched = (end, size)
         return size
 
-    def _cut(self, end: int, is_final: bool, stable: int) -> None:
-        """Forget what lies at or after an offset to which the log was truncated; with `is_final`, end there."""
-        offset = self._searched[0]
+    def _follow_truncation(self, stable: int) -> None:
+        """Forget what a truncation of the log has removed; the view ends there if readers were told of it.
+
+        `stable` is the last stable offset since: a transaction whose marker was cut off is open again.
+        """
+        offset, told = self._searched
+
+        def has_shown(end: int) -> bool:
+            return told > self._without_hidden(self._all.position_of(min(end, stable)))
+
+        cut = self._all.follow_truncation(has_shown)
+        if cut is None:
+            # Another thread has done it.
+            return
+        end, is_final = cut
         if is_final:
             known = end if self._end_offset is None else self._end_offset
             self._end_offset = min(end, offset, known)

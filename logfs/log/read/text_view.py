@@ -141,6 +141,11 @@ class TextView:
         self._told = max(self._told, size)
         return size
 
+    @property
+    def is_behind_truncation(self) -> bool:
+        """Whether the log was truncated since the view was made, or since the last `follow_truncation`."""
+        return self.log.state.truncations is not self._truncations
+
     def follow_truncation(self, has_shown: Callable[[int], bool]) -> tuple[int, bool] | None:
         """Follow a truncation of the log since the last call.
 

@@ -573,9 +573,14 @@ def scan_segment(
         yield Damage(size, size, expected, segment.next_base, "the file ends too early")
 
 
+def position_to_scan_from(segment: IndexedSegment, offset: int) -> int:
+    """Return the position of about the batch that holds `offset`; 0 if the segment begins at or above it."""
+    return segment.position_of(offset) if offset > segment.base_offset else 0
+
+
 def scan_from(segment: IndexedSegment, offset: int) -> Iterator[ScannedBatches | Damage]:
     """Yield the same from about the batch that holds `offset` on, which the offset index finds."""
-    position = segment.position_of(offset) if offset > segment.base_offset else 0
+    position = position_to_scan_from(segment, offset)
     head = segment.header(position) if position else None
     first = segment.base_offset if head is None else head.base_offset
     return scan_segment(segment, position if head else 0, first)
