@@ -190,11 +190,11 @@ class Tier(Request):
     def run(self, store: Store, report: Report) -> Answer:
         manager = store.remote_log_manager
         if self.take_over:
-            manager.take_over()
+            store.tiered.owner.take_over()
         chosen = self.partitions or tiered_partitions(store, _partitions_in(store, self.log_dirs))
         plans = {name: manager.plan(name) for name in chosen}
         if chosen:
-            manager.claim()
+            store.tiered.owner.claim()
         # Each byte is sent once, and read back once.
         spend = _adding(report, 2 * sum(plan.size_bytes for plan in plans.values()))
         copied = []

@@ -111,14 +111,6 @@ class RemoteLogManager:
         self._stopped.set()
         self.wake()
 
-    def claim(self) -> None:
-        """Make sure that this store owns the bucket. Raises as `BucketOwner.claim` does."""
-        self._tiered.owner.claim()
-
-    def take_over(self) -> None:
-        """Become the owner of the bucket. Raises as `BucketOwner.take_over` does."""
-        self._tiered.owner.take_over()
-
     # Copying.
 
     def plan(self, name: str) -> CopyPlan:
@@ -186,7 +178,7 @@ class RemoteLogManager:
         if not plan.segments:
             return done
         try:
-            self.claim()
+            self._tiered.owner.claim()
         except Exception:
             self.copy_errors += 1
             raise
@@ -320,7 +312,7 @@ class RemoteLogManager:
     def _may_delete(self, name: str) -> bool:
         """Whether this store owns the bucket; if that is not certain, the reason is logged."""
         try:
-            self.claim()
+            self._tiered.owner.claim()
         except (LogfsError, OSError) as error:
             self.delete_errors += 1
             logger.error("%s: its remote segments are not deleted now: %s", name, error)
@@ -450,7 +442,7 @@ class RemoteLogManager:
             not self._tiered.owner.is_claimed
             and any(each.config.copies_segments for each in partitions)
         ):
-            self.claim()
+            self._tiered.owner.claim()
 
     def _copy_due(self, name: str) -> None:
         """Copy what is due of a partition, unless it is not tiered, or its upkeep is paused."""
