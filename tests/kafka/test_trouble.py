@@ -45,6 +45,8 @@ def cluster(kafka: Distribution, tmp_path: Path) -> Iterator[BrokerCluster]:
         "leader_imbalance_per_broker_percentage": 0,
         "replica_lag_time_max_ms": 3000,
         "controlled_shutdown_enable": "false",
+        "log_flush_start_offset_checkpoint_interval_ms": 100,
+        "log_initial_task_delay_ms": 100,
     }
     with BrokerCluster(kafka, tmp_path / "cluster", BROKERS, **settings) as found:
         yield found.start()
@@ -207,6 +209,10 @@ def test_a_push_loses_and_doubles_nothing(
                 store.delete_records("pushed-0", 7)
                 client.produce("pushed", [Record(b"was there")] * 3)
                 client.delete_records("pushed", 3)
+                # A broker that is killed before it has stored the log start forgets it.
+                for broker in cluster.brokers:
+                    starts = broker.log_dir / "log-start-offset-checkpoint"
+                    wait_for(lambda path=starts: "pushed 0 3" in path.read_text())
         process = subprocess.Popen([*command, log_dir], stderr=subprocess.PIPE, text=True)
         try:
             time.sleep(2.5 + chance.random() * 3)
