@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.errors import Corrupt
 from logfs.log.append.partition import Partition
@@ -136,6 +136,20 @@ def _carry_on(segment: LiveSegment, files: Files, following: int | None) -> bool
     return True
 
 
+class _Look(NamedTuple):
+    """What the directory of a partition has shown; `listing` is None if that was known already.
+
+    `number` is how often the partition was brought up to date before. `mtime_ns` is None if another look may show
+    more. `remote` are the segments in the object store before those of the listing.
+    """
+
+    number: int
+    inode: int
+    mtime_ns: int | None
+    listing: Listing | None
+    remote: Sequence[Segment]
+
+
 class ReadOnlyPartition(Partition):
     """A partition of a read-only store. Every reader sees what was on the disk at the last `refresh`."""
 
@@ -164,6 +178,8 @@ class ReadOnlyPartition(Partition):
         self._inode = before.st_ino
         # The log start of the checkpoint. A broker writes it once a minute, so the files may show a later one.
         self._checkpointed_start = loaded.log_start_offset
+        # How often what readers know was brought up to date.
+        self._looks = 0
         # The last state seen of the directory and of the last .log file; None if another look may show more.
         self._seen_directory = before.st_mtime_ns if is_settled else None
         self._seen_log: tuple[int, int, int] | None = None
@@ -226,6 +242,7 @@ class ReadOnlyPartition(Partition):
         if offset != self._checkpointed_start:
             with self.disk.hold(self.lock):
                 self._checkpointed_start = offset
+                self._looks += 1
                 self._publish_followed(self.segments, self.last_timestamp)
 
     def refresh(self) -> bool:
@@ -237,13 +254,18 @@ class ReadOnlyPartition(Partition):
         if self._is_up_to_date():
             return False
         self.check_may_block()
-        with self.disk.hold(self.lock):
-            try:
-                return self._catch_up()
-            except (FileNotFoundError, Gone) as error:
-                logger.debug("%s: changed while it was refreshed: %s", self.directory, error)
-                self._seen_directory = self._seen_log = None
-                return False
+        try:
+            while True:
+                look = self._look()
+                with self.disk.hold(self.lock):
+                    # Otherwise another thread has looked meanwhile, perhaps later.
+                    if look.number == self._looks:
+                        self._looks += 1
+                        return self._take(look)
+        except (FileNotFoundError, Gone) as error:
+            logger.debug("%s: changed while it was refreshed: %s", self.directory, error)
+            self._seen_directory = self._seen_log = None
+            return False
 
     def is_unchanged(self) -> bool:
         """Whether the files are certainly as they were at the last `refresh`; never where some are in a bucket."""
@@ -271,15 +293,29 @@ class ReadOnlyPartition(Partition):
         """Remember a state of the last .log file that this partition has taken in, if every later change shows."""
         self._seen_log = _state(log) if is_settled else None
 
-    def _catch_up(self) -> bool:
+    def _look(self) -> _Look:
+        """Look at the directory, and at the descriptions of remote segments, which are the records of another log."""
+        number = self._looks
         found, is_settled = self.disk.stat_settled(self.directory)
-        if found.st_ino != self._inode:
+        mtime_ns = found.st_mtime_ns if is_settled else None
+        if found.st_ino != self._inode or found.st_mtime_ns == self._seen_directory:
+            return _Look(number, found.st_ino, mtime_ns, None, ())
+        listing = _list(self.disk, self.directory)
+        remote: Sequence[Segment] = ()
+        if listing and self.remote_between is not None:
+            # After the listing: what a writer has dropped since is described by then.
+            remote = self.remote_between(self._checkpointed_start, next(iter(listing)))
+        return _Look(number, found.st_ino, mtime_ns, listing, remote)
+
+    def _take(self, look: _Look) -> bool:
+        """Publish what a look has shown, and what was appended; return whether that is anything. Under `lock`."""
+        if look.inode != self._inode:
             # The name leads to a new partition; noticing it is up to the store.
             return False
         changed = False
-        if found.st_mtime_ns != self._seen_directory:
-            changed = self._take_listing()
-            self._seen_directory = found.st_mtime_ns if is_settled else None
+        if look.listing is not None:
+            changed = self._take_listing(look.listing, look.remote)
+            self._seen_directory = look.mtime_ns
         active = self._active
         log = self._stat_log()
         changed |= self._advance(active)
@@ -311,18 +347,13 @@ class ReadOnlyPartition(Partition):
         self._publish_followed(self.segments, active.last_timestamp)
         return True
 
-    def _take_listing(self) -> bool:
-        listing = _list(self.disk, self.directory)
+    def _take_listing(self, listing: Listing, remote: Sequence[Segment]) -> bool:
         if not listing:
             # The partition is being created, or removed file by file.
             return False
         known = {s.base_offset: s for s in self.local_segments if isinstance(s, LiveSegment)}
         before = self._active
         local = _make_segments(self.disk, self.directory, listing, known)
-        remote: Sequence[Segment] = ()
-        if self.remote_between is not None:
-            # After the listing: what a writer has dropped since is described by then.
-            remote = self.remote_between(self._checkpointed_start, local[0].base_offset)
         segments = (*remote, *local)
         kept = set(map(id, segments))
         dropped = [segment for segment in known.values() if id(segment) not in kept]
