@@ -489,7 +489,7 @@ class Partition(Log):
         log end, and `OSError`, after which the log is as it was.
         """
         self.check_changeable()
-        with self.lock:
+        with self.flusher.lock, self.lock:
             if offset > self.log_end_offset:
                 raise OffsetOutOfRange(
                     f"{self.name.directory}: offset {offset} is beyond the log end {self.log_end_offset}"
@@ -579,28 +579,40 @@ class Partition(Log):
         """
         self.check_changeable()
         self.views.pin()
-        with self.flusher.lock, self.lock:
-            now_ms = self._clock()
-            start = self.log_start_offset
-            if count >= len(self.segments) and start == self.log_end_offset:
-                self.roll(now_ms)
-            segments = self.segments
-            dropped = tuple(s for s in segments[:count] if s.next_offset <= start)
-            if len(dropped) == len(segments):
-                dropped = dropped[:-1]
-            self.publish(segments=segments[len(dropped) :])
-            try:
-                due_ms = now_ms + self.config.file_delete_delay_ms
-                local = [segment for segment in dropped if not segment.is_tiered]
-                self._dropped.move_away(local, self.snapshots, due_ms)
-                self.disk.sync_directory(self.directory)
-            except OSError as error:
-                left = (each for each in dropped if each.path.suffix != names.DELETED)
-                self.publish(segments=(*left, *self.segments))
-                if error.errno in EXHAUSTED:
-                    raise
-                raise self.fail("segments could not be renamed", error) from error
+        with self.flusher.lock:
+            with self.lock:
+                now_ms = self._clock()
+                start = self.log_start_offset
+                if count >= len(self.segments) and start == self.log_end_offset:
+                    self.roll(now_ms)
+                segments = self.segments
+                dropped = tuple(s for s in segments[:count] if s.next_offset <= start)
+                if len(dropped) == len(segments):
+                    dropped = dropped[:-1]
+                self.publish(segments=segments[len(dropped) :])
+                try:
+                    due_ms = now_ms + self.config.file_delete_delay_ms
+                    local = [segment for segment in dropped if not segment.is_tiered]
+                    self._dropped.move_away(local, self.snapshots, due_ms)
+                except OSError as error:
+                    left = (each for each in dropped if each.path.suffix != names.DELETED)
+                    self.publish(segments=(*left, *self.segments))
+                    if error.errno in EXHAUSTED:
+                        raise
+                    raise self.fail("segments could not be renamed", error) from error
+            self._sync_renames()
         return dropped
+
+    def _sync_renames(self) -> None:
+        """Make the names of dropped files durable. Appends go on meanwhile; the caller holds `Flusher.lock`."""
+        try:
+            self.disk.sync_directory(self.directory)
+        except OSError as error:
+            if error.errno in EXHAUSTED:
+                # The next flush tries again.
+                self.flusher.note_new_files()
+                raise
+            raise self.fail("the names of dropped segments could not be synced", error) from error
 
     def attach_remote(self, segments: Sequence[Segment], log_start_offset: int) -> None:
         """Add segments that are only in an object store, at the start of the log, which begins at an offset then.
@@ -624,26 +636,27 @@ class Partition(Log):
         """
         self.check_changeable()
         self.views.pin()
-        with self.flusher.lock, self.lock:
-            before = self.segments
-            local = self.local_segments
-            dropped = local[: len(copies)]
-            same = [(each.base_offset, each.next_offset, each.size_bytes) for each in copies]
-            if dropped[-1] is self.active or same != [
-                (each.base_offset, each.next_offset, each.size_bytes) for each in dropped
-            ]:
-                raise Corrupt(f"{self.directory}: the segments differ from their remote copies")
-            remote = before[: len(before) - len(local)]
-            self.publish(segments=(*remote, *copies, *local[len(copies) :]))
-            try:
-                due_ms = self._clock() + self.config.file_delete_delay_ms
-                self._dropped.move_away(dropped, self.snapshots, due_ms)
-                self.disk.sync_directory(self.directory)
-            except OSError as error:
-                if any(each.path.suffix == names.DELETED for each in dropped):
-                    raise self.fail("segments could not be renamed", error) from error
-                self.publish(segments=before)
-                raise
+        with self.flusher.lock:
+            with self.lock:
+                before = self.segments
+                local = self.local_segments
+                dropped = local[: len(copies)]
+                same = [(each.base_offset, each.next_offset, each.size_bytes) for each in copies]
+                if dropped[-1] is self.active or same != [
+                    (each.base_offset, each.next_offset, each.size_bytes) for each in dropped
+                ]:
+                    raise Corrupt(f"{self.directory}: the segments differ from their remote copies")
+                remote = before[: len(before) - len(local)]
+                self.publish(segments=(*remote, *copies, *local[len(copies) :]))
+                try:
+                    due_ms = self._clock() + self.config.file_delete_delay_ms
+                    self._dropped.move_away(dropped, self.snapshots, due_ms)
+                except OSError as error:
+                    if any(each.path.suffix == names.DELETED for each in dropped):
+                        raise self.fail("segments could not be renamed", error) from error
+                    self.publish(segments=before)
+                    raise
+            self._sync_renames()
         return dropped
 
     def detach_remote(self) -> None:
@@ -668,27 +681,29 @@ class Partition(Log):
 
         The files of `new` are durable and end in `.cleaned`. Uses Kafka's renames (kafka-storage 8.8): after a crash,
         recovery finishes the replacement if all files of `new` end in `.swap`, and otherwise drops `new`. `check` is
-        called first, under the locks; it raises if the old segments have changed since `new` was made. Raises
+        called first, under `Flusher.lock`; it raises if the old segments have changed since `new` was made. Raises
         `PartitionFailed` if a rename fails.
         """
         self.views.pin()
-        with self.flusher.lock, self.lock:
+        # Nothing else changes sealed segments under this lock, and appends go on while the renames are synced.
+        with self.flusher.lock:
             check()
-            number = self.segments.index(old[0])
-            now_ms = self._clock()
             try:
                 new.rename_suffix(names.SWAP)
                 # Synced before an old name goes: otherwise a power cut could leave neither the old nor the new.
                 self.disk.sync_directory(self.directory)
-                due_ms = now_ms + self.config.file_delete_delay_ms
-                self._dropped.move_away(old, self.snapshots, due_ms, new.base_offset)
+                with self.lock:
+                    due_ms = self._clock() + self.config.file_delete_delay_ms
+                    self._dropped.move_away(old, self.snapshots, due_ms, new.base_offset)
                 self.disk.sync_directory(self.directory)
                 new.rename_suffix("")
                 self.disk.sync_directory(self.directory)
             except OSError as error:
                 raise self.fail("a cleaned segment could not be put in place", error) from error
-            after = self.segments[number + len(old) :]
-            self.publish(segments=(*self.segments[:number], new, *after), changes_text=True)
+            with self.lock:
+                number = self.segments.index(old[0])
+                after = self.segments[number + len(old) :]
+                self.publish(segments=(*self.segments[:number], new, *after), changes_text=True)
 
     def switch_to_copies(
         self, disk: Disk, directory: Path, segments: Sequence[Segment], snapshots: list[int]
@@ -715,9 +730,10 @@ class Partition(Log):
         Readers of this log find its files there, even if a new partition then takes the old name.
         """
         with self.disk.naming:
-            self.disk.rename(self.directory, directory)
+            self.disk.rename_unsynced(self.directory, directory)
             relocate([*self.local_segments, *self._dropped.segments], directory)
             self.directory = directory
+        self.disk.sync_directory(directory.parent)
 
     def remove_dropped(self, now_ms: int) -> int:
         """Unlink the files of dropped segments whose delay has passed and that no reader holds.

@@ -18,6 +18,7 @@ from weakref import WeakSet
 
 from logfs.errors import InvalidName, LogfsError, NotWritable, PartitionExists, PartitionFailed
 from logfs.format.base import names
+from logfs.locks import Level, make_lock
 from logfs.log.segment.segment_files import relocate
 from logfs.log.transfer.partition_copy import MOVED, PartitionCopy
 
@@ -59,7 +60,7 @@ class Mover:
         self._checkpoints = checkpoints
         self._commits = commits
         self._compactor = compactor
-        self._running = threading.Lock()
+        self._running = make_lock(Level.MOVE)
         self._stopped = threading.Event()
         # The requested moves, as partition -> log directory, in the order of the requests.
         self._wanted: dict[str, Path] = {}
@@ -254,8 +255,9 @@ class Mover:
         doomed = source.path / names.deleted_directory(partition.name, unique)
         try:
             with registry.disk.naming:
-                source.disk.rename(stray, doomed)
+                source.disk.rename_unsynced(stray, doomed)
                 relocate(left, doomed)
+            source.disk.sync_directory(source.path)
             self._left[doomed] = partition, left
             registry.deletions[doomed] = due_ms
             # In the new directory: the move is complete.
