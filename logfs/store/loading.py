@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import stat
-import threading
 import time
 from contextlib import nullcontext, suppress
 from functools import partial
@@ -20,6 +19,7 @@ from logfs.errors import (
 )
 from logfs.format.base import names
 from logfs.format.base.names import DirectoryKind, TopicPartition
+from logfs.locks import Level, make_lock
 from logfs.log import recovery
 from logfs.log.append.partition import Partition
 from logfs.log.disk.bucket_path import BucketPath, as_path
@@ -175,9 +175,9 @@ class PartitionLoader:
         # What recovery has read so far, and the number of partitions for which it is done.
         self.recovered_bytes = 0
         self.recovered_partitions = 0
-        self._counting = threading.Lock()
+        self._counting = make_lock(Level.COUNTING)
         # Held during the recovery of a small partition.
-        self._turn = threading.Lock()
+        self._turn = make_lock(Level.RECOVERY)
         self._is_stopped = False
         self._progress = progress
         self._wanted = (lambda name: only in (None, name)) if not callable(only) else only
@@ -448,8 +448,9 @@ class PartitionLoader:
     def refresh(self, log_dirs: Sequence[LogDir]) -> None:
         """Bring a read-only store up to date with the partitions that these log directories have now.
 
-        Drops partitions that are gone or were replaced, loads new ones, loads an offline one again if its directory
-        has changed, and applies the log start offsets in the checkpoints.
+        Drops partitions that are gone or were replaced, and applies the log start offsets in the checkpoints. New
+        partitions are unloaded then, and so are offline ones whose directory has changed. The caller holds
+        `PartitionRegistry.lock`, and then calls `load_new` without it, because a load may wait for a bucket.
         """
         # First what has left any of them: a partition that has moved is then found in its new log directory.
         found = {log_dir: self._drop_left(log_dir) for log_dir in log_dirs}
@@ -461,8 +462,6 @@ class PartitionLoader:
                 elif self._registry.homes.get(directory, log_dir) is not log_dir:
                     # It is being moved from one log directory to another, and is in both for a moment.
                     log_dir.look_again()
-        if not self._is_lazy:
-            self.load_all()
         for log_dir, partitions in found.items():
             for partition in list(self._registry.partitions.values()):
                 if (
@@ -470,6 +469,11 @@ class PartitionLoader:
                     and partition.name.directory in partitions
                 ):
                     partition.follow_log_start(log_dir.log_starts.get(partition.name, 0))
+
+    def load_new(self) -> None:
+        """Load the partitions that `refresh` has found, unless the store loads each at its first use."""
+        if not self._is_lazy:
+            self.load_all()
 
     def _drop_left(self, log_dir: LogDir) -> dict[str, tuple[TopicPartition, Path, int]]:
         """Drop the partitions that have left a log directory or were replaced; return those that are in it.

@@ -485,6 +485,8 @@ class Store(PartitionRegistry):
             ]
             if changed:
                 self._loader.refresh(changed)
+        if changed:
+            self._loader.load_new()
         for name, partition in self.partitions.copy().items():
             try:
                 partition.refresh()
