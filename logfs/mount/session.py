@@ -212,7 +212,7 @@ async def _serve(
         store.compactor.stop()
         store.mover.stop()
         store.remote_log_manager.stop()
-        store.stop_loading()
+        await run_in_thread(store.stop_loading)
         await run_in_thread(operations.context.requests.stop)
         nursery.cancel_scope.cancel()
 
