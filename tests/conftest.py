@@ -13,6 +13,7 @@ from hypothesis import settings
 
 from logfs.log.disk.bucket_path import BucketPath
 from logfs.store.store import Store
+from tests.support import lock_order
 from tests.support.mounts import Mount, alone_with_mounts
 from tests.support.requirements import need_command, need_fuse
 from tests.support.stores import Clock, assert_clean
@@ -85,6 +86,17 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def user_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Replace the user's cache directory by a temporary one, also in the programs that tests start."""
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(autouse=True)
+def lock_order_kept() -> Iterator[None]:
+    """Fail a test during which a thread has broken a rule of `logfs/locks.py`, also one in the background."""
+    yield
+    found = lock_order.found.copy()
+    lock_order.found.clear()
+    # A test may leave a disk whose calls must not wait in this thread.
+    lock_order.loops.clear()
+    assert not found, found[0]
 
 
 @pytest.fixture

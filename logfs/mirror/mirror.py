@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from logfs.cluster.cluster import OWN_TOPICS, Cluster
 from logfs.errors import ClusterError, InvalidSetting, LogfsError
 from logfs.format.base.names import TopicPartition, parse_directory
+from logfs.locks import Level, make_lock
 from logfs.mirror.fetcher import Fetcher
 from logfs.mirror.partition_mirror import PartitionMirror
 from logfs.setting import MIRROR_SOURCE, RETENTION_MS, TOPIC_SETTINGS
@@ -71,7 +72,7 @@ class Mirror:
         self._connect: Callable[[], Cluster] = lambda: Cluster(servers, options)
         self._cluster = self._connect()
         self._is_lost = False
-        self._lock = threading.Lock()
+        self._lock = make_lock(Level.MIRROR)
         self._partitions: dict[str, PartitionMirror] = {}
         self._fetchers: dict[int, Fetcher] = {}
         self._problems: dict[str, str] = {}

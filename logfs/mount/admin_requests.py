@@ -10,6 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from logfs.errors import LogfsError
+from logfs.locks import Level, make_lock
 from logfs.mount.threads import run_detached
 from logfs.store.admin.mount_channel import describe_error, to_line
 
@@ -66,7 +67,7 @@ class AdminRequests:
     """The requests that run. Any thread may call any method."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._changed = threading.Condition(make_lock(Level.REQUESTS))
         self._running: set[RunningRequest] = set()
         self._is_stopped = False
 

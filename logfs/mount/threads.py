@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import trio
 
+from logfs.locks import Level, make_lock
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -72,7 +74,7 @@ class _Pool:
 
     def __init__(self) -> None:
         self._jobs: SimpleQueue[_ThreadJob | _DetachedJob] = SimpleQueue()
-        self._lock = _thread.allocate_lock()
+        self._lock = make_lock(Level.POOL)
         self._running = 0
         self._idle = 0
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import threading
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from logfs.errors import LogfsError, UnknownPartition
 from logfs.format.base import names
+from logfs.format.tiered.metadata_record import TOPIC as METADATA_TOPIC
+from logfs.locks import Level, make_lock, make_rlock
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
@@ -55,7 +57,11 @@ class UnloadedPartition:
     log_dir: LogDir
     path: Path
     partition: Partition | None = None
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    lock: threading.Lock = field(init=False)
+
+    def __post_init__(self) -> None:
+        is_metadata = self.name.topic == METADATA_TOPIC
+        self.lock = make_lock(Level.LOADING_METADATA if is_metadata else Level.LOADING)
 
     @property
     def disk(self) -> Disk:
@@ -94,7 +100,7 @@ class PartitionRegistry:
         self.clock = clock
         self.read_only = read_only
         self.opened_ms = clock()
-        self.lock = threading.RLock()
+        self.lock = make_rlock(Level.REGISTRY)
         self.log_dirs: list[LogDir] = []
         # The partitions that are loaded, and those that no caller has used yet in a store that was opened lazily.
         self.partitions: dict[str, Partition] = {}
@@ -107,7 +113,7 @@ class PartitionRegistry:
         # The directories of deleted partitions, and when each may be removed (ms since the epoch).
         self.deletions: dict[Path, int] = {}
         # Held for an instant while a partition becomes loaded or offline; no other lock is taken under it.
-        self._settling = threading.Lock()
+        self._settling = make_lock(Level.SETTLING)
         # The operations that run in the background, for status and metrics.
         self.background: list[BackgroundOperation] = []
         # Whether upkeep is paused, except for its tasks for durability.
@@ -228,12 +234,14 @@ class PartitionRegistry:
         """
         if log_dir.disk.is_disowned:
             # In a forked child the thread that held this lock, or a partition's, does not exist.
-            self.lock, self._settling = threading.RLock(), threading.Lock()
+            self.lock = make_rlock(Level.REGISTRY)
+            self._settling = make_lock(Level.SETTLING)
         for name, partition in self.partitions.copy().items():
             if self.homes.get(name) is log_dir:
                 partition.failure = log_dir.failure
                 if log_dir.disk.is_disowned:
-                    partition.lock, partition.flusher.lock = threading.RLock(), threading.RLock()
+                    partition.lock = make_rlock(Level.PARTITION)
+                    partition.flusher.lock = make_rlock(Level.FLUSH)
         if self.lock.acquire(blocking=False):
             try:
                 self._settle_failures()

@@ -13,7 +13,6 @@ topic's name takes up to 249 of them, and `.tmp` four.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -22,6 +21,7 @@ from logfs.config import BrokerConfig, LogConfig
 from logfs.errors import Corrupt, InvalidName, InvalidSetting, LogDirFailed, LogfsError
 from logfs.format.base.names import check_topic
 from logfs.format.files.checkpoint import format_meta_properties, parse_properties
+from logfs.locks import Level, make_rlock
 from logfs.setting import broker_setting, topic_setting
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Settings:
     def __init__(self, log_dirs: Sequence[tuple[Disk, Path]]) -> None:
         """Read the broker-level settings from `log_dirs`, each given with its disk; failed ones are skipped."""
         self._all_log_dirs = tuple(log_dirs)
-        self._lock = threading.RLock()
+        self._lock = make_rlock(Level.SETTINGS)
         self._topics: dict[str, Mapping[str, str]] = {}
         self._log_configs: dict[str, tuple[Mapping[str, str], Mapping[str, str], LogConfig]] = {}
         self._broker = self._read(BROKER_FILE, broker_setting)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.errors import InvalidSetting, InvalidStore, UnknownVolume
+from logfs.locks import Level, make_lock
 from logfs.log.disk.disk import Disk
 from logfs.store.directory.mount_table import DEAD_ERRORS, MountState, mounted_at
 from logfs.volume.log_mounts import LogMounts
@@ -61,7 +61,7 @@ class VolumeDriver:
             ) from None
         self._table = VolumeTable(Disk(), state / "volumes.json")
         self._mounts = LogMounts(state / "mounts")
-        self._lock = threading.Lock()
+        self._lock = make_lock(Level.VOLUMES)
         self._forget_ended()
 
     def _forget_ended(self) -> None:

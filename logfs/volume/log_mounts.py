@@ -11,10 +11,11 @@ import logging
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from logfs.errors import InvalidStore
+from logfs.locks import Level, make_lock
 from logfs.store.directory.mount_table import (
     FILESYSTEM_TYPE,
     MountState,
@@ -22,6 +23,9 @@ from logfs.store.directory.mount_table import (
     logfs_mounts,
     mounted_at,
 )
+
+if TYPE_CHECKING:
+    import threading
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +48,7 @@ class LogMounts:
 
     def lock(self, logdir: str) -> threading.Lock:
         """Return the lock that is held while a log directory is mounted or unmounted."""
-        return self._locks.setdefault(logdir, threading.Lock())
+        return self._locks.setdefault(logdir, make_lock(Level.VOLUME))
 
     def mountpoint(self, logdir: str, *, ro: bool) -> Path:
         """Return where this object mounts a log directory; directories of the same name differ in it."""

@@ -16,6 +16,7 @@ from logfs.store.observe.check import check
 from logfs.store.observe.status import upkeep_status, upkeep_text
 from logfs.store.store import Store
 from logfs.store.tiering.bucket_owner import FILE_NAME
+from tests.support import lock_order
 from tests.support.batches import NOW
 from tests.support.object_server import BUCKET, Answer, Request
 from tests.support.stores import Clock, set_topic
@@ -251,13 +252,13 @@ def test_log_directories_of_one_store_share_a_bucket(
     shutil.copytree(places["sales-0"], twin)
     for name in ("orders-0", "sales-0", "orders-0"):
         with Store(places[name], clock=clock) as store:
-            store.remote_log_manager.claim()
+            store.tiered.owner.claim()
     with Store([log_dir, other], clock=clock) as store:
         store.move("orders-0", places["sales-0"])
         fill(store)
         assert store.tier("orders-0")
     with Store(twin, clock=clock) as store, pytest.raises(NotWritable, match="is a copy"):
-        store.remote_log_manager.claim()
+        store.tiered.owner.claim()
 
 
 def test_a_log_directory_is_added_to_an_owner(
@@ -271,7 +272,7 @@ def test_a_log_directory_is_added_to_an_owner(
         assert store.home("sales-0") == other
         assert store.tier("sales-0")
     with Store(other, clock=clock) as store:
-        store.remote_log_manager.claim()
+        store.tiered.owner.claim()
 
 
 def test_a_bucket_without_an_owner_is_claimed(log_dir: Path, bucket: Path, clock: Clock) -> None:
@@ -329,7 +330,7 @@ def test_a_crash_while_the_token_is_replaced_leaves_the_owner(
                 store.tier("orders-0")
         assert store.tier("orders-0")
     with Store(log_dir, clock=clock) as store:
-        store.remote_log_manager.claim()
+        store.tiered.owner.claim()
 
 
 def test_two_stores_that_claim_a_bucket_at_once(
@@ -348,7 +349,8 @@ def test_two_stores_that_claim_a_bucket_at_once(
 
         def second(self: ObjectStore, key: str, data: bytes) -> bool:
             monkeypatch.setattr(ObjectStore, "create", real)
-            assert store.tier("orders-0")
+            with lock_order.elsewhere():
+                assert store.tier("orders-0")
             return real(self, key, data)
 
         monkeypatch.setattr(ObjectStore, "create", second)
@@ -391,7 +393,7 @@ def test_a_damaged_file_or_object_is_no_owner(
         with pytest.raises(LogfsError):
             store.tier("orders-0")
         assert objects(bucket) == before
-        store.remote_log_manager.take_over()
+        store.tiered.owner.take_over()
         assert store.tier("orders-0")
 
 

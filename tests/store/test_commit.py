@@ -28,6 +28,7 @@ from logfs.log.read.text_view import TextView
 from logfs.store.commits.commit import ORPHAN_MS, read_commits
 from logfs.store.observe.check import check
 from logfs.store.store import Store
+from tests.support import lock_order
 from tests.support.staging import stage
 from tests.support.stores import abandon
 
@@ -225,7 +226,10 @@ def test_readers_see_all_of_a_commit_to_a_partition_or_nothing(log_dir: Path, cl
         def write(self, file: File, position: int, data: Buffer) -> None:
             super().write(file, position, data)
             if file.path.suffix == ".log" and looking:
-                with Store(log_dir, read_only=True, clock=clock) as follower:
+                with (
+                    lock_order.elsewhere(),
+                    Store(log_dir, read_only=True, clock=clock) as follower,
+                ):
                     seen.append((store["a-0"].log_end_offset, follower["a-0"].log_end_offset))
                     assert len(list(follower["a-0"].read())) == seen[-1][1]
 

@@ -19,6 +19,7 @@ from logfs.log.disk.disk import Disk
 from logfs.log.read.text_view import NO_READER
 from logfs.store.observe.check import check
 from logfs.store.store import Store
+from tests.support import lock_order
 from tests.support.partitions import bases
 from tests.support.stores import set_topic
 
@@ -151,7 +152,8 @@ def test_segments_that_compaction_merges_during_retention_stay(
 
     def compact_before() -> None:
         monkeypatch.undo()
-        store.compact(NAME)
+        with lock_order.elsewhere():
+            store.compact(NAME)
         write()
 
     set_topic(

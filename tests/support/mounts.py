@@ -35,13 +35,16 @@ def alone_with_mounts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
 
 @dataclass
 class Mount:
-    """A mount with a daemon of its own, run as `logfs mount -f`; `module` is the Python module that is run."""
+    """A mount with a daemon of its own, run as `logfs mount -f`; `module` is the Python module that is run.
+
+    The locks of the daemon check their order, and the end of the daemon fails if one was broken.
+    """
 
     path: Path
     log_dirs: list[Path]
     options: list[str] = field(default_factory=list)
     uid: int | None = None
-    module: Sequence[str] = ("logfs",)
+    module: Sequence[str] = ("tests.support.daemon",)
     process: subprocess.Popen[bytes] | None = None
     log: Path | None = None
 
@@ -110,6 +113,8 @@ class Mount:
             if self.process.stdout is not None:
                 self.process.stdout.close()
             self.process = None
+        assert self.log is not None
+        assert "WrongOrder" not in (found := self.log.read_text(errors="replace")), found
 
     def _clear(self) -> None:
         if is_mounted(self.path):

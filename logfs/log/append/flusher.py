@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from bisect import bisect_right
 from typing import TYPE_CHECKING, Protocol
 
+from logfs.locks import Level, make_rlock
 from logfs.log.disk.disk import NO_DESCRIPTOR
 from logfs.log.segment.segment_files import too_many_unflushed
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Sequence
     from pathlib import Path
 
@@ -60,7 +61,7 @@ class Flusher:
     """
 
     def __init__(self, log: FlushedLog, loaded: Loaded) -> None:
-        self.lock = threading.RLock()
+        self.lock = make_rlock(Level.FLUSH)
         self.recovery_point = loaded.recovery_point
         self.flushes = 0
         self._log = log

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from logfs.errors import LogDirFailed
+from logfs.locks import Level, make_rlock
 from logfs.log.disk.disk import Disk, File
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ class CheckedDisk(Disk):
         """In a forked child, refuse every call from now on: the parent process `owner` has the directory's lock."""
         self.is_disowned = True
         # The threads that held the lock, or changed something, do not exist in the child.
-        self.naming = threading.RLock()
+        self.naming = make_rlock(Level.NAMING)
         self._changing.clear()
         if self.failure is None:
             self.failure = LogDirFailed(

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from logfs.errors import Corrupt, NotWritable, OffsetOutOfRange
+from logfs.locks import Level, make_rlock
 from logfs.log.disk.latency_histogram import LatencyHistogram
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ class Disk:
         # Other disks whose blocking is forbidden together with that of this one.
         self._others: list[Disk] = []
         # Held while a file is opened by a name that may change, and while such a name is changed.
-        self.naming = threading.RLock()
+        self.naming = make_rlock(Level.NAMING)
         # The durations of the flushes that made logs durable.
         self.flush_times = LatencyHistogram()
 

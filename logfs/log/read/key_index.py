@@ -18,7 +18,6 @@ import hashlib
 import logging
 import os
 import secrets
-import threading
 from contextlib import suppress
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -28,6 +27,7 @@ from logfs.format.base import names
 from logfs.format.base.batch_rows import ATTRIBUTES, NEXT_OFFSET, SPAN_BASE_OFFSET
 from logfs.format.batches.batch import CONTROL_BIT, TRANSACTIONAL_BIT
 from logfs.format.files.key_table_format import Anchor, anchor_of
+from logfs.locks import Level, make_lock
 from logfs.log.disk.cache_directory import cache_directory, remove_oldest
 from logfs.log.disk.disk import Disk, Gone
 from logfs.log.segment.batch_iterator import Damage, DamagedRange
@@ -78,7 +78,7 @@ class KeyIndex:
         """Make the index of the records that `reader` sees. Unless `is_kept`, it writes no file."""
         self._reader = reader
         self._isolation = int(reader is not reader.log)
-        self._lock = threading.Lock()
+        self._lock = make_lock(Level.KEYS)
         self._base: FileTable | None = None
         self._tail: MemoryTable | None = None
         # The first offset that is not covered, the last batch before it, and the generation that both hold for.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from bisect import bisect_left
 from typing import TYPE_CHECKING
 
+from logfs.locks import Level, make_rlock
 from logfs.log.read import key_index
 from logfs.log.read.read_committed import CommittedText, Isolation, is_aborted
 from logfs.log.read.readable_log import ViewRegistry
@@ -60,7 +60,7 @@ class Log(Reader):
         self.epochs = loaded.epochs
         self.traffic = Traffic()
         self.views = ViewRegistry()
-        self.lock = threading.RLock()
+        self.lock = make_rlock(Level.PARTITION)
         self._get_config = config
 
     # What readers see (`log_state`).

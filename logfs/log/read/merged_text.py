@@ -11,13 +11,13 @@ and the text indexes of the logs tell how much text each log has before a time.
 
 from __future__ import annotations
 
-import threading
 from bisect import bisect_right
 from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.errors import OffsetOutOfRange
 from logfs.format.text import envelope
 from logfs.format.text.rendering import View, render
+from logfs.locks import Level, make_lock
 from logfs.log.read.merge import Rows, merge, rising
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class MergedText:
         self._prefixes = [
             envelope.prefix(log.name) if view is View.ENVELOPES else b"" for log in logs
         ]
-        self._lock = threading.Lock()
+        self._lock = make_lock(Level.MERGING)
         self._slices: list[_Slice] = []
         self._starts = self._ends = [text.first_offset for text in self._texts]
         self._reached = [-1] * len(logs)

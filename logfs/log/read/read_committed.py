@@ -7,7 +7,6 @@ transactions (kafka-storage 9.6).
 from __future__ import annotations
 
 import enum
-import threading
 from bisect import bisect_left, bisect_right
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,6 +15,7 @@ import numpy as np
 
 from logfs.format.base.batch_rows import ATTRIBUTES, NEXT_OFFSET, PRODUCER_ID, SPAN_BASE_OFFSET
 from logfs.format.batches.batch import CONTROL_BIT, TRANSACTIONAL_BIT
+from logfs.locks import Level, make_lock
 from logfs.log.read.text_view import TextView
 from logfs.log.segment.batch_iterator import Damage, DamagedRange
 from logfs.log.segment.batch_scanner import scan_from
@@ -78,7 +78,7 @@ class CommittedText:
         self._all = TextView(reader.log, view, start, end)
         self._end_offset = end
         self._hidden_ranges: list[HiddenRange] = []
-        self._finding = threading.Lock()
+        self._finding = make_lock(Level.HIDDEN)
         self.first_offset = self._all.first_offset
         # The offset up to which the hidden ranges are known, and the size of the text up to there.
         self._searched = (self.first_offset, 0)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Protocol
 from weakref import WeakSet
+
+from logfs.locks import Level, make_lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -33,7 +34,7 @@ class ViewRegistry:
 
     def __init__(self) -> None:
         self._views: WeakSet[SegmentHolder] = WeakSet()
-        self._lock = threading.Lock()
+        self._lock = make_lock(Level.VIEWS)
 
     def add(self, view: SegmentHolder) -> None:
         """Register a view, so that it keeps its segments when some of them are about to leave the log."""

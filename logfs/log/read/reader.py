@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from bisect import bisect_left
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from logfs.errors import Corrupt, InvalidRecord, OffsetOutOfRange
 from logfs.format.batches.record import NO_TIMESTAMP
+from logfs.locks import Level, make_lock
 from logfs.log.disk.disk import TRIES, Gone
 from logfs.log.read.text_view import TextView, offset_of_last
 from logfs.log.segment.batch_iterator import Damage, unreadable
@@ -125,7 +125,7 @@ class Reader:
 
     def __init__(self) -> None:
         self._keys: KeyIndex | None = None
-        self._making_keys = threading.Lock()
+        self._making_keys = make_lock(Level.MAKING_KEYS)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self.directory)!r})"

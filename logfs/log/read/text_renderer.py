@@ -6,13 +6,13 @@ The text indexes tell which bytes stand for which records.
 from __future__ import annotations
 
 import os
-import threading
 from collections import OrderedDict
 from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.errors import Corrupt
 from logfs.format.text import rendering
 from logfs.format.text.rendering import TextSize, View
+from logfs.locks import Level, make_lock
 from logfs.log.segment import batch_scanner
 from logfs.log.segment.batch_iterator import Damage, unreadable
 
@@ -93,7 +93,7 @@ class BlockCache:
         self._limit_bytes = limit_bytes
         self._size_bytes = 0
         self._blocks: OrderedDict[tuple[object, ...], list[RenderedRange]] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock = make_lock(Level.BLOCKS)
 
     def get(self, key: tuple[object, ...]) -> list[RenderedRange] | None:
         """Return the ranges of a block; None if the block is not in the cache."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 from bisect import bisect_right
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from logfs.errors import LogfsError, OffsetOutOfRange
 from logfs.format.text import envelope
 from logfs.format.text.rendering import View
+from logfs.locks import Level, make_lock
 from logfs.log.read.text_renderer import TextRenderer
 from logfs.log.segment.batch_iterator import Damage
 
@@ -98,10 +98,10 @@ class TextView:
         self._segments: list[tuple[int, Segment]] = []
         # The segments after these, as far as the view has looked.
         self._ahead: list[Segment] = []
-        self._extending = threading.Lock()
+        self._extending = make_lock(Level.TEXT)
         # The byte that readers have passed, as `release_before` reported it.
         self._passed = 0
-        with self._extending:
+        with log.disk.hold(self._extending):
             # First of all: from here on the log calls `pin` before a segment leaves it.
             log.views.add(self)
             state = log.state

@@ -19,7 +19,6 @@ import hashlib
 import logging
 import os
 import stat
-import threading
 import time
 from bisect import bisect_right
 from contextlib import AbstractContextManager, contextmanager
@@ -34,6 +33,7 @@ from logfs.format.base import names
 from logfs.format.batches.batch import LENGTH_OVERHEAD, START
 from logfs.format.files.checkpoint import format_partition_metadata, text_to_uuid
 from logfs.format.tiered.custom_metadata import EPOCHS
+from logfs.locks import Level, make_lock
 from logfs.log.disk.disk import Disk, File, Gone, ReadOnlyDisk, WouldBlock
 from logfs.log.remote.bucket_listing import PartitionPlace, find_partitions, list_segments
 from logfs.log.remote.chunk_cache import LIMIT_BYTES, ChunkCache
@@ -86,7 +86,7 @@ class _Listing(Generic[T]):
         self._disk = disk
         self._what = what
         self._look = look
-        self._lock = threading.Lock()
+        self._lock = make_lock(Level.LISTING)
         # The last listing, None before the first.
         self.found: T | None = None
         self._when = 0.0

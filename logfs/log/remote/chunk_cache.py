@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from crc32c import crc32c
 
+from logfs.locks import Level, make_lock
 from logfs.log.disk.cache_directory import cache_directory, remove_oldest
 from logfs.log.disk.disk import Disk, File
 
@@ -42,7 +43,7 @@ class ChunkCache:
         self._home = cache_directory("chunks")
         self._limit = limit_bytes
         self._disk = Disk()
-        self._counting = threading.Lock()
+        self._counting = make_lock(Level.CACHE)
         # The bytes that this process has written since the files were counted; at first they are unknown.
         self._written = limit_bytes
 

@@ -20,6 +20,7 @@ from crc32c import crc32c
 
 from logfs.errors import Corrupt, LogfsError, RemoteStorageError
 from logfs.format.batches.compression import Codec, decompress
+from logfs.locks import Level, make_lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -102,7 +103,7 @@ class ChunkReader:
         self._place = place
         self._disk = disk
         self._cache = cache
-        self._lock = threading.Lock()
+        self._lock = make_lock(Level.CHUNKS)
         self._open: OrderedDict[_ChunkId, File] = OrderedDict()
         self._coming: dict[_ChunkId, Future[File]] = {}
         # When chunks that proved wrong were fetched again first, and how often since.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, ClassVar
 
 from logfs.errors import Corrupt, InvalidStore, Unsupported
@@ -20,6 +19,7 @@ from logfs.format.tiered.object_keys import (
     parse_aiven_key,
     parse_local_key,
 )
+from logfs.locks import Level, make_lock
 from logfs.log.remote.chunk_reader import StoredFile
 from logfs.log.remote.encryption import OVERHEAD_BYTES, unwrap
 from logfs.log.remote.object_store import StoredObject
@@ -177,7 +177,7 @@ class AivenSegment(BucketSegment):
         super().__init__(key, objects)
         self._manifest: manifest.Manifest | None = None
         self._data_key: DataKey | None = None
-        self._reading = threading.Lock()
+        self._reading = make_lock(Level.MANIFESTS)
 
     @classmethod
     def of(cls, segment: RemoteSegment, stored: StoredSegment, place: str) -> Self:

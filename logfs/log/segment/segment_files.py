@@ -8,7 +8,6 @@ those that are durable are closed in favour of others, and if too many wait for 
 from __future__ import annotations
 
 import resource
-import threading
 from collections import deque
 from contextlib import suppress
 from functools import partial
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet, ref
 
 from logfs.format.base import names
+from logfs.locks import Level, make_lock
 from logfs.log.disk.named_file import NamedFile
 from logfs.log.segment.index import OffsetIndex, SparseIndex, TimeIndex
 from logfs.log.segment.text_index import TextIndex
@@ -39,7 +39,7 @@ _UNFLUSHED_DESCRIPTORS = 7
 # The attributes that `SegmentFiles.__getattr__` makes.
 _INDEXES = frozenset({"offset_index", "time_index", "text_index", "txn_index"})
 # Held while they are made, so that all threads get the same objects.
-_making = threading.Lock()
+_making = make_lock(Level.MAKING_FILES)
 
 
 class SegmentFiles(NamedFile):
@@ -63,7 +63,7 @@ class SegmentFiles(NamedFile):
         self._disk = disk
         self._file: File | None = None
         # Held while indexes are rebuilt, and while files are released.
-        self._rebuilding = threading.Lock()
+        self._rebuilding = make_lock(Level.REBUILDING)
         # Conditions under which the files are not closed in favour of other segments.
         self._is_durable = True
         self._is_held_open = False

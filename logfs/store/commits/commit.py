@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import threading
 from collections import Counter
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -33,6 +32,7 @@ from logfs.format.files.commit_file import (
     StagedFile,
     Writer,
 )
+from logfs.locks import Level, make_rlock
 from logfs.log.disk.disk import EXHAUSTED, Disk
 from logfs.log.recovery import FilePosition
 from logfs.log.transfer.staged_batches import (
@@ -84,7 +84,7 @@ class Commits:
         An error of reading is logged, and from then on raised by `commit`.
         """
         self._registry = registry
-        self._lock = threading.RLock()
+        self._lock = make_rlock(Level.COMMITS)
         self._known: dict[LogDir, CommitLog] = {}
         self._unreadable: LogfsError | OSError | None = None
         self._next_look_ms = registry.opened_ms

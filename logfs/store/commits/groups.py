@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import re
 import struct
-import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -28,6 +27,7 @@ from logfs.format.batches.record import Record
 from logfs.format.messages import group_record
 from logfs.format.messages.control import ControlType, parse_control_key
 from logfs.format.messages.group_record import OffsetCommit, OffsetKey, coordinator_partition
+from logfs.locks import Level, make_rlock
 from logfs.store.internal_topic import InternalTopic, batches_past_damage
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class Groups:
             self._topic_settings,
             "the committed offsets of groups",
         )
-        self._lock = threading.RLock()
+        self._lock = make_rlock(Level.GROUPS)
         self._replays: Sequence[_Replay] = ()
 
     def committed(self, group: str, name: str) -> OffsetCommit | None:

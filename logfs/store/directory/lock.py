@@ -11,12 +11,12 @@ import json
 import logging
 import os
 import struct
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from logfs.errors import StoreLocked
+from logfs.locks import Level, make_lock
 
 if TYPE_CHECKING:
     from logfs.log.disk.disk import Disk, File
@@ -105,13 +105,13 @@ _held: WeakValueDictionary[tuple[int, int], Lock] = WeakValueDictionary()
 _kept: list[Lock | Turn] = []
 # Held while a lock is looked for in `_held`, taken and added: two threads of this process must not both get it. Held
 # also while the file is open for another purpose: closing it would release a lock that was taken meanwhile.
-_taking = threading.Lock()
+_taking = make_lock(Level.DESCRIPTORS)
 
 
 def _after_fork() -> None:
     """Make the lock free in a forked child, whose parent's threads do not exist there."""
     global _taking
-    _taking = threading.Lock()
+    _taking = make_lock(Level.DESCRIPTORS)
 
 
 os.register_at_fork(after_in_child=_after_fork)

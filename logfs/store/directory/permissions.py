@@ -6,12 +6,12 @@ They are kept in a file of the partition directory.
 from __future__ import annotations
 
 import stat
-import threading
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import orjson
 
 from logfs.errors import Corrupt
+from logfs.locks import Level, make_lock
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -57,7 +57,7 @@ class PermissionTable:
         self._default = Access(stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid)
         self._set: dict[str, Access] = {}
         # Held while the file is replaced: two threads may change the access of two files.
-        self._changing = threading.Lock()
+        self._changing = make_lock(Level.PERMISSIONS)
         if disk.exists(self._path):
             try:
                 content = orjson.loads(disk.read_file(self._path))

@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.errors import InvalidSetting, InvalidStore, LogfsError
+from logfs.locks import Level, make_lock
 from logfs.log.compaction.cleaning import Cleaned, CleaningAborted, Dirty
 from logfs.log.disk.disk import EXHAUSTED
 from logfs.store.maintenance.schedule import MaintenanceTask, Timer, due
@@ -145,7 +146,7 @@ class Compactor:
         self._registry = registry
         self._checkpoints = checkpoints
         self._commits = commits
-        self.running = threading.Lock()
+        self.running = make_lock(Level.COMPACTION)
         self._stopped = threading.Event()
         # The time of the last search for logs that are due, and the wait until the next one.
         self.timer = Timer(registry.opened_ms, 0)

@@ -29,6 +29,7 @@ from logfs.format.tiered import custom_metadata
 from logfs.format.tiered.custom_metadata import EPOCHS, Layout
 from logfs.format.tiered.metadata_record import TOPIC
 from logfs.format.tiered.remote_segment import RemoteSegment, SegmentState, SegmentUpdate
+from logfs.locks import Level, make_lock
 from logfs.store.directory.topic_id import read_topic_id
 from logfs.store.maintenance.schedule import Backoff, MaintenanceTask, Timer, due
 from logfs.store.maintenance.throttle import Throttle
@@ -91,8 +92,8 @@ class RemoteLogManager:
         self._checkpoints = checkpoints
         self._commits = commits
         self._tiered = tiered
-        self._running = threading.Lock()
-        self._expiring = threading.Lock()
+        self._running = make_lock(Level.COPY)
+        self._expiring = make_lock(Level.EXPIRE)
         self._stopped = threading.Event()
         self.wake: Callable[[], object] = lambda: None
         self.timer = Timer(registry.opened_ms, 0)

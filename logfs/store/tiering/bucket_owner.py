@@ -12,12 +12,12 @@ from __future__ import annotations
 import json
 import secrets
 import socket
-import threading
 import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from logfs.errors import NotWritable, RemoteStorageError
+from logfs.locks import Level, make_lock
 from logfs.log.disk.disk import TEMPORARY
 from logfs.store.directory.lease import LeasedLogDir
 
@@ -54,7 +54,7 @@ class BucketOwner:
         self._registry = registry
         self._disk = disk
         # Held while the tokens in the log directories and in the bucket are read and replaced.
-        self._claiming = threading.Lock()
+        self._claiming = make_lock(Level.OWNER)
         # Whether the last `claim` succeeded, and why it did not.
         self.is_claimed = False
         self.refusal = ""

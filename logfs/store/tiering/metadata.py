@@ -7,7 +7,6 @@ another process copies and deletes.
 from __future__ import annotations
 
 import logging
-import threading
 from typing import TYPE_CHECKING
 
 from logfs.errors import Corrupt, Unsupported
@@ -21,6 +20,7 @@ from logfs.format.tiered.remote_segment import (
     SegmentState,
     SegmentUpdate,
 )
+from logfs.locks import Level, make_lock
 from logfs.store.internal_topic import InternalTopic, batches_past_damage
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class RemoteLogMetadata:
             "the descriptions of remote segments",
         )
         # The last one to be taken: whoever holds it waits for no other lock of the store.
-        self._lock = threading.Lock()
+        self._lock = make_lock(Level.METADATA)
         self._replays: dict[int, _Replay] = {}
 
     @property

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import weakref
 from functools import partial
 from typing import TYPE_CHECKING
@@ -12,6 +11,7 @@ from logfs.errors import Corrupt, InvalidStore
 from logfs.format.tiered import custom_metadata
 from logfs.format.tiered.metadata_record import TOPIC
 from logfs.format.tiered.remote_segment import RemotePartition, SegmentState
+from logfs.locks import Level, make_lock
 from logfs.log.disk.bucket_path import BucketPath, as_path
 from logfs.log.follow.live_partition import ReadOnlyPartition
 from logfs.store.directory.topic_id import read_topic_id
@@ -47,7 +47,7 @@ class TieredLog:
         self.disk = disk
         self._metadata = metadata
         self._directory = root / f"{partition.topic}-{partition.partition}"
-        self._lock = threading.Lock()
+        self._lock = make_lock(Level.TIERED)
         # Readers may hold a segment that has left the log.
         self._known: weakref.WeakValueDictionary[uuid.UUID, TieredSegment] = (
             weakref.WeakValueDictionary()
@@ -154,7 +154,7 @@ class TieredLogs:
         self._create = create
         self.metadata = RemoteLogMetadata(registry, self._create_metadata, follow)
         self.owner = BucketOwner(registry, self.disk)
-        self._lock = threading.Lock()
+        self._lock = make_lock(Level.TIERED)
         self._disk: TieredDisk | None = None
         self._logs: dict[RemotePartition, TieredLog] = {}
 

@@ -1,0 +1,97 @@
+"""The locks between threads: which there are, what each protects, and the order in which they are taken.
+
+`make_lock` and `make_rlock` make every lock, each of a `Level`. The levels stand in the order of the locks: a thread
+that holds a lock takes only locks of later levels, and never two of one level. `docs/threads.md` has the table of
+them. The tests replace the two functions' locks by others that check the order.
+"""
+
+from __future__ import annotations
+
+import threading
+from enum import Enum, IntEnum
+
+
+class Wait(IntEnum):
+    """What a thread may wait for while it holds a lock; each includes those before it."""
+
+    NOTHING = 0
+    FILES = 1
+    SYNCS = 2
+    NETWORK = 3
+
+
+class Level(Enum):
+    """A lock, or several that are alike: its attribute, what a holder may wait for, and what it protects."""
+
+    # Jobs, which may take long.
+    VOLUME = "LogMounts._locks", Wait.NETWORK, "the mount of a log directory: one request at a time"
+    VOLUMES = "VolumeDriver._lock", Wait.SYNCS, "the volumes and their file"
+    MOVE = "Mover._running", Wait.NETWORK, "one move at a time"
+    COPY = "RemoteLogManager._running", Wait.NETWORK, "one copy to the bucket at a time"
+    EXPIRE = "RemoteLogManager._expiring", Wait.NETWORK, "one deletion in the bucket at a time"
+    OWNER = "BucketOwner._claiming", Wait.NETWORK, "the files and the object `logfs.owner`"
+    COMPACTION = (
+        "Compactor.running",
+        Wait.NETWORK,
+        "one round of compaction; the names of its files",
+    )
+    # The store.
+    GROUPS = "Groups._lock", Wait.SYNCS, "the replays of `__consumer_offsets`, and its partitions"
+    REGISTRY = (
+        "PartitionRegistry.lock",
+        Wait.SYNCS,
+        "`partitions`, `homes`, …; the checkpoint files",
+    )
+    COMMITS = "Commits._lock", Wait.SYNCS, "the commit files: one commit at a time"
+    LOADING = "UnloadedPartition.lock", Wait.NETWORK, "that a partition is loaded once"
+    LOADING_METADATA = (
+        "UnloadedPartition.lock",
+        Wait.FILES,
+        "`__remote_log_metadata`, for loads of others",
+    )
+    RECOVERY = "PartitionLoader._turn", Wait.SYNCS, "one recovery of a small partition at a time"
+    # Readers.
+    KEYS = "KeyIndex._lock", Wait.NETWORK, "the tables of a key index and what they cover"
+    MERGING = "MergedText._lock", Wait.NETWORK, "the slices of the text of several partitions"
+    HIDDEN = "CommittedText._finding", Wait.NETWORK, "the hidden ranges of a text, which only grow"
+    METADATA = "RemoteLogMetadata._lock", Wait.FILES, "the replays of `__remote_log_metadata`"
+    # A partition and its files.
+    FLUSH = "Flusher.lock", Wait.SYNCS, "the recovery point; the files that a flush syncs"
+    PARTITION = "Log.lock", Wait.FILES, "the publication of `state`; producers, leader epochs"
+    TEXT = "TextView._extending", Wait.NETWORK, "the segments of a text view"
+    REBUILDING = "SegmentFiles._rebuilding", Wait.NETWORK, "the rebuilding of a segment's indexes"
+    NAMING = "Disk.naming", Wait.FILES, "the paths of files, while one is opened or renamed"
+    SETTINGS = "Settings._lock", Wait.SYNCS, "the settings files"
+    PERMISSIONS = "PermissionTable._changing", Wait.SYNCS, "the file of permissions"
+    LISTING = "_Listing._lock", Wait.NETWORK, "one listing of a bucket at a time"
+    MANIFESTS = "AivenSegment._reading", Wait.NETWORK, "one reading of a manifest at a time"
+    DESCRIPTORS = "lock._taking", Wait.FILES, "the record locks of this process"
+    CACHE = "ChunkCache._counting", Wait.FILES, "one count of the cached files at a time"
+    # Held for microseconds.
+    TIERED = "TieredLogs._lock, TieredLog._lock", Wait.NOTHING, "one object for each remote segment"
+    CHUNKS = "ChunkReader._lock", Wait.NOTHING, "the chunks that are open or requested"
+    MIRROR = "Mirror._lock", Wait.NOTHING, "the map of mirrored partitions"
+    SETTLING = "PartitionRegistry._settling", Wait.NOTHING, "the registry while a load ends"
+    COUNTING = "PartitionLoader._counting", Wait.NOTHING, "the counts of recoveries"
+    MAKING_KEYS = "Reader._making_keys", Wait.NOTHING, "that a reader has one `KeyIndex`"
+    VIEWS = "ViewRegistry._lock", Wait.NOTHING, "the set of text views"
+    MAKING_FILES = "segment_files._making", Wait.NOTHING, "that a segment has one object for a file"
+    BLOCKS = "BlockCache._lock", Wait.NOTHING, "the cached blocks of text"
+    REQUESTS = "AdminRequests._changed", Wait.NOTHING, "the administrative requests that run"
+    POOL = "_Pool._lock", Wait.NOTHING, "the counts of running and idle worker threads"
+
+    def __init__(self, names: str, wait: Wait, protects: str) -> None:
+        self.names = names
+        self.wait = wait
+        self.protects = protects
+        self.rank = len(type(self).__members__)
+
+
+def make_lock(level: Level) -> threading.Lock:
+    """Make a lock of a level."""
+    return threading.Lock()
+
+
+def make_rlock(level: Level) -> threading.RLock:
+    """Make a lock of a level that its holder may take again."""
+    return threading.RLock()
