@@ -209,7 +209,8 @@ class _Consumer:
 
     def _begin(self, reader: Reader) -> _Place:
         """Return where to begin: at the committed offset, or at that of `--from`."""
-        name, end = reader.name.directory, reader.log_end_offset
+        # Not the end of what this reader shows: another one may have committed records of an open transaction.
+        name, end = reader.name.directory, reader.log.state.log_end_offset
         # Another member may have committed since.
         self._opened.store.refresh()
         found = self._opened.store.groups.committed(self._group, name)

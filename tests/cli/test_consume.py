@@ -14,6 +14,7 @@ import pytest
 
 from logfs.cli.members import Membership
 from logfs.store.store import Store
+from tests.support.batches import Producer
 from tests.support.command_line import call, fails, ok
 from tests.support.processes import wait_for
 from tests.support.stores import assert_clean
@@ -122,6 +123,22 @@ def test_what_has_left_the_log_is_told(log_dir: Path, topic: str) -> None:
     done = call("consume", f"{log_dir}/orders-0", "-g", "a", *END)
     assert (done.returncode, done.stdout) == (0, b"")
     assert b"has committed 10, but the log ends at 8" in done.stderr
+
+
+def test_a_commit_beyond_the_last_stable_offset_stays(log_dir: Path, topic: str) -> None:
+    """A member that reads committed records does not take the group back to an open transaction."""
+    with Store(log_dir) as store:
+        producer = Producer(store["orders-0"], 1)
+        producer.send("k")
+        store.groups.commit("a", "orders-0", 11)
+    words = ("consume", f"{log_dir}/orders-0", "-g", "a", *END, "--isolation", "read_committed")
+    assert ok(*words) == ""
+    assert committed(log_dir, "a")[0] == 11
+    with Store(log_dir) as store:
+        store["orders-0"].end_transaction(1, 0, commit=True)
+        store["orders-0"].append([b"new"])
+    assert ok(*words) == "new\n"
+    assert committed(log_dir, "a")[0] == 13
 
 
 def test_wrong_targets(log_dir: Path, topic: str) -> None:
