@@ -18,7 +18,7 @@ from logfs.format.batches.record import Record, encode_record
 from logfs.format.encoding.batch_builder import BatchFormat, build_records
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from logfs.log.append.partition import Partition
 
@@ -68,21 +68,26 @@ class Producer:
         self.sent = b""
 
     def send(self, *keys: str) -> int:
-        now_ms = self.orders._clock()
-        records = [Record(f"{key} of {self.producer_id}".encode(), key.encode()) for key in keys]
+        return self.send_records(
+            [Record(f"{key} of {self.producer_id}".encode(), key.encode()) for key in keys]
+        )
+
+    def send_records(self, records: Sequence[Record]) -> int:
+        """Send records in a batch. All have the time of the first one, or the present time."""
+        now_ms = records[0].timestamp or self.orders._clock()
         data = bytearray(build_records(records, BatchFormat(), now_ms).batches[0].data)
         seal(
             data,
             attributes=0x10 if self.transactional else 0,
-            last_offset_delta=len(keys) - 1,
+            last_offset_delta=len(records) - 1,
             base_timestamp=now_ms,
             max_timestamp=now_ms,
-            record_count=len(keys),
+            record_count=len(records),
             producer_id=self.producer_id,
             producer_epoch=0,
             base_sequence=self.sequence,
         )
-        self.sequence += len(keys)
+        self.sequence += len(records)
         self.sent = bytes(data)
         return self.orders.append_batch(self.sent).first_offset
 

@@ -22,11 +22,14 @@ END_SECONDS = 30
 class Daemon:
     """A mount whose daemon is a forked process in the foreground. No parent process waits for the daemon."""
 
-    def __init__(self, spawner: Spawner, path: Path, log_dirs: Sequence[Path]) -> None:
+    def __init__(
+        self, spawner: Spawner, path: Path, log_dirs: Sequence[Path], *options: str
+    ) -> None:
         """Create the mount point. `start` starts the daemon, and `wait_until_ready` waits until the mount answers."""
         path.mkdir(exist_ok=True)
         self.path = path
-        self._words = ["mount", "-f", *log_dirs, path]
+        self.options = options
+        self._words = ["mount", "-f", *options, *log_dirs, path]
         self._spawner = spawner
         self.child: Child
         self.is_started = False

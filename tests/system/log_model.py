@@ -1,0 +1,176 @@
+"""What a log must have, as a plain list of records; what readers are asked; and how often each pair was met."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, NamedTuple
+
+from logfs.format.text.rendering import View
+from logfs.log.read.read_committed import Isolation
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Iterable, Sequence
+
+    from logfs.log.read.reader import Reader
+
+UNCOMMITTED, COMMITTED = Isolation.READ_UNCOMMITTED, Isolation.READ_COMMITTED
+PRODUCERS = (1, 2, 3)
+KEYS = 12
+
+
+class Sent(NamedTuple):
+    """A record of a log. `producer` is the id of the producer whose transaction it belongs to, or 0."""
+
+    offset: int
+    key: bytes
+    value: bytes
+    timestamp: int
+    producer: int
+
+
+class Model:
+    """What a log must have: its records, the markers of its transactions, and its two ends."""
+
+    def __init__(self) -> None:
+        self.start = self.end = 0
+        self.records: dict[int, Sent] = {}
+        # The markers in order: producer id, offset, whether it commits.
+        self.markers: list[tuple[int, int, bool]] = []
+        # The offset below which compaction may have dropped records.
+        self.cleaned = 0
+        # How often records left the log in the middle or at its end, so that open texts may end.
+        self.breaks = 0
+
+    def transactions(self) -> tuple[set[int], int]:
+        """Return the offsets of aborted records, and the last stable offset."""
+        aborted: set[int] = set()
+        unstable = self.end
+        for producer in PRODUCERS:
+            own = [each.offset for each in self.records.values() if each.producer == producer]
+            before = -1
+            for number, marker, commit in self.markers:
+                if number == producer:
+                    inside = [offset for offset in own if before < offset < marker]
+                    aborted.update(() if commit else inside)
+                    before = marker
+            unstable = min([unstable, *(offset for offset in own if offset > before)])
+        return aborted, max(unstable, self.start)
+
+    def begins_within_transactions(self) -> bool:
+        """Whether records of an open transaction lie below the log start: an opening forgets these."""
+        start, self.start = self.start, 0
+        unstable = self.transactions()[1]
+        self.start = start
+        return unstable < start
+
+    def shown(self, isolation: Isolation) -> list[Sent]:
+        """Return the records that readers of an isolation level see, in order."""
+        found = sorted(each for each in self.records.values() if each.offset >= self.start)
+        if isolation is Isolation.READ_UNCOMMITTED:
+            return found
+        aborted, stable = self.transactions()
+        return [each for each in found if each.offset < stable and each.offset not in aborted]
+
+    def text(self, isolation: Isolation) -> bytes:
+        """Return the lines of the records that readers of an isolation level see."""
+        return lines(self.shown(isolation))
+
+    def cut(self, end: int) -> None:
+        """Drop everything from an offset on."""
+        self.breaks += 1
+        self.end, self.start = end, min(self.start, end)
+        self.records = {offset: each for offset, each in self.records.items() if offset < end}
+        self.markers = [marker for marker in self.markers if marker[1] < end]
+
+    def compact(self, left: set[int], bound: int) -> None:
+        """Drop the records that compaction has removed; `left` has those that it has left below an offset."""
+        aborted, stable = self.transactions()
+        self.cleaned = max(self.cleaned, min(bound, stable))
+        newest: dict[bytes, int] = {}
+        for each in sorted(self.records.values()):
+            if each.offset < min(stable, bound) and each.offset not in aborted:
+                newest[each.key] = each.offset
+        kept = {offset for offset in self.records if offset >= bound or offset >= stable}
+        wanted = {offset for offset in kept | set(newest.values()) if offset >= self.start}
+        assert wanted <= left <= set(self.records), (wanted - left, left - set(self.records))
+        self.records = {offset: each for offset, each in self.records.items() if offset in left}
+
+
+def lines(records: Iterable[Sent]) -> bytes:
+    """Return the text of records, a line each."""
+    return b"".join(each.value + b"\n" for each in records)
+
+
+def merged(models: Sequence[Model], isolation: Isolation) -> list[Sent]:
+    """Return the records of several logs in the order of (greatest timestamp so far, log, offset)."""
+    rows = []
+    for number, model in enumerate(models):
+        reached = -1
+        for each in model.shown(isolation):
+            reached = max(reached, each.timestamp)
+            rows.append((reached, number, each))
+    return [each for _, _, each in sorted(rows)]
+
+
+def check_reader(reader: Reader, model: Model, isolation: Isolation, chance: random.Random) -> None:
+    """Ask a reader one of several questions, and compare the answer with the model."""
+    shown = model.shown(isolation)
+    kind = chance.randrange(7)
+    if kind == 0:
+        assert [(r.offset, r.value) for r in reader.read()] == [(r.offset, r.value) for r in shown]
+    elif kind == 1:
+        first = chance.randrange(model.start, model.end + 1)
+        last = chance.randrange(first, model.end + 1)
+        found = reader.columns(first, last)
+        expected = [each.offset for each in shown if first <= each.offset < last]
+        assert found.offsets.tolist() == expected
+    elif kind == 2:
+        text = reader.text(View.LINES)
+        assert (text.size, text.read(0, 1 << 20)) == (len(lines(shown)), lines(shown))
+    elif kind == 3 and model.end > model.start:
+        known = {each.offset: each.value for each in shown}
+        offset = chance.randrange(model.start, model.end)
+        if offset < reader.log_end_offset:
+            record = reader.record(offset)
+            assert (record.value if record else None) == known.get(offset)
+    elif kind == 4:
+        times = [each.timestamp for each in shown] or [0]
+        time = max(chance.choice(times) + chance.randrange(-1, 2), 0)
+        at = reader.offset_for_time(time, shown=True)
+        expected = [each.offset for each in shown if each.timestamp >= time]
+        assert (at.offset if at else None) == (expected[0] if expected else None)
+    elif kind == 5:
+        count = chance.randrange(6)
+        start = reader.offset_of_last(count)
+        last_ones = shown[-count:] if count else []
+        assert [each for each in shown if each.offset >= start] == last_ones
+    else:
+        newest = {each.key: each.value for each in shown}
+        key = b"k%d" % chance.randrange(KEYS)
+        record = reader.newest(key)
+        assert (record.value if record else None) == newest.get(key)
+
+
+class Pairs:
+    """How often a change was followed by another one, and how often an observer looked after a change."""
+
+    def __init__(self, changes: Iterable[str], observers: Iterable[str]) -> None:
+        self.changes, self.observers = [*changes], [*observers]
+        self.followed: Counter[tuple[str, str]] = Counter()
+        self.looked: Counter[tuple[str, str]] = Counter()
+
+    def print(self) -> None:
+        """Print the two tables, and the pairs that were never met."""
+        for title, counted, columns in (
+            ("a change after a change", self.followed, self.changes),
+            ("an observer after a change", self.looked, self.observers),
+        ):
+            every = [(row, column) for row in self.changes for column in columns]
+            never = [f"{row}/{column}" for row, column in every if not counted[row, column]]
+            met = f"{len(every) - len(never)} pairs of {len(every)}"
+            print(f"\n{title}: {sum(counted.values())} times, {met}")
+            print(" " * 15, *(f"{column[:6]:>6}" for column in columns))
+            for row in self.changes:
+                print(f"{row:>15}", *(f"{counted[row, column]:6}" for column in columns))
+            print("never:", ", ".join(never) or "none")
