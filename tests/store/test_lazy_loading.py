@@ -16,9 +16,10 @@ from logfs.format.files import checkpoint
 from logfs.log.disk.disk import Disk
 from logfs.store.directory.log_dir import CLEAN_SHUTDOWN, RECOVERY_POINTS, LogDir
 from logfs.store.store import Store
+from tests.support.partitions import offsets
 from tests.support.processes import Threads, wait_for
 from tests.support.staging import stage
-from tests.support.stores import abandon
+from tests.support.stores import abandon, set_topic
 
 if TYPE_CHECKING:
     from collections.abc import ItemsView
@@ -341,3 +342,27 @@ def test_a_read_only_store_is_lazy_too(log_dir: Path, clock: Clock) -> None:
         assert values(store, "u-0") == ["new"]
         assert values(store, "t-2")[-1] == "t-2 3"
         assert all(parse_directory(name) for name in store)
+
+
+@pytest.mark.parametrize("is_moved", [False, True], ids=["in place", "moved"])
+def test_a_read_only_store_learns_that_a_log_was_compacted(
+    tmp_path: Path, clock: Clock, *, is_moved: bool
+) -> None:
+    """A log that it loads after the first compaction may lack offsets, which is no damage."""
+    log_dirs = [tmp_path / "one", tmp_path / "two"]
+    with Store(log_dirs, clock=clock) as store:
+        set_topic(store, "keys", cleanup_policy="compact")
+        keys = store.create("keys-0")
+        for number in range(9):
+            keys.append([Record(b"value", b"k%d" % (number % 2))])
+    with Store(log_dirs, clock=clock, read_only=True, lazy=True) as reader:
+        if is_moved:
+            # Loads the log at its old place.
+            assert reader["keys-0"].log_end_offset == 9
+        with Store(log_dirs, clock=clock) as store:
+            store.compact("keys-0", roll=True)
+            if is_moved:
+                home = store.homes["keys-0"].path
+                store.move("keys-0", next(path for path in log_dirs if path != home))
+        reader.refresh()
+        assert offsets(reader["keys-0"]) == [7, 8]

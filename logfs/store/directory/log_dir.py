@@ -170,6 +170,7 @@ class LogDir:
         self.clean = self.disk.exists(self.path / CLEAN_SHUTDOWN)
         self.recovery_points = self._read(RECOVERY_POINTS)
         self.log_starts = self._read(LOG_STARTS)
+        self.cleaner_offsets = self._read(CLEANER_OFFSETS)
         return True
 
     def is_unchanged(self) -> bool:
