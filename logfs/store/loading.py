@@ -337,8 +337,12 @@ class PartitionLoader:
                     self._load(unloaded)
         if unloaded.partition is not None:
             return unloaded.partition
-        if name in registry.unloaded:
+        found = registry.unloaded.get(name)
+        if found is unloaded:
             raise PartitionFailed(f"{unloaded.path}: the store is closed")
+        if found is not None:
+            # A refresh has found it in another place meanwhile.
+            return self.load(found)
         raise registry.offline.get(name) or UnknownPartition(f"{name}: no such partition")
 
     def _load(self, unloaded: UnloadedPartition) -> None:

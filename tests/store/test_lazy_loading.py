@@ -13,7 +13,7 @@ from logfs.errors import InvalidName, LogDirFailed, PartitionExists, PartitionFa
 from logfs.format.base.names import parse_directory
 from logfs.format.batches.record import Record
 from logfs.format.files import checkpoint
-from logfs.log.disk.disk import Disk
+from logfs.log.disk.disk import Disk, ReadOnlyDisk
 from logfs.store.directory.log_dir import CLEAN_SHUTDOWN, RECOVERY_POINTS, LogDir
 from logfs.store.store import Store
 from tests.support.partitions import offsets
@@ -22,7 +22,7 @@ from tests.support.staging import stage
 from tests.support.stores import abandon, set_topic
 
 if TYPE_CHECKING:
-    from collections.abc import ItemsView
+    from collections.abc import Callable, ItemsView
     from pathlib import Path
 
     from logfs.format.files.commit_file import StagedFile
@@ -366,3 +366,38 @@ def test_a_read_only_store_learns_that_a_log_was_compacted(
                 store.move("keys-0", next(path for path in log_dirs if path != home))
         reader.refresh()
         assert offsets(reader["keys-0"]) == [7, 8]
+
+
+class MovingDisk(ReadOnlyDisk):
+    """A disk that calls `move` before it first opens a .log file."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.move: Callable[[], None] | None = None
+
+    def open(self, path: Path, *, write: bool = False, create: bool = False) -> File:
+        move, self.move = (None, self.move) if path.suffix != ".log" else (self.move, None)
+        if move is not None:
+            move()
+        return super().open(path, write=write, create=create)
+
+
+def test_a_partition_that_moves_while_a_read_only_store_loads_it(
+    tmp_path: Path, clock: Clock
+) -> None:
+    """It is loaded at its new place, if a refresh has found it there meanwhile."""
+    log_dirs = [tmp_path / "one", tmp_path / "two"]
+    with Store(log_dirs, clock=clock) as store:
+        store.create("t-0").append([b"value"])
+    disk = MovingDisk()
+    with Store(log_dirs, clock=clock, read_only=True, lazy=True, disk=disk) as reader:
+
+        def move() -> None:
+            with Store(log_dirs, clock=clock) as store:
+                home = store.homes["t-0"].path
+                store.move("t-0", next(path for path in log_dirs if path != home))
+            reader.refresh()
+
+        disk.move = move
+        assert [record.value for record in reader["t-0"].read()] == [b"value"]
+        assert disk.move is None
