@@ -170,7 +170,7 @@ class Pairs:
             never = [f"{row}/{column}" for row, column in every if not counted[row, column]]
             met = f"{len(every) - len(never)} pairs of {len(every)}"
             print(f"\n{title}: {sum(counted.values())} times, {met}")
-            print(" " * 15, *(f"{column[:6]:>6}" for column in columns))
+            print(" " * 15, *(f"{column[:7]:>7}" for column in columns))
             for row in self.changes:
-                print(f"{row:>15}", *(f"{counted[row, column]:6}" for column in columns))
+                print(f"{row:>15}", *(f"{counted[row, column]:7}" for column in columns))
             print("never:", ", ".join(never) or "none")

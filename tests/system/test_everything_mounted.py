@@ -13,6 +13,7 @@ import os
 import shutil
 import tempfile
 import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -352,10 +353,12 @@ WEIGHTS = {
     "append": 8,
     "send": 4,
     "end": 3,
-    "recreate": 0.4,
-    "restore": 0.2,
+    "recreate": 0.7,
+    "restore": 0.7,
     "retain": 1.5,
     "compact": 1.5,
+    "chmod": 2,
+    "switch": 2,
 }
 pairs = Pairs(CHANGES, OBSERVERS)
 
@@ -383,6 +386,8 @@ def test_every_mount_and_command_agrees_with_the_model(spawner: Spawner, run: in
         except BaseException:
             for shown in (world.writing, *world.following):
                 print(f"{shown.path.name}:", shown.daemon.child.output[-2000:])
+                with suppress(OSError):
+                    print((shown.path / ".logfs/errors").read_text()[-2000:])
             raise
         finally:
             world.release()
