@@ -202,7 +202,8 @@ class Logs:
         offset = self.chance.randrange(model.start, model.end + 1)
         after = deepcopy(model)
         after.cut(offset)
-        if after.begins_within_transactions() or offset < model.cleaned:
+        compacted = offset < model.cleaned or model.opens_compacted_transaction(offset)
+        if after.begins_within_transactions() or compacted:
             # The log may have forgotten, or compacted, the beginning of a transaction that is open again.
             return
         self.store.truncate(name, offset)

@@ -64,6 +64,15 @@ class Model:
         self.start = start
         return unstable < start
 
+    def opens_compacted_transaction(self, end: int) -> bool:
+        """Whether a cut at `end` opens a transaction again of which compaction may have removed the first records."""
+        before = dict.fromkeys(PRODUCERS, -1)
+        for producer, marker, _ in self.markers:
+            if marker >= end and before[producer] + 1 < self.cleaned:
+                return True
+            before[producer] = marker
+        return False
+
     def shown(self, isolation: Isolation) -> list[Sent]:
         """Return the records that readers of an isolation level see, in order."""
         found = sorted(each for each in self.records.values() if each.offset >= self.start)

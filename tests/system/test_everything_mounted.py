@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 
     from tests.system.spawner import Spawner
 
-STEPS = int(os.environ.get("LOGFS_EVERYTHING_MOUNTED_STEPS", "60"))
+STEPS = int(os.environ.get("LOGFS_EVERYTHING_MOUNTED_STEPS", "40"))
 SEED = int(os.environ.get("LOGFS_EVERYTHING_SEED", "0"))
 RUNS = int(os.environ.get("LOGFS_EVERYTHING_MOUNTED_RUNS", "1"))
 
