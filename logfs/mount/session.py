@@ -99,24 +99,36 @@ def run(
         Store(options.log_dirs, read_only=options.read_only, lazy=True) as store,
     ):
         store.disk.forbid_blocking()
-        mirror = None if options.mirror is None else MountedMirror(store, options.mirror)
-        errors, requests = ErrorLog(store.clock), AdminRequests()
-        context = Context(store, errors, logfs.__version__, requests, options.isolation, mirror)
-        operations = Operations(RootDirectory(context))
-        threads.start()
-        # The path as the mount table will show it; once it is mounted, resolving it would wait for an answer.
-        place = Path(os.path.realpath(mountpoint))
-        source, words = source_of(options), _fuse_options(options)
-        with mounted(operations, mountpoint, FILESYSTEM_TYPE, source, words):
-            watch(place)
-            try:
-                trio.run(_serve, operations, store, mountpoint, ready)
-            except BaseExceptionGroup as group:
-                raise first_error(group) from group
-        # Closing the store waits for the disk. This thread may wait: it serves no more requests.
-        store.disk.allow_blocking()
+        try:
+            _mount(options, mountpoint, store, watch, ready)
+        finally:
+            # Closing the store waits for the disk. This thread may wait: it serves no more requests.
+            store.disk.allow_blocking()
         if not store.read_only:
             mount_channel.withdraw(store.working)
+
+
+def _mount(
+    options: Options,
+    mountpoint: Path,
+    store: Store,
+    watch: Callable[[Path], None],
+    ready: Callable[[], None],
+) -> None:
+    mirror = None if options.mirror is None else MountedMirror(store, options.mirror)
+    errors, requests = ErrorLog(store.clock), AdminRequests()
+    context = Context(store, errors, logfs.__version__, requests, options.isolation, mirror)
+    operations = Operations(RootDirectory(context))
+    threads.start()
+    # The path as the mount table will show it; once it is mounted, resolving it would wait for an answer.
+    place = Path(os.path.realpath(mountpoint))
+    source, words = source_of(options), _fuse_options(options)
+    with mounted(operations, mountpoint, FILESYSTEM_TYPE, source, words):
+        watch(place)
+        try:
+            trio.run(_serve, operations, store, mountpoint, ready)
+        except BaseExceptionGroup as group:
+            raise first_error(group) from group
 
 
 def check_paths(options: Options) -> Path:
