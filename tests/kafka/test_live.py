@@ -199,7 +199,8 @@ def test_a_mount_on_a_busy_broker(
         shown = tails[name].lines()
         assert shown == sorted(set(shown))
         assert set(shown) <= set(sent[name])
-        assert len(shown) > len(sent[name]) * 0.9
+        # A record that the broker has compacted away before `tail` read it is missing; the newest never is.
+        assert shown[-1] == sent[name][-1]
     status = orjson.loads((mount.path / "feed-0/status.json").read_bytes())
     assert status["log_start_offset"] > 0
     cleaned = offsets(busy.log_dir, "cleaner-offset-checkpoint")
