@@ -49,12 +49,12 @@ class Level(Enum):
         Wait.FILES,
         "`__remote_log_metadata`, for loads of others",
     )
-    RECOVERY = "PartitionLoader._turn", Wait.SYNCS, "one recovery of a small partition at a time"
     # Readers.
     KEYS = "KeyIndex._lock", Wait.NETWORK, "the tables of a key index and what they cover"
     MERGING = "MergedText._lock", Wait.NETWORK, "the slices of the text of several partitions"
     HIDDEN = "CommittedText._finding", Wait.NETWORK, "the hidden ranges of a text, which only grow"
     METADATA = "RemoteLogMetadata._lock", Wait.FILES, "the replays of `__remote_log_metadata`"
+    RECOVERY = "PartitionLoader._turn", Wait.SYNCS, "one recovery of a small partition at a time"
     # A partition and its files.
     FLUSH = "Flusher.lock", Wait.SYNCS, "the recovery point; the files that a flush syncs"
     PARTITION = "Log.lock", Wait.FILES, "the publication of `state`; producers, leader epochs"

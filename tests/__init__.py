@@ -1,4 +1,4 @@
-"""The tests. The locks of everything that they run check the order in which they are taken."""
+"""The tests. `support/lock_order.py` lets the locks of what they run check the order in which they are taken."""
 
 from tests.support import lock_order
 

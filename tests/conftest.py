@@ -89,8 +89,12 @@ def user_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @pytest.fixture(autouse=True)
-def lock_order_kept() -> Iterator[None]:
-    """Fail a test during which a thread has broken a rule of `logfs/locks.py`, also one in the background."""
+def lock_order_kept(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """Fail a test of the engine, a store or a mount during which a thread has broken a rule of `logfs/locks.py`."""
+    if {"log", "store", "mount", "test_locks.py"} & set(request.node.path.parts):
+        monkeypatch.setenv(lock_order.STRICT, "1")
     yield
     found = lock_order.found.copy()
     lock_order.found.clear()
