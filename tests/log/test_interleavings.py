@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 NAME = "orders-0"
 # In the suite, one of so many points of a pair is tried; the seed chooses which.
-STEP = 1 if "LOGFS_INTERLEAVINGS" in os.environ else 23
+STEP = 1 if "LOGFS_INTERLEAVINGS" in os.environ else 47
 SEED = int(os.environ.get("LOGFS_INTERLEAVINGS_SEED", "0"))
 
 

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 STEPS = int(os.environ.get("LOGFS_EVERYTHING_STEPS", "150"))
 SEED = int(os.environ.get("LOGFS_EVERYTHING_SEED", "0"))
-RUNS = int(os.environ.get("LOGFS_EVERYTHING_RUNS", "4"))
+RUNS = int(os.environ.get("LOGFS_EVERYTHING_RUNS", "2"))
 
 
 class Everything(Logs):
