@@ -16,6 +16,7 @@ from logfs.format.files import checkpoint
 from logfs.log.disk.disk import Disk, ReadOnlyDisk
 from logfs.store.directory.log_dir import CLEAN_SHUTDOWN, RECOVERY_POINTS, LogDir
 from logfs.store.store import Store
+from tests.support import lock_order
 from tests.support.partitions import offsets
 from tests.support.processes import Threads, wait_for
 from tests.support.staging import stage
@@ -393,10 +394,12 @@ def test_a_partition_that_moves_while_a_read_only_store_loads_it(
     with Store(log_dirs, clock=clock, read_only=True, lazy=True, disk=disk) as reader:
 
         def move() -> None:
-            with Store(log_dirs, clock=clock) as store:
-                home = store.homes["t-0"].path
-                store.move("t-0", next(path for path in log_dirs if path != home))
-            reader.refresh()
+            # In another process, and in another thread.
+            with lock_order.elsewhere():
+                with Store(log_dirs, clock=clock) as store:
+                    home = store.homes["t-0"].path
+                    store.move("t-0", next(path for path in log_dirs if path != home))
+                reader.refresh()
 
         disk.move = move
         assert [record.value for record in reader["t-0"].read()] == [b"value"]
