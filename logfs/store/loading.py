@@ -19,6 +19,7 @@ from logfs.errors import (
 )
 from logfs.format.base import names
 from logfs.format.base.names import DirectoryKind, TopicPartition
+from logfs.format.tiered.metadata_record import TOPIC as METADATA_TOPIC
 from logfs.locks import Level, make_lock
 from logfs.log import recovery
 from logfs.log.append.partition import Partition
@@ -330,6 +331,10 @@ class PartitionLoader:
             if registry.settings.broker_config.remote_storage_url:
                 # Remote segments that another program has copied are listed.
                 registry.disk.check_may_fetch()
+                # Their descriptions are needed under the lock, under which none of the registry may be taken.
+                for other in list(registry.homes):
+                    if other.startswith(f"{METADATA_TOPIC}-"):
+                        self.include(other)
             with unloaded.lock:
                 if registry.unloaded.get(name) is unloaded:
                     if self._is_stopped:
