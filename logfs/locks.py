@@ -46,7 +46,7 @@ class Level(Enum):
     LOADING = "UnloadedPartition.lock", Wait.NETWORK, "that a partition is loaded once"
     LOADING_METADATA = (
         "UnloadedPartition.lock",
-        Wait.FILES,
+        Wait.SYNCS,
         "`__remote_log_metadata`, for loads of others",
     )
     # Readers.
