@@ -173,6 +173,8 @@ def test_a_write_that_is_repeated_has_appended_nothing(store: Store, name: str) 
                     return framer.write(data).consumed == len(data)
                 except WouldBlock:
                     return False
+                finally:
+                    store.disk.allow_blocking()
 
             with ThreadPoolExecutor(2) as threads:
                 holding = threads.submit(hold)
