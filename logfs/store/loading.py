@@ -182,6 +182,8 @@ class PartitionLoader:
         self._is_stopped = False
         self._progress = progress
         self._wanted = (lambda name: only in (None, name)) if not callable(only) else only
+        # Whether there may be partitions in the log directories that the store does not know yet.
+        self._is_partial = only is not None
         self._recover = recover
         self._is_lazy = lazy
         # For `refresh`: the inode numbers of partition directories, and the mtimes (ns) of those that are offline.
@@ -331,8 +333,8 @@ class PartitionLoader:
             if registry.settings.broker_config.remote_storage_url:
                 # Remote segments that another program has copied are listed.
                 registry.disk.check_may_fetch()
-                # Their descriptions are needed under the lock, under which none of the registry may be taken.
-                for other in list(registry.homes):
+                # Their descriptions are needed under the lock, under which that of the registry may not be taken.
+                for other in list(registry.homes) if self._is_partial else ():
                     if other.startswith(f"{METADATA_TOPIC}-"):
                         self.include(other)
             with unloaded.lock:
