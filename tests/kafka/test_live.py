@@ -199,8 +199,9 @@ def test_a_mount_on_a_busy_broker(
         shown = tails[name].lines()
         assert shown == sorted(set(shown))
         assert set(shown) <= set(sent[name])
-        # A record that the broker has compacted away before `tail` read it is missing; the newest never is.
-        assert shown[-1] == sent[name][-1]
+        # Only what the broker has compacted away before `tail` read it may be missing.
+        left = (mount.path / f"{name}-0/records").read_bytes().splitlines()
+        assert set(left) <= set(shown)
     status = orjson.loads((mount.path / "feed-0/status.json").read_bytes())
     assert status["log_start_offset"] > 0
     cleaned = offsets(busy.log_dir, "cleaner-offset-checkpoint")
