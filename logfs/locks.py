@@ -1,8 +1,9 @@
 """The locks between threads: which there are, what each protects, and the order in which they are taken.
 
 `make_lock` and `make_rlock` make every lock, each of a `Level`. The levels stand in the order of the locks: a thread
-that holds a lock takes only locks of later levels, and never two of one level. `docs/threads.md` has the table of
-them. The tests replace the two functions' locks by others that check the order.
+that holds a lock takes only locks of later levels, and never two of one level; only a commit takes the locks of
+several partitions. `docs/threads.md` has the rules and the table. The tests replace the locks that the two
+functions make by others, which check the order.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The locks: their order, which the locks of all tests check, and the table of them in docs/threads.md.
+"""The locks: the check of their order, and the table of them in docs/threads.md.
 
 `python -m tests.test_locks` prints the table.
 """

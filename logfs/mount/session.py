@@ -115,6 +115,7 @@ def _mount(
     watch: Callable[[Path], None],
     ready: Callable[[], None],
 ) -> None:
+    """Mount a store, and serve requests until the mount ends. `watch` gets the path that the mount table shows."""
     mirror = None if options.mirror is None else MountedMirror(store, options.mirror)
     errors, requests = ErrorLog(store.clock), AdminRequests()
     context = Context(store, errors, logfs.__version__, requests, options.isolation, mirror)

@@ -1,8 +1,8 @@
 """Locks that check the order in which they are taken, as the kernel's lockdep does: `install` puts them into logfs.
 
-A thread that waits for a lock, holds only locks of earlier levels (`logfs/locks.py`). What it waits for is what the
-locks that it holds allow: a sync, a file, the network. What breaks a rule raises `WrongOrder`, and is also kept in
-`found`, because a thread in the background may have no one to tell.
+A thread that waits for a lock holds only locks of earlier levels (`logfs/locks.py`), and it waits for a file, a sync
+or the network only if each lock that it holds allows that. Where the environment has `STRICT`, what breaks a rule
+raises `WrongOrder`, and is kept in `found`, because nothing may catch the error of a thread in the background.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import os
 import sys
 import threading
 import traceback
-from collections import Counter
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
     from logfs.log.disk.disk import Disk
 
-# What the calls of a disk wait for, as far as that is more than a file.
+# What the calls of a disk wait for.
 _WAITS = {
     "sync": Wait.SYNCS,
     "sync_map": Wait.SYNCS,
@@ -39,8 +38,6 @@ _WAITS = {
     "rename_unsynced": Wait.FILES,
     "unlink": Wait.FILES,
 }
-# How often a lock of the second level was waited for under one of the first.
-pairs: Counter[tuple[Level, Level]] = Counter()
 # Set in the tests whose threads must keep the rules, and in the programs that they start.
 STRICT = "LOGFS_LOCK_ORDER"
 # What broke a rule, each with its stack.
@@ -81,7 +78,6 @@ class CheckedLock:
             refuse(f"{self.level.name} in the thread of the event loop")
         commits = any(other.level is Level.COMMITS for other in own)
         for other in own:
-            pairs[other.level, self.level] += 1
             if commits and {other.level, self.level} <= {Level.FLUSH, Level.PARTITION}:
                 # A commit holds both locks of each of its partitions, and no other commit runs.
                 continue

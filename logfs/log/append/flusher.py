@@ -57,7 +57,8 @@ class Flusher:
     """The recovery point of a partition, and the flushes that raise it. Times are ms since the epoch.
 
     Records below the recovery point are durable. A thread that needs both `lock` and the partition's own lock takes
-    `lock` first. Commits, moves, closing, truncation, and dropping or replacing segments hold both locks.
+    `lock` first. Commits, moves, closing and truncation hold both locks. Dropping or replacing segments holds `lock`
+    throughout, and the partition's own while it changes what readers see.
     """
 
     def __init__(self, log: FlushedLog, loaded: Loaded) -> None:

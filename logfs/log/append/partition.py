@@ -575,7 +575,8 @@ class Partition(Log):
         The caller has made the new log start offset durable. A segment that reaches above the log start is kept:
         records may have been appended to it, or compaction may have merged others into it, since the caller counted.
         A log that would lose all its segments gets an empty one at the log end. After an error, the segments whose
-        files were not renamed stay in the log. Objects in an object store stay; the store deletes them.
+        files were not renamed stay in the log; the others have left it. Objects in an object store stay; the store
+        deletes them.
         """
         self.check_changeable()
         self.views.pin()
@@ -632,7 +633,8 @@ class Partition(Log):
 
         Returns the segments that were dropped; their files stay for `file.delete.delay.ms`, and longer if a reader
         holds them. The copies are adjacent, and begin with the first local segment; the active segment is not among
-        them. After an error, nothing has changed but the names of some files, which the next opening removes.
+        them. After an error of a rename, nothing has changed but the names of some files, which the next opening
+        removes. After an error of the sync that follows, the segments are dropped.
         """
         self.check_changeable()
         self.views.pin()

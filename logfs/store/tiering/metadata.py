@@ -68,7 +68,6 @@ class RemoteLogMetadata:
             lambda: {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"},
             "the descriptions of remote segments",
         )
-        # The last one to be taken: whoever holds it waits for no other lock of the store.
         self._lock = make_lock(Level.METADATA)
         self._replays: dict[int, _Replay] = {}
 
