@@ -89,13 +89,13 @@ def user_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @pytest.fixture(autouse=True)
-def lock_order_kept(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[None]:
+def lock_order_kept(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a test of the engine, a store or a mount during which a thread has broken a rule of `logfs/locks.py`."""
-    if {"log", "store", "mount", "test_locks.py"} & set(request.node.path.parts):
-        monkeypatch.setenv(lock_order.STRICT, "1")
-    yield
+    # Not the fixture `monkeypatch`: what a test patches by that must be undone before the audit of its log.
+    with pytest.MonkeyPatch.context() as environment:
+        if {"log", "store", "mount", "test_locks.py"} & set(request.node.path.parts):
+            environment.setenv(lock_order.STRICT, "1")
+        yield
     found = lock_order.found.copy()
     lock_order.found.clear()
     # A test may leave a disk whose calls must not wait in this thread.

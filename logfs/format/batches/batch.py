@@ -109,6 +109,11 @@ class Header(NamedTuple):
         return self.magic == MAGIC and self.record_count != self.last_offset_delta + 1
 
     @property
+    def is_whole(self) -> bool:
+        """Whether the header promises a record at each of the batch's offsets, and at least one."""
+        return 0 < self.record_count == self.last_offset_delta + 1
+
+    @property
     def codec(self) -> Codec:
         """The codec of the records. Raises `Corrupt` for a codec that does not exist."""
         try:
@@ -371,10 +376,9 @@ class Batch:
         from logfs.format.batches import columns
 
         header = self.header
-        is_whole = header.record_count == header.last_offset_delta + 1 > 0
         is_late = header.timestamp_type is TimestampType.LOG_APPEND_TIME
         likely = header.max_timestamp if is_late else header.base_timestamp
-        if is_whole and likely >= timestamp and header.base_offset >= offset:
+        if header.is_whole and likely >= timestamp and header.base_offset >= offset:
             # Mostly `likely` is the timestamp of the first record, which is then found without the others.
             record = self.record_at(header.base_offset)
             at = NO_TIMESTAMP if record is None or record.timestamp is None else record.timestamp

@@ -158,7 +158,7 @@ def _check_header(header: Header, *, trusted: bool) -> InvalidRecord | None:
         return InvalidRecord("a control batch: end a transaction with 'end_transaction'")
     if header.base_offset != 0:
         return InvalidRecord(f"base offset {header.base_offset} is not 0: the log assigns offsets")
-    if not 0 < header.record_count == header.last_offset_delta + 1:
+    if not header.is_whole:
         return InvalidRecord(
             f"{header.record_count} records for {header.last_offset_delta + 1} offsets"
         )

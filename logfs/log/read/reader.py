@@ -427,14 +427,18 @@ class Reader:
             for found in segment.batches_from(offset):
                 if isinstance(found, Damage):
                     return max(found.first_offset, offset)
-                if found[1].header.base_offset >= state.log_end_offset:
+                header = found[1].header
+                if header.base_offset >= state.log_end_offset:
                     return None
-                if not shows(found[1].header):
+                if not shows(header):
                     continue
+                if header.is_whole and offset <= header.last_offset:
+                    # The answer without the records: a batch may have very many of them.
+                    return max(header.base_offset, offset)
                 try:
                     offsets = found[1].offsets()
                 except Corrupt:
-                    return max(found[1].header.base_offset, offset)
+                    return max(header.base_offset, offset)
                 number = bisect_left(offsets, offset)
                 if number < len(offsets):
                     return offsets[number]

@@ -352,10 +352,11 @@ def _offset_of_record(segment: Segment, number: int) -> int:
     for found in segment.walk(entry.position, first_offset=entry.offset):
         if isinstance(found, Damage) or found[1].header.is_control:
             continue
-        count = found[1].header.record_count
+        header = found[1].header
+        count = header.record_count
         if seen + count > number:
-            if count == found[1].header.last_offset_delta + 1:
-                return found[1].header.base_offset + number - seen
+            if header.is_whole:
+                return header.base_offset + number - seen
             return int(found[1].columns().offsets[number - seen])
         seen += count
     return segment.next_offset
