@@ -8,6 +8,7 @@ import re
 import sys
 import threading
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from logfs.errors import InvalidName, InvalidSetting, InvalidStore, NotWritable, UnknownPartition
@@ -16,7 +17,6 @@ from logfs.log.disk.bucket_path import BucketPath, as_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Sequence
-    from pathlib import Path
 
     from logfs.log.append.partition import Partition
     from logfs.log.read.read_committed import Isolation
@@ -122,6 +122,20 @@ def target(words: Sequence[str], *, may_be_empty: bool = False) -> Target:
         _check_no_log_dir(path)
         log_dirs, name = [str(path.parent)], path.name
     return Target(log_dirs_of(log_dirs, may_be_empty=may_be_empty), name)
+
+
+def whole_store(log_dirs: Sequence[Path]) -> list[Path]:
+    """Return log directories, then those of the same store that are not among them; any may have a group's offsets.
+
+    Raises `OSError`.
+    """
+    from logfs.log.disk.disk import ReadOnlyDisk
+    from logfs.store.directory.log_dir import store_dirs
+
+    disk = ReadOnlyDisk()
+    local = [path for path in log_dirs if not isinstance(path, BucketPath)]
+    noted = {each for path in local for each in store_dirs(disk, path) if each.is_dir()}
+    return [*log_dirs, *sorted(noted - {Path(os.path.realpath(path)) for path in local})]
 
 
 def directories_in(log_dirs: Iterable[Path]) -> set[str]:

@@ -79,13 +79,12 @@ def run(arguments: argparse.Namespace) -> int:
             raise InvalidName(f"{option} {count}: give a number of records, at least 1")
     if arguments.idle_exit is not None and not arguments.idle_exit >= 0:
         raise InvalidName(f"--idle-exit {arguments.idle_exit}: give seconds, 0 or more")
-    with OpenLogs(arguments.target, arguments.isolation) as opened:
-        home = opened.store.log_dirs[0]
-        if home.disk.is_remote:
-            raise NotWritable(
-                f"{home.path}: nothing can be committed in a bucket; use cat, or tail -f"
-            )
-        with Membership(home.path, arguments.group) as member:
+    with OpenLogs(arguments.target, arguments.isolation, groups=True) as opened:
+        # The same one for all members, in whatever order they name the log directories.
+        home = min(opened.log_dirs)
+        if opened.store.disk.is_remote:
+            raise NotWritable(f"{home}: nothing can be committed in a bucket; use cat, or tail -f")
+        with Membership(home, arguments.group) as member:
             consumer = _Consumer(opened, member, arguments)
             with _Signals() as signals:
                 try:

@@ -13,6 +13,7 @@ from logfs.cli.common import (
     partition,
     recovery_progress,
     target,
+    whole_store,
 )
 from logfs.format.base import names
 from logfs.log.disk.bucket_path import BucketPath
@@ -46,16 +47,19 @@ class OpenLogs:
     its partitions. `logs` has them in the order of the names, those of a topic by their numbers.
     """
 
-    def __init__(self, words: Sequence[str], isolation: str) -> None:
+    def __init__(self, words: Sequence[str], isolation: str, *, groups: bool = False) -> None:
         """Open the store, and find the partitions.
 
-        `words` are those of a TARGET, `isolation` is the name of an isolation level. Raises `InvalidSetting` for an
-        unknown level, `UnknownPartition`, the error that keeps a partition offline, and the errors of opening a store
-        read-only.
+        `words` are those of a TARGET, `isolation` is the name of an isolation level. With `groups`, the other log
+        directories of the store are opened, too: the offsets that a group has committed may be there. Raises
+        `InvalidSetting` for an unknown level, `UnknownPartition`, the error that keeps a partition offline, and the
+        errors of opening a store read-only.
         """
         from logfs.store.store import Store
 
         self._target = target(words)
+        if groups:
+            self._target = self._target._replace(log_dirs=whole_store(self._target.log_dirs))
         self._isolation = isolation_level(isolation)
         self._names = self._target.name.split(",")
         # To open one partition of a large directory takes less time than to open all.

@@ -7,9 +7,10 @@ there are; logfs keeps the number as a setting.
 from __future__ import annotations
 
 import logging
+import os
 from typing import TYPE_CHECKING
 
-from logfs.errors import PartitionFailed
+from logfs.errors import InvalidStore, PartitionFailed
 from logfs.log.segment.batch_iterator import DamagedRange
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ class InternalTopic:
     def log(self, number: int) -> Partition:
         """Return a partition to append to; a missing one is created.
 
-        Raises the errors of `Store.create`, and `PartitionFailed` if the partition is offline.
+        Raises the errors of `Store.create`, `PartitionFailed` if the partition is offline, and those of `check_open`.
         """
         registry = self._registry
         name = f"{self.topic}-{number}"
@@ -98,6 +99,7 @@ class InternalTopic:
             for setting, text in self._settings().items():
                 settings.set_topic(self.topic, setting, text)
         if registry.include(name) is None and name not in registry.offline:
+            self.check_open(name)
             if self._count_setting not in settings.broker_overrides:
                 # Afterwards the partitions that exist here do not show it.
                 settings.set_broker(self._count_setting, str(self.partition_count()))
@@ -110,3 +112,17 @@ class InternalTopic:
         for name, reason in self._registry.offline.copy().items():
             if name in names or (not names and name.startswith(f"{self.topic}-")):
                 raise PartitionFailed(f"{name}: {self._what} are offline: {reason}")
+
+    def check_open(self, *names: str) -> None:
+        """Raise `InvalidStore` if one of the topic's partitions, by default any, is in a missing log directory.
+
+        Raises the errors of `PartitionRegistry.missing_log_dirs`, too.
+        """
+        for path in self._registry.missing_log_dirs():
+            for name in sorted(os.listdir(path)):
+                if name in names or (not names and name.startswith(f"{self.topic}-")):
+                    here = " ".join(str(log_dir.path) for log_dir in self._registry.log_dirs)
+                    raise InvalidStore(
+                        f"{path / name}: holds {self._what} of {here}, too; name the log directories together, as in "
+                        f"'{here} {path}'"
+                    )

@@ -36,7 +36,6 @@ from logfs.store.directory.log_dir import LogDir
 from logfs.store.maintenance import move_recovery
 from logfs.store.parallel import for_each
 from logfs.store.registry import UnloadedPartition
-from logfs.store.tiering.bucket_owner import shared_log_dirs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -274,9 +273,8 @@ class PartitionLoader:
         the store was opened without. One thread at a time may call. Raises the errors of a load.
         """
         log_dirs = {log_dir.path: log_dir for log_dir in self._registry.working}
-        for log_dir in list(log_dirs.values()):
-            for path in shared_log_dirs(log_dir):
-                log_dirs.setdefault(path, LogDir(self._registry.disk, path))
+        for path in self._registry.missing_log_dirs():
+            log_dirs[path] = LogDir(self._registry.disk, path)
         for path, log_dir in log_dirs.items():
             try:
                 where = path / name, log_dir.disk.stat(path / name).st_ino

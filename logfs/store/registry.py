@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from logfs.errors import LogfsError, UnknownPartition
 from logfs.format.base import names
 from logfs.format.tiered.metadata_record import TOPIC as METADATA_TOPIC
 from logfs.locks import Level, make_lock, make_rlock
+from logfs.store.directory.log_dir import store_dirs
 
 if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from logfs.errors import LogDirFailed
     from logfs.format.base.names import TopicPartition
@@ -257,6 +259,21 @@ class PartitionRegistry:
                 # Replaced whole: the thread that met the error may be iterating over them.
                 self.partitions = {n: p for n, p in self.partitions.copy().items() if n not in lost}
                 self.unloaded = {n: p for n, p in self.unloaded.copy().items() if n not in lost}
+
+    def missing_log_dirs(self) -> list[Path]:
+        """Return the log directories of the same store that this store is open without, where they still exist.
+
+        Raises `OSError`.
+        """
+        local = [each for each in self.log_dirs if not each.disk.is_remote]
+        here = {Path(os.path.realpath(log_dir.path)) for log_dir in local}
+        noted = {
+            path: log_dir.disk
+            for log_dir in local
+            if log_dir.failure is None
+            for path in store_dirs(log_dir.disk, log_dir.path)
+        }
+        return [path for path in sorted(noted.keys() - here) if noted[path].exists(path)]
 
     def check_log_dirs(self) -> None:
         """Take unmounted and replaced log directories offline; move partitions in failed directories to `offline`."""

@@ -167,6 +167,9 @@ class Store(PartitionRegistry):
         if not self.working:
             raise self.failed[0]
         self.loading_seconds = time.monotonic() - began
+        if not self.read_only and len(self.working) > 1:
+            for log_dir in self.working:
+                log_dir.note_store(each.path for each in self.log_dirs)
         self.commits.finish_at_opening()
 
     def load_all(self, *, gently: bool = False) -> None:

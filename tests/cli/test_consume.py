@@ -302,3 +302,42 @@ def test_members_that_are_killed(
     for number in range(4):
         assert sorted(seen[number]) == [*range(written)]
     assert kills or max(max(counts.values()) for counts in seen.values()) == 1
+
+
+def several_log_dirs(tmp_path: Path) -> tuple[Path, Path]:
+    """Make a store of two log directories, with a partition of `orders` in each of them, and return them."""
+    one, two = tmp_path / "one", tmp_path / "two"
+    with Store([one, two]) as store:
+        for partition in store.topic("orders").create(2):
+            for n in range(10):
+                partition.append([b"%d-%d" % (partition.partition, n)])
+        assert {store.home("orders-0"), store.home("orders-1")} == {one, two}
+    return one, two
+
+
+@pytest.mark.parametrize("mounted", [False, True])
+def test_a_group_of_several_log_directories(
+    tmp_path: Path, make_mount: Callable[..., Mount], mounted: bool
+) -> None:
+    """A TARGET in one log directory of a store, or in several in any order, is the same group with its commits."""
+    one, two = several_log_dirs(tmp_path)
+    here = {
+        entry: path
+        for path in (one, two)
+        for entry in ("orders-0", "orders-1")
+        if (path / entry).is_dir()
+    }
+    mount = make_mount(log_dirs=[one, two]) if mounted else None
+    for group in "abcdefgh":
+        first = ok("consume", two, one, "orders-0", "-g", group, *END).split()
+        assert first == expected(0)
+        assert ok("consume", here["orders-0"] / "orders-0", "-g", group, *END) == ""
+        assert ok("consume", here["orders-1"] / "orders-1", "-g", group, *END).split() == expected(
+            1
+        )
+        assert ok("consume", one, two, "orders", "-g", group, *END) == ""
+        for path in (one, two):
+            assert ok("groups", path, "--group", group) == ok("groups", one, two, "--group", group)
+    if mount is not None:
+        mount.stop()
+    assert_clean(one, two)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import subprocess
 import time
 from tempfile import TemporaryDirectory
@@ -19,6 +20,7 @@ import logfs
 from logfs.errors import (
     InvalidName,
     InvalidRecord,
+    InvalidStore,
     NotWritable,
     OffsetOutOfRange,
     PartitionFailed,
@@ -34,6 +36,7 @@ from logfs.store.store import Store
 from tests.support.command_line import call, fails, ok
 from tests.support.processes import run
 from tests.support.requirements import need_command, need_root
+from tests.support.stores import assert_clean
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -947,3 +950,48 @@ def test_a_commit_in_an_offline_partition_is_an_error_and_not_missing(log_dir: P
         found = store.groups.committed("billing", "orders-0")
         assert found is not None
         assert found.offset == 1
+
+
+def test_a_store_that_is_opened_without_one_of_its_log_directories(tmp_path: Path) -> None:
+    """A commit that may be elsewhere is an error and not missing, and no second partition is made for it."""
+    one, two = tmp_path / "one", tmp_path / "two"
+    with Store([one, two]) as store:
+        for n in range(4):
+            store.create(f"orders-{n}").append([b"value"])
+        store.groups.commit("a", "orders-0", 1)
+        log = store.groups.log_of("a")
+        away, name = store.home(log.name.directory), log.name.directory
+    here = two if away == one else one
+    orders = next(path.name for path in here.glob("orders-*"))
+    for read_only in (False, True):
+        with Store(here, read_only=read_only) as store:
+            with pytest.raises(
+                InvalidStore, match=rf"{away / name}: .* name the log directories together"
+            ):
+                store.groups.committed("a", orders)
+            if not read_only:
+                with pytest.raises(InvalidStore, match=str(away / name)):
+                    store.groups.commit("a", orders, 1)
+    assert not (here / name).exists()
+    with Store([two, one]) as store:
+        assert store.groups.committed("a", "orders-0") is not None
+        assert store.groups.committed("b", orders) is None
+
+
+def test_a_copy_of_a_log_directory_is_a_store_of_its_own(tmp_path: Path) -> None:
+    """What a log directory says of the others of its store does not hold for a copy, nor for one that was moved."""
+    one, two = tmp_path / "one", tmp_path / "two"
+    with Store([one, two]) as store:
+        for n in range(4):
+            store.create(f"orders-{n}").append([b"value"])
+        store.groups.commit("a", "orders-0", 1)
+        holder = store.home(store.groups.log_of("a").name.directory)
+    other = two if holder == one else one
+    copy = tmp_path / "copy"
+    shutil.copytree(other, copy)
+    orders = next(path.name for path in copy.glob("orders-*"))
+    with Store(copy) as store:
+        assert store.groups.committed("a", orders) is None
+        store.groups.commit("a", orders, 1)
+    assert_clean(copy)
+    assert_clean(one, two)

@@ -83,14 +83,16 @@ class Groups:
     def committed(self, group: str, name: str) -> OffsetCommit | None:
         """Return the commit of a group for a partition, or None if there is none.
 
-        Raises `InvalidName`, `OSError`, and `PartitionFailed` if no commit is found while a partition of
-        `__consumer_offsets` is offline, because that partition may hold one.
+        Raises `InvalidName` and `OSError`. If no commit is found, but a partition of `__consumer_offsets` may hold
+        one, raises `PartitionFailed` if that partition is offline, and `InvalidStore` if it is in a log directory
+        that the store is open without.
         """
         wanted = names.parse_directory(name)
         with self._following() as replays:
             found = self._find(replays, group, wanted)
         if found is None:
             self._topic.check_online()
+            self._topic.check_open()
         return found
 
     def of(self, name: str) -> dict[str, OffsetCommit]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
@@ -13,8 +15,7 @@ from logfs.log.disk.checked_disk import CheckedDisk
 from logfs.store.directory.lock import Lock, Turn, holder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
+    from collections.abc import Callable, Iterable, Mapping
     from types import TracebackType
 
     from logfs.format.base.names import TopicPartition
@@ -31,6 +32,23 @@ PATIENCE_SECONDS = 10.0
 
 CLEAN_SHUTDOWN = ".kafka_cleanshutdown"
 META_PROPERTIES = "meta.properties"
+STORE_DIRS = "logfs.dirs"
+"""The file that names the log directories of a store, in each of them if there are several."""
+
+
+def store_dirs(disk: Disk, path: Path) -> list[Path]:
+    """Return, sorted, the log directories of the store that the one at `path` was last opened for writing with.
+
+    The paths are without symlinks. Returns that of `path` alone for one that was always opened alone, and for a copy,
+    which the file does not name. Raises `OSError`.
+    """
+    here = Path(os.path.realpath(path))
+    try:
+        told = json.loads(disk.read_file(path / STORE_DIRS))
+    except (FileNotFoundError, ValueError):
+        return [here]
+    found = [Path(each) for each in told if isinstance(each, str)] if isinstance(told, list) else []
+    return found if here in found else [here]
 
 
 class FirstError:
@@ -217,6 +235,13 @@ class LogDir:
         return (
             self.is_brokers or name in self.cleaner_offsets or CLEANER_OFFSETS in self._unreadable
         )
+
+    def note_store(self, paths: Iterable[Path]) -> None:
+        """Note durably, for `store_dirs`, the log directories of the store that this one is opened with."""
+        found = sorted(Path(os.path.realpath(each)) for each in paths)
+        if found != store_dirs(self.disk, self.path):
+            told = json.dumps([*map(str, found)]).encode()
+            self.disk.replace_file(self.path / STORE_DIRS, told + b"\n")
 
     def mark_clean(self) -> None:
         """Write the clean-shutdown marker, which states that no file here needs recovery (kafka-storage 5.6).

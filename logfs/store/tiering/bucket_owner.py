@@ -13,7 +13,6 @@ import json
 import secrets
 import socket
 import zlib
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from logfs.errors import NotWritable, RemoteStorageError
@@ -167,10 +166,6 @@ class BucketOwner:
         returns False if the bucket has got an owner meanwhile.
         """
         disk, marks = self._disk(), self._marks()
-        # Also those that the store is open without now.
-        paths = {each.path for each in self._log_dirs()}
-        if members != {}:
-            paths.update(each for log_dir in marks for each in shared_log_dirs(log_dir))
         listed = dict(members or {})
         for log_dir in self._log_dirs():
             mark = marks.get(log_dir)
@@ -185,7 +180,6 @@ class BucketOwner:
                     "id": number,
                     "token": token,
                     "previous": _of(listed.get(number), "token"),
-                    "log_dirs": sorted(str(each) for each in paths if each.is_dir()),
                 }
                 _write_mark(log_dir, told)
             listed[number] = {"token": token, "log_dir": f"{socket.gethostname()}:{log_dir.path}"}
@@ -214,18 +208,6 @@ def _parse(data: bytes) -> dict[str, Any]:
 def _of(told: object, name: str) -> str:
     found = told.get(name) if isinstance(told, dict) else None
     return found if isinstance(found, str) else ""
-
-
-def shared_log_dirs(log_dir: LogDir) -> list[Path]:
-    """Return the log directories of the store that a log directory was part of when it last changed its bucket.
-
-    They may have been moved since. Raises `OSError`.
-    """
-    try:
-        told = _parse(log_dir.disk.read_file(log_dir.path / FILE_NAME)).get("log_dirs")
-    except FileNotFoundError:
-        return []
-    return [Path(each) for each in told if isinstance(each, str)] if isinstance(told, list) else []
 
 
 def _write_mark(log_dir: LogDir, told: dict[str, Any]) -> None:

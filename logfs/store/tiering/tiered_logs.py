@@ -15,7 +15,7 @@ from logfs.locks import Level, make_lock
 from logfs.log.disk.bucket_path import BucketPath, as_path
 from logfs.log.follow.live_partition import ReadOnlyPartition
 from logfs.store.directory.topic_id import read_topic_id
-from logfs.store.tiering.bucket_owner import BucketOwner, shared_log_dirs
+from logfs.store.tiering.bucket_owner import BucketOwner
 from logfs.store.tiering.metadata import RemoteLogMetadata
 
 if TYPE_CHECKING:
@@ -151,23 +151,11 @@ class TieredLogs:
         `create` creates a partition of `__remote_log_metadata`, and `follow` is `PartitionLoader.follow`.
         """
         self._registry = registry
-        self._create = create
-        self.metadata = RemoteLogMetadata(registry, self._create_metadata, follow)
+        self.metadata = RemoteLogMetadata(registry, create, follow)
         self.owner = BucketOwner(registry, self.disk)
         self._lock = make_lock(Level.TIERED)
         self._disk: TieredDisk | None = None
         self._logs: dict[RemotePartition, TieredLog] = {}
-
-    def _create_metadata(self, name: str) -> Partition:
-        """Create a partition of the topic, unless a log directory that this store was opened without has it."""
-        for log_dir in self._registry.working:
-            for other in shared_log_dirs(log_dir):
-                if (other / name).is_dir():
-                    raise InvalidStore(
-                        f"{other / name}: describes remote segments of {log_dir.path}; open the log directories "
-                        "together, or move the partition"
-                    )
-        return self._create(name)
 
     def identify(self, partition: Partition) -> RemotePartition | None:
         """Return a partition with the id of its topic; None if its `partition.metadata` has none."""
