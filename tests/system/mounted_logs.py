@@ -41,11 +41,8 @@ class Shown:
         self.is_follower = "--read-only" in daemon.options
         # The number of breaks in a log when its records were last seen here.
         self.agreed: dict[str, int] = {}
-        # The modes of `records` when it was mounted. A mount that follows does not see a later `chmod`.
-        self.modes: dict[str, int] = {}
 
-    def start(self, modes: dict[str, int]) -> None:
-        self.modes = modes.copy()
+    def start(self) -> None:
         assert self.daemon.start().wait_until_ready(), self.daemon.child.output[-2000:]
 
     @property
@@ -103,7 +100,7 @@ class MountedLogs(Logs):
     def start(self) -> None:
         """Start what follows the log directories."""
         for shown in self.following:
-            shown.start(self.modes)
+            shown.start()
         address = str(self.root / "socket")
         self.follower = self.spawner.call("tests.system.everything:follow", address, *self.log_dirs)
         wait_for(lambda: os.path.exists(address))
@@ -171,7 +168,7 @@ class MountedLogs(Logs):
         options, isolation = self.chance.choice([((), UNCOMMITTED), (READ_COMMITTED, COMMITTED)])
         path = self.writing.path
         self.writing = Shown(Daemon(self.spawner, path, self.log_dirs, *options), isolation)
-        self.writing.start(self.modes)
+        self.writing.start()
 
     def switch(self, name: str) -> None:
         if self.mounted:
@@ -388,7 +385,7 @@ class MountedLogs(Logs):
         shown = self.chance.choice(self.following)
         self.end_mount(shown, kill=self.chance.random() < 0.5)
         shown.daemon = Daemon(self.spawner, shown.path, self.log_dirs, *shown.daemon.options)
-        shown.start(self.modes)
+        shown.start()
 
     def restore(self, name: str) -> None:
         self.stop()

@@ -124,8 +124,6 @@ class Mounted(MountedLogs):
 
         def mode(asked: Asked) -> Question:
             wanted = self.modes.get(name)
-            if shown.is_follower and wanted != shown.modes.get(name):
-                wanted = None
             return lambda: (path / "records").stat().st_mode & 0o777 if wanted else None, wanted
 
         def group(asked: Asked) -> Question:

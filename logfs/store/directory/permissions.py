@@ -6,6 +6,7 @@ They are kept in a file of the partition directory.
 from __future__ import annotations
 
 import stat
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import orjson
@@ -45,7 +46,8 @@ class PermissionTable:
 
     A file whose access was never set has the directory's owner and mode bits. The bits are limited to 0444 for files
     that are read, to 0666 for files that are written, and to 0555 for subdirectories. The directory itself begins
-    with the mode and owner that it has on the disk.
+    with the mode and owner that it has on the disk. In a read-only store the table follows the changes of the process
+    that writes.
     """
 
     def __init__(self, partition: _Partition) -> None:
@@ -58,14 +60,35 @@ class PermissionTable:
         self._set: dict[str, Access] = {}
         # Held while the file is replaced: two threads may change the access of two files.
         self._changing = make_lock(Level.PERMISSIONS)
-        if disk.exists(self._path):
-            try:
-                content = orjson.loads(disk.read_file(self._path))
-                self._set = {name: Access(*map(int, access)) for name, access in content.items()}
-            except (ValueError, TypeError, AttributeError) as error:
-                raise Corrupt(
-                    f"{self._path}: {error}; remove the file to go back to defaults"
-                ) from None
+        self._seen = self._state_of_file()
+        self._read()
+
+    def _state_of_file(self) -> tuple[int, int]:
+        """Return what changes with every replacement of the file; zeros without one."""
+        try:
+            found = self._partition.disk.stat(self._path)
+        except FileNotFoundError:
+            return 0, 0
+        return found.st_ino, found.st_mtime_ns
+
+    def _read(self) -> None:
+        try:
+            content = orjson.loads(self._partition.disk.read_file(self._path))
+            self._set = {name: Access(*map(int, access)) for name, access in content.items()}
+        except FileNotFoundError:
+            self._set = {}
+        except (ValueError, TypeError, AttributeError) as error:
+            raise Corrupt(
+                f"{self._path}: {error}; remove the file to go back to defaults"
+            ) from None
+
+    def _follow(self) -> None:
+        """Read the file again if another process has replaced it. What was read before counts while it is damaged."""
+        state = self._state_of_file()
+        if state != self._seen:
+            with suppress(Corrupt):
+                self._read()
+            self._seen = state
 
     @property
     def directory(self) -> Path:
@@ -83,6 +106,9 @@ class PermissionTable:
 
     def get(self, name: str, allowed: int = 0o777) -> Access:
         """Return the access set for `name`; if none was set, the directory's with only the mode bits in `allowed`."""
+        disk = self._partition.disk
+        if not disk.writable and not disk.is_remote:
+            self._follow()
         found = self._set.get(name)
         if found is not None:
             return found
