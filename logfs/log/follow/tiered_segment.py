@@ -51,13 +51,13 @@ class TieredSegment(LiveSegment):
             {suffix: found.inode for suffix in found.files if suffix in names.SEGMENT_FILES}
         )
         self.next_base = remote.end_offset + 1
-        # The offset of the first record; None if there is none but control records.
-        self.first_offset: int | None = remote.start_offset
+        self.first_record_offset = remote.start_offset
         text = UNMEASURED
         time_offset: int | None = remote.end_offset
         if stored is not None:
             text, time_offset = TextSize(*stored.text), stored.time_offset
-            self.first_offset = stored.first_offset
+            first = stored.first_offset
+            self.first_record_offset = self.next_base if first is None else first
         newest = TimeEntry(-1, remote.start_offset)
         if time_offset is not None:
             newest = TimeEntry(remote.max_timestamp, time_offset)
@@ -93,7 +93,7 @@ class MissingSegment(LiveSegment):
         disk.note_missing(directory, base_offset, next_offset)
         self.identify(dict.fromkeys(names.SEGMENT_FILES, 0))
         self.next_base = next_offset
-        self.first_offset: int | None = base_offset
+        self.first_record_offset = base_offset
         text = TextSize(next_offset - base_offset, 1, 1)
         self.resume(SegmentEnd(1, next_offset, text), TimeEntry(_LATEST_MS, next_offset - 1))
         self.txn_index.follow(None)

@@ -56,6 +56,9 @@ class Segment(SegmentFiles):
 
     # Whether the segment is in an object store, and not in the directory of its partition.
     is_tiered = False
+    # The offset of the first record that is no control record, or `next_offset` if there is none; None if it is not
+    # known before the segment is read.
+    first_record_offset: int | None = None
 
     def __init__(self, disk: Disk, directory: Path, base_offset: int, suffix: str = "") -> None:
         """Make a segment of the files that are named after `base_offset`, each name followed by `suffix`."""

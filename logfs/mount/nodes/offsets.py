@@ -6,7 +6,6 @@ import errno
 import re
 from typing import TYPE_CHECKING
 
-from logfs.log.follow.tiered_segment import TieredSegment
 from logfs.mount.nodes.base import Context, DirectoryNode, Node, SymlinkNode
 from logfs.mount.nodes.folder import PartitionFolder
 from logfs.mount.nodes.record import JSON, RecordFile
@@ -127,12 +126,9 @@ def first_offsets(partition: Reader) -> Iterator[int]:
         start = max(segment.base_offset, partition.log_start_offset)
         if start >= segment.next_offset:
             continue
-        offset: int | None
-        if isinstance(segment, TieredSegment) and start == segment.base_offset:
-            # A listing sends no request to an object store.
-            offset = segment.first_offset
-        else:
+        offset = segment.first_record_offset if start == segment.base_offset else None
+        if offset is None:
             offset = partition.first_offset_from(start)
-        if offset is not None and offset > last:
+        if offset is not None and last < offset < segment.next_offset:
             last = offset
             yield offset
