@@ -631,7 +631,7 @@ class _LogLoader:
     def _new_segment(self, base_offset: int) -> Segment:
         segment = self.kind(self.disk, self.directory, base_offset)
         if self.disk.writable:
-            segment.activate(self.config, self.now_ms, create=True)
+            segment.begin(self.config, self.now_ms)
         else:
             segment.resume(SegmentEnd(0, base_offset, NO_TEXT), TimeEntry(-1, base_offset))
         return segment

@@ -42,7 +42,7 @@ def put(segment: Segment, base: int, *records: Record, interval: int = 4096) -> 
 
 def fresh(path: Path, base: int, config: LogConfig = CONFIG) -> Segment:
     segment = Segment(Disk(), path, base)
-    segment.activate(config, NOW, create=True)
+    segment.begin(config, NOW)
     return segment
 
 

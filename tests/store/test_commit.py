@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import orjson
@@ -154,6 +155,28 @@ def test_a_commit_that_does_not_fit_goes_into_new_segments(two: Store, before: i
     assert found.offset == 0
     two["a-1"].append([b"after"])
     assert values(two, "a-1")[-1] == b"after"
+
+
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize("step_ms", [600_000, 3_000_000, 9_000_000])
+def test_a_commit_begins_segments_where_appends_do(two: Store, before: bool, step_ms: int) -> None:
+    """By size and by time (`segment.ms`), in an empty log and after older records."""
+    two.settings.set_topic("a", "segment.bytes", "3000")
+    two.settings.set_topic("a", "segment.ms", "3600000")
+    times = [1_600_000_000_000 + step_ms * number for number in range(40)]
+    wanted = [Record(b"%03d" % number * 20, timestamp=time) for number, time in enumerate(times)]
+    committed, appended = two.create("a-1"), two.create("a-2")
+    if before:
+        for partition in (committed, appended):
+            partition.append([Record(b"before", timestamp=times[0] - 7_200_000)])
+    directory, config = committed.directory, committed.config
+    staged = stage(directory, config, "q", 0, wanted, now_ms=two.clock())
+    two.commit("q", 0, [replace(staged, partition="a-1")])
+    for number in range(0, 40, 2):
+        appended.append(wanted[number : number + 2])
+    bases = [segment.base_offset for segment in appended.segments]
+    assert [segment.base_offset for segment in committed.segments] == bases
+    assert len(bases) > 2
 
 
 @pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])

@@ -132,11 +132,11 @@ def _append(partition: Partition, run: ScannedBatches, batches: Sequence[BatchIn
     while done < len(batches):
         try:
             left = batches[done:]
-            count = partition.writer(config, now_ms).how_many_fit(left, config, now_ms)
+            count = partition.writer(config).how_many_fit(left, config, now_ms)
             if not count:
                 partition.roll(now_ms)
                 # A batch that is larger than a segment may be has one of its own.
-                fitting = partition.writer(config, now_ms).how_many_fit(left, config, now_ms)
+                fitting = partition.writer(config).how_many_fit(left, config, now_ms)
                 count = max(fitting, 1)
             _write(partition, run, batches[done : done + count], config.index_interval_bytes)
         except OSError as error:

@@ -293,22 +293,22 @@ class Partition(Log):
 
         The rules are those of kafka-storage 4.1.
         """
-        writer = self.writer(config, now_ms)
+        writer = self.writer(config)
         last_offset = self.active.next_offset + batch.record_count - 1
         if writer.should_roll(len(batch.data), last_offset, batch.max_timestamp, config, now_ms):
             self.check_may_block()
             self.roll(now_ms)
-            return self.writer(config, now_ms)
+            return self.writer(config)
         return writer
 
     def now_ms(self) -> int:
         """Return the time, in ms since the epoch."""
         return self._clock()
 
-    def writer(self, config: LogConfig, now_ms: int) -> SegmentWriter:
+    def writer(self, config: LogConfig) -> SegmentWriter:
         """Return the writer of the active segment, which gets one if it has none."""
         active = self.state.segments[-1]
-        return active.writer or active.activate(config, now_ms)
+        return active.writer or active.activate(config)
 
     def _append_batch(self, batch: NewBatch, config: LogConfig, now_ms: int) -> None:
         # The end in the state is older while a call appends several batches.
@@ -405,7 +405,7 @@ class Partition(Log):
         sealed, snapshots = self.active, self.snapshots
         segment = Segment(self.disk, self.directory, base_offset)
         try:
-            segment.activate(self.config, now_ms, create=True)
+            segment.begin(self.config, now_ms)
             snapshots.take(base_offset, self.producers)
             sealed.seal(base_offset)
         except LogDirFailed:
@@ -538,7 +538,7 @@ class Partition(Log):
         cut = kept[-1].end_before(offset) if kept else None
         if cut is None:
             fresh = Segment(self.disk, self.directory, offset)
-            fresh.activate(self.config, now_ms, create=True)
+            fresh.begin(self.config, now_ms)
             kept = [fresh]
         else:
             offset = cut.next_offset

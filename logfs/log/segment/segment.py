@@ -434,23 +434,27 @@ class Segment(SegmentFiles):
 
     # From active to sealed. Appends are in `SegmentWriter`.
 
-    def activate(self, config: LogConfig, now_ms: int, *, create: bool = False) -> SegmentWriter:
-        """Give the segment a writer, and return it. The indexes are preallocated.
+    def begin(self, config: LogConfig, now_ms: int) -> SegmentWriter:
+        """Make the segment a new, empty one, and return its writer. Files that it has are emptied.
 
-        With `create`, the .log file and the three indexes are created or emptied, at the time `now_ms`.
+        After an `OSError`, `discard` removes what there is of the files.
         """
         self._begin_writing()
-        if create:
-            self._file = self._disk.open(self.path, write=True, create=True)
-            if self._disk.size(self._file):
-                self._disk.truncate(self._file, 0)
-            for index in self.indexes:
-                index.reset()
-            self.txn_index.remove()
-            self._end = SegmentEnd(0, self.base_offset, NO_TEXT)
-            self.gaps = False
-            self.created_ms = now_ms
-        elif self._end is not None:
+        self._file = self._disk.open(self.path, write=True, create=True)
+        if self._disk.size(self._file):
+            self._disk.truncate(self._file, 0)
+        for index in self.indexes:
+            index.reset()
+        self.txn_index.remove()
+        self._end = SegmentEnd(0, self.base_offset, NO_TEXT)
+        self.gaps = False
+        self.created_ms = now_ms
+        return self.activate(config)
+
+    def activate(self, config: LogConfig) -> SegmentWriter:
+        """Give the segment a writer, and return it. The indexes are preallocated."""
+        self._begin_writing()
+        if self._end is not None:
             # Measure the text before the text index gets space for more.
             _ = self.end
         self.has_preallocated_space = True
@@ -570,7 +574,7 @@ class Segment(SegmentFiles):
         if position == 0:
             self.created_ms = now_ms
         self.next_base = None
-        self.activate(config, now_ms)
+        self.activate(config)
 
     def _note_max(self, header: Header) -> None:
         if header.max_timestamp > self.max_entry.timestamp:

@@ -176,16 +176,29 @@ class SegmentWriter:
         self._bytes_since_entry = 0
         self._indexes_are_full = offset_index.is_full or time_index.is_full
 
-    def how_many_fit(self, batches: Sequence[BatchInfo], config: LogConfig, now_ms: int) -> int:
-        """Return how many of `batches`, one after the other, can be appended before the segment must be sealed."""
-        held = self._segment.size_bytes
+    def how_many_fit(
+        self,
+        batches: Sequence[BatchInfo],
+        config: LogConfig,
+        now_ms: int,
+        hidden: Sequence[BatchInfo] = (),
+    ) -> int:
+        """Return how many of `batches`, one after the other, can be appended before the segment must be sealed.
+
+        `hidden` are the batches in the file that follow the segment's end, and that no reader sees yet.
+        """
+        held, first = self._segment.size_bytes, None
+        if hidden:
+            held = hidden[-1].position + hidden[-1].size_bytes
+            first = None if hidden[0].position else hidden[0].max_timestamp
         for number, batch in enumerate(batches):
-            if not held and self._rolling_timestamp is None:
-                self._rolling_timestamp = batch.max_timestamp
+            if not held:
+                first = batch.max_timestamp
             offset, timestamp = batch.next_offset - 1, batch.max_timestamp
-            if self._should_roll(held, batch.size_bytes, offset, timestamp, config, now_ms):
+            size = batch.size_bytes
+            if self._should_roll(held, size, offset, timestamp, config, now_ms, first):
                 return number
-            held += batch.size_bytes
+            held += size
         return len(batches)
 
     def should_roll(
@@ -206,22 +219,24 @@ class SegmentWriter:
         max_timestamp: int,
         config: LogConfig,
         now_ms: int,
+        first_timestamp: int | None = None,
     ) -> bool:
+        """Do as `should_roll` in a segment of `held` bytes; `first_timestamp` is given if no reader sees a batch."""
         if held > config.segment_bytes - size:
             return True
-        limit_ms = max_age_ms(config) - self.jitter_ms
-        if held and self._waited_ms(max_timestamp, now_ms) > limit_ms:
-            return True
+        if held:
+            first = self._first_timestamp() if first_timestamp is None else first_timestamp
+            waited_ms = now_ms - self._segment.created_ms if first < 0 else max_timestamp - first
+            if waited_ms > max_age_ms(config) - self.jitter_ms:
+                return True
         if self._indexes_are_full:
             return True
         return not 0 <= last_offset - self._segment.base_offset <= MAX_RELATIVE_OFFSET
 
-    def _waited_ms(self, max_timestamp: int, now_ms: int) -> int:
+    def _first_timestamp(self) -> int:
         if self._rolling_timestamp is None:
             self._rolling_timestamp = self._segment.first_timestamp
-        if self._rolling_timestamp >= 0:
-            return max_timestamp - self._rolling_timestamp
-        return now_ms - self._segment.created_ms
+        return self._rolling_timestamp
 
 
 def max_age_ms(config: LogConfig) -> int:

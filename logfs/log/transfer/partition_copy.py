@@ -234,9 +234,9 @@ class PartitionCopy:
         active, end = partition.active, partition.log_end_offset
         self._segments = [self._twin(segment) for segment in partition.local_segments[:-1]]
         if end > active.base_offset:
-            self._segments.append(self._seal(active, now_ms))
+            self._segments.append(self._seal(active))
         fresh = Segment(self._disk, self.directory, end)
-        fresh.activate(partition.config, now_ms, create=True)
+        fresh.begin(partition.config, now_ms)
         fresh.flush(indexes=False)
         self._segments.append(fresh)
         self._snapshots = ProducerSnapshots(self._disk, self.directory, 0)
@@ -254,7 +254,7 @@ class PartitionCopy:
         copied.created_ms, copied.max_entry = segment.created_ms, segment.max_entry
         return copied
 
-    def _seal(self, active: Segment, now_ms: int) -> Segment:
+    def _seal(self, active: Segment) -> Segment:
         """Return the copy of the active segment, sealed."""
         for index in active.indexes:
             self._put(index.path.name, index.to_bytes())
@@ -262,7 +262,7 @@ class PartitionCopy:
             self._copy_index(active, active.txn_index)
         sealed = self._twin(active)
         sealed.resume(active.end, active.max_entry)
-        sealed.activate(self._partition.config, now_ms)
+        sealed.activate(self._partition.config)
         sealed.seal(active.next_offset)
         sealed.flush(indexes=True)
         return sealed

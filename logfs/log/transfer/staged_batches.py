@@ -39,7 +39,7 @@ from logfs.log.append.partition import LEADER_EPOCH
 from logfs.log.append.validator import check_staged
 from logfs.log.segment.batch_iterator import Damage
 from logfs.log.segment.batch_scanner import BatchInfo, ScannedBatches, scan, scan_segment
-from logfs.log.segment.index import MAX_RELATIVE_OFFSET, TimeEntry
+from logfs.log.segment.index import TimeEntry
 from logfs.log.segment.segment import Segment
 from logfs.log.segment.segment_end import SegmentEnd
 
@@ -228,47 +228,41 @@ class StagedAppend:
 
     def write(self) -> None:
         """Write the batches after the log end, still invisible. After an `OSError`, `undo` restores the log."""
-        part = self.part
-        counts = self._split()
-        active = self.partition.active
+        part, partition = self.part, self.partition
+        active = partition.active
         if part.segment != active.base_offset:
             self._begin(part.segment)
-        elif len(counts) > 1:
-            # Readers of the empty segment must see nothing in it before all the others are there.
-            self._runs.append(_SegmentRun(active.detached(), 0))
         else:
             self._runs.append(_SegmentRun(active, part.position))
-        left = counts.pop(0)
-        for scanned in final_batches(self.partition.disk, self.partition.directory, part):
+        for scanned in final_batches(partition.disk, partition.directory, part):
             found = list(scanned._replace(position=0).infos())
             while found:
-                if not left:
+                count = self._how_many_fit(found)
+                if count:
+                    self._put(scanned.data, found[:count])
+                found = found[count:]
+                if found:
                     self._seal(found[0].base_offset)
-                    left = counts.pop(0)
-                self._put(scanned.data, found[:left])
-                found, left = found[left:], max(left - len(found), 0)
         if self._runs[-1].segment is not active:
-            self.partition.disk.sync_directory(self.partition.directory)
+            partition.disk.sync_directory(partition.directory)
 
-    def _split(self) -> list[int]:
-        """Return how many batches go into each segment."""
-        limit = self._config.segment_bytes
-        counts, held, base = [0], self.part.position, self.part.segment
-        offset = self.part.base_offset
-        for size, count in zip(*(c.tolist() for c in self._measures[:2]), strict=True):
-            last_delta = offset + count - 1 - base
-            if held and (held + size > limit or last_delta > MAX_RELATIVE_OFFSET):
-                counts, held, base = [*counts, 0], 0, offset
-            counts[-1] += 1
-            held += size
-            offset += count
-        return counts
+    def _how_many_fit(self, batches: Sequence[BatchInfo]) -> int:
+        """Return how many batches the last segment takes: all, if they begin behind others, and else at least one."""
+        run = self._runs[-1]
+        if run.start:
+            # `place` has compared the whole part with the room in the segment.
+            return len(batches)
+        writer = run.segment.writer
+        assert writer is not None, "place and _begin activate the segment"
+        now_ms = self.partition.now_ms()
+        count = writer.how_many_fit(batches, self._config, now_ms, run.batches)
+        return count if run.batches else max(count, 1)
 
     def _begin(self, base_offset: int) -> None:
         disk, directory = self.partition.disk, self.partition.directory
         segment = Segment(disk, directory, base_offset)
         self._runs.append(_SegmentRun(segment, 0))
-        segment.activate(self._config, self.partition.now_ms(), create=True)
+        segment.begin(self._config, self.partition.now_ms())
 
     def _put(self, data: memoryview, batches: Sequence[BatchInfo]) -> None:
         """Write batches after the last one; `data` holds their bytes."""
@@ -286,8 +280,12 @@ class StagedAppend:
 
     def _seal(self, next_base: int) -> None:
         """Finish the last run, and begin the next segment: only the last file of a log may be incomplete."""
+        run = self._runs[-1]
+        if run.segment is self.partition.active:
+            # Readers of the empty segment must see nothing in it before all the others are there.
+            run.segment = run.segment.detached()
         self._complete()
-        self._runs[-1].segment.seal(next_base)
+        run.segment.seal(next_base)
         self._begin(next_base)
 
     def _complete(self) -> None:
@@ -351,7 +349,7 @@ def place(
     """
     new = measures.behind(part.skip)
     active, config = partition.active, partition.config
-    writer = active.writer or active.activate(config, now_ms)
+    writer = partition.writer(config)
     if partition.epochs.latest < 0:
         partition.epochs.assign(LEADER_EPOCH, partition.log_end_offset)
     end = partition.log_end_offset
