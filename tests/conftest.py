@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -51,6 +52,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Fail at once if the marks have no effect, as with pytest 9.2: two brokers would run at the same time."""
+    # The garbage collector then leaves alone what stays to the end: the modules, and some ten thousand tests.
+    gc.collect()
+    gc.freeze()
     if session.config.getoption("loadgroup", default=False):
         marked = [item for item in session.items if item.get_closest_marker("xdist_group")]
         assert all("@" in item.nodeid for item in marked), (

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Sequence
 
     from logfs.log.append.partition import Partition
+    from logfs.log.read.log import Log
     from logfs.log.read.read_committed import Isolation
     from logfs.store.admin.requests import Answer, Request
     from logfs.store.store import Store
@@ -206,6 +207,7 @@ def open_for_writing(words: Sequence[str], *, recover: bool = False) -> tuple[St
     recovered from its beginning. Raises `UnknownPartition`, the error that keeps the partition offline, and the
     errors of opening a store.
     """
+    from logfs.log.append.partition import writable
     from logfs.store.store import Store
 
     wanted = existing_target(words)
@@ -217,13 +219,13 @@ def open_for_writing(words: Sequence[str], *, recover: bool = False) -> tuple[St
         create=False,
     )
     try:
-        return store, partition(store, wanted)
+        return store, writable(partition(store, wanted))
     except BaseException:
         store.close()
         raise
 
 
-def partition(store: Store, wanted: Target) -> Partition:
+def partition(store: Store, wanted: Target) -> Log:
     """Return the partition `wanted` of an open store.
 
     Raises `UnknownPartition`, which names the log directories searched, or the error that keeps it offline.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from logfs.cli.common import Target
-    from logfs.log.append.partition import Partition
+    from logfs.log.read.log import Log
     from logfs.log.read.read_committed import Isolation
     from logfs.log.read.reader import Reader
     from logfs.store.store import Store
@@ -169,7 +169,7 @@ class OpenLog:
     def _topic_id(self) -> uuid.UUID | None:
         return self.store.topic_id(self._log.topic)
 
-    def _find(self) -> Partition:
+    def _find(self) -> Log:
         for _ in range(TRIES):
             if self._target.name in self.store:
                 break

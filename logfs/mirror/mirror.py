@@ -282,7 +282,7 @@ class Mirror:
                 # It is new, or its copy was deleted here.
                 if name not in store.homes:
                     store.create(name, mirror_of=self._cluster_id, mirrored_id=topic.topic_id)
-                mirror = PartitionMirror(store, store[name], self._cluster_id)
+                mirror = PartitionMirror(store, store.writable(name), self._cluster_id)
                 with self._lock:
                     self._partitions[name] = mirror
             self._partitions[name].follow(leader, leader_epoch)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from logfs.cluster.cluster import RemoteTopic
-    from logfs.log.append.partition import Partition
+    from logfs.log.read.log import Log
     from logfs.push.offset_map import OffsetMap
     from logfs.push.sender import Sender
     from logfs.store.store import Store
@@ -56,7 +56,7 @@ class TopicPlan:
     """
 
     name: str
-    readers: Sequence[Partition]
+    readers: Sequence[Log]
     topic_id: str
     partitions: int
     remote: RemoteTopic | None
@@ -232,7 +232,7 @@ class Planner:
             if start < plan.there[number]
         ]
 
-    def _compare(self, reader: Partition, begin: int, there: int) -> list[str]:
+    def _compare(self, reader: Log, begin: int, there: int) -> list[str]:
         """Return what is in the way if the log in the cluster ends at `there`, and ours begins at `begin`."""
         name, end = reader.name.directory, reader.log_end_offset
         if there == begin:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from logfs.log.append.partition import Partition
+    from logfs.log.read.log import Log
     from logfs.store.observe.check import Finding
 
     # Called with a number of bytes that were just read.
@@ -144,7 +144,7 @@ def read_report(log_dirs: Sequence[Path], *, full: bool, progress: Progress) -> 
     )
 
 
-def _usual_times(partitions: Sequence[Partition]) -> tuple[int, int]:
+def _usual_times(partitions: Sequence[Log]) -> tuple[int, int]:
     """Return the times between which nearly all records are, by the first and the greatest time of each segment.
 
     All of them count, unless the span would be a tenth without one record in a hundred at either end.
@@ -173,7 +173,7 @@ def _usual_times(partitions: Sequence[Partition]) -> tuple[int, int]:
     return points[0][0], points[-1][0]
 
 
-def _partition(store: Store, partition: Partition, counts: SegmentStats | None) -> PartitionReport:
+def _partition(store: Store, partition: Log, counts: SegmentStats | None) -> PartitionReport:
     config = partition.config
     plan = store.retention_plan(partition.name.directory)
     kept = partition.segments[len(plan.expired) :]
@@ -201,7 +201,7 @@ def _partition(store: Store, partition: Partition, counts: SegmentStats | None) 
     )
 
 
-def _first_ms(partition: Partition) -> int:
+def _first_ms(partition: Log) -> int:
     """Return the timestamp of the first batch; -1 if there is none, or it is only in an object store."""
     first = partition.segments[0]
     if first.is_tiered:
@@ -216,7 +216,7 @@ def _lag(store: Store, name: str, offset: int) -> int | None:
     return max(store[name].log_end_offset - offset, 0) if name in store else None
 
 
-def _counts(partition: Partition, bucket_ms: int, progress: Progress) -> SegmentStats:
+def _counts(partition: Log, bucket_ms: int, progress: Progress) -> SegmentStats:
     """Count the contents of the local segments."""
     counts = SegmentStats()
     for segment in partition.local_segments:
@@ -228,7 +228,7 @@ def _counts(partition: Partition, bucket_ms: int, progress: Progress) -> Segment
     return counts
 
 
-def _times_by_index(partition: Partition, bucket_ms: int) -> Counter[int]:
+def _times_by_index(partition: Log, bucket_ms: int) -> Counter[int]:
     """Count offsets by time, by the entries of the time indexes alone."""
     counted: Counter[int] = Counter()
     for segment in partition.local_segments:

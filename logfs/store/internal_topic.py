@@ -18,12 +18,13 @@ if TYPE_CHECKING:
 
     from logfs.format.batches.batch import Batch
     from logfs.log.append.partition import Partition
+    from logfs.log.read.log import Log
     from logfs.store.registry import PartitionRegistry
 
 logger = logging.getLogger(__name__)
 
 
-def batches_past_damage(log: Partition, offset: int, end: int, what: str) -> Iterator[Batch]:
+def batches_past_damage(log: Log, offset: int, end: int, what: str) -> Iterator[Batch]:
     """Yield the batches of a log in [offset, end). A damaged range is passed over with a warning.
 
     `what` says what the log's records are, for the warning.
@@ -77,7 +78,7 @@ class InternalTopic:
         count: int = getattr(config, self._count_setting.replace(".", "_"))
         return count
 
-    def logs(self) -> list[Partition]:
+    def logs(self) -> list[Log]:
         """Return the partitions that exist and are not offline."""
         for name in [*self._registry.homes]:
             if name.startswith(f"{self.topic}-"):
@@ -105,7 +106,7 @@ class InternalTopic:
                 settings.set_broker(self._count_setting, str(self.partition_count()))
             self._create(name)
         self.check_online(name)
-        return registry[name]
+        return registry.writable(name)
 
     def check_online(self, *names: str) -> None:
         """Raise `PartitionFailed` if one of the topic's partitions, by default any, is offline."""

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from logfs.config import LogConfig
+    from logfs.log.read.log import Log
     from logfs.store.commits.commit import Commits
     from logfs.store.registry import BackgroundOperation, PartitionRegistry
     from logfs.store.tiering.tiered_logs import TieredLogs
@@ -189,7 +190,7 @@ class PartitionLoader:
         self._inodes: dict[str, int] = {}
         self._failed_mtime: dict[str, int] = {}
         # For `follow`: the partitions by name, each with its directory and the inode number of that.
-        self._followed: dict[str, tuple[tuple[Path, int], Partition]] = {}
+        self._followed: dict[str, tuple[tuple[Path, int], Log]] = {}
 
     def find(self) -> None:
         """Find the partitions of the log directories that work; none is loaded yet (kafka-storage 5.1).
@@ -266,7 +267,7 @@ class PartitionLoader:
                 registry.included.add(name)
                 registry.unloaded[name] = UnloadedPartition(parsed, home, home.path / name)
 
-    def follow(self, name: str) -> Partition | None:
+    def follow(self, name: str) -> Log | None:
         """Return a partition of a read-only store as it is now, even if the store does not have it; None without one.
 
         It is not the object in `partitions`, and no lock of the registry is needed. It may be in a log directory that
@@ -323,7 +324,7 @@ class PartitionLoader:
             with unloaded.lock:
                 pass
 
-    def load(self, unloaded: UnloadedPartition) -> Partition:
+    def load(self, unloaded: UnloadedPartition) -> Log:
         """Load a partition, as `PartitionRegistry.load` describes."""
         registry, name = self._registry, unloaded.name.directory
         if unloaded.partition is None:
@@ -379,7 +380,7 @@ class PartitionLoader:
             logger.exception("%s: offline", path)
             registry.settle(unloaded, reason)
 
-    def _open_partition(self, log_dir: LogDir, name: TopicPartition, path: Path) -> Partition:
+    def _open_partition(self, log_dir: LogDir, name: TopicPartition, path: Path) -> Log:
         if not log_dir.disk.is_remote:
             check_files(log_dir.disk, path)
         end: recovery.FilePosition | None = None

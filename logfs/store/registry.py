@@ -12,6 +12,7 @@ from logfs.errors import LogfsError, UnknownPartition
 from logfs.format.base import names
 from logfs.format.tiered.metadata_record import TOPIC as METADATA_TOPIC
 from logfs.locks import Level, make_lock, make_rlock
+from logfs.log.append.partition import Partition, writable
 from logfs.store.directory.log_dir import store_dirs
 
 if TYPE_CHECKING:
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 
     from logfs.errors import LogDirFailed
     from logfs.format.base.names import TopicPartition
-    from logfs.log.append.partition import Partition
     from logfs.log.disk.disk import Disk
+    from logfs.log.read.log import Log
     from logfs.store.directory.log_dir import LogDir
     from logfs.store.settings import Settings
 
@@ -58,7 +59,7 @@ class UnloadedPartition:
     name: TopicPartition
     log_dir: LogDir
     path: Path
-    partition: Partition | None = None
+    partition: Log | None = None
     lock: threading.Lock = field(init=False)
 
     def __post_init__(self) -> None:
@@ -105,7 +106,7 @@ class PartitionRegistry:
         self.lock = make_rlock(Level.REGISTRY)
         self.log_dirs: list[LogDir] = []
         # The partitions that are loaded, and those that no caller has used yet in a store that was opened lazily.
-        self.partitions: dict[str, Partition] = {}
+        self.partitions: dict[str, Log] = {}
         self.unloaded: dict[str, UnloadedPartition] = {}
         self.offline: dict[str, LogfsError | OSError] = {}
         # The partitions that the store was opened without, and that it needs itself.
@@ -121,7 +122,7 @@ class PartitionRegistry:
         # Whether upkeep is paused, except for its tasks for durability.
         self.is_paused = False
 
-    def __getitem__(self, name: str) -> Partition:
+    def __getitem__(self, name: str) -> Log:
         """Return the partition of that name; it is loaded first if it is not loaded yet.
 
         Raises `UnknownPartition`, or the error that keeps it offline.
@@ -146,14 +147,23 @@ class PartitionRegistry:
     def __len__(self) -> int:
         return len({*self.unloaded, *self.partitions} - self.included)
 
-    def find(self, name: str) -> Partition | None:
+    def writable(self, name: str) -> Partition:
+        """Return a partition to change, loaded. Raises `NotWritable` in a read-only store, and as `store[name]`."""
+        return writable(self[name])
+
+    def written(self) -> dict[str, Partition]:
+        """Return the loaded partitions that this process may change; none in a read-only store."""
+        loaded = self.partitions.copy().items()
+        return {name: each for name, each in loaded if isinstance(each, Partition)}
+
+    def find(self, name: str) -> Log | None:
         """Return the partition of that name, loaded; None if it is unknown or offline."""
         try:
             return self[name]
         except (LogfsError, OSError):
             return None
 
-    def include(self, name: str) -> Partition | None:
+    def include(self, name: str) -> Log | None:
         """Return a partition, loaded, even if the store was opened without it; None if it is unknown or offline.
 
         The store then has the partition, but does not list it. Returns None also in a log directory that another
@@ -161,7 +171,7 @@ class PartitionRegistry:
         """
         raise NotImplementedError
 
-    def load(self, unloaded: UnloadedPartition) -> Partition:
+    def load(self, unloaded: UnloadedPartition) -> Log:
         """Load a partition, and return it; if another thread is loading it, wait for that thread.
 
         Raises the error that keeps it offline, and `UnknownPartition` if it was deleted meanwhile. After an `OSError`
@@ -170,7 +180,7 @@ class PartitionRegistry:
         raise NotImplementedError
 
     def settle(
-        self, unloaded: UnloadedPartition, outcome: Partition | LogfsError | OSError | None
+        self, unloaded: UnloadedPartition, outcome: Log | LogfsError | OSError | None
     ) -> None:
         """Record the outcome of a load: the partition, the error that takes it offline, or None if it has gone.
 
@@ -243,7 +253,8 @@ class PartitionRegistry:
                 partition.failure = log_dir.failure
                 if log_dir.disk.is_disowned:
                     partition.lock = make_rlock(Level.PARTITION)
-                    partition.flusher.lock = make_rlock(Level.FLUSH)
+                    if isinstance(partition, Partition):
+                        partition.flusher.lock = make_rlock(Level.FLUSH)
         if self.lock.acquire(blocking=False):
             try:
                 self._settle_failures()

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
     from logfs.format.base.names import TopicPartition
     from logfs.format.files.commit_file import StagedFile
+    from logfs.log.read.log import Log
     from logfs.store.commits.commit import Committed
     from logfs.store.directory.log_dir import LogDir
     from logfs.store.loading import Only, Progress
@@ -192,10 +193,10 @@ class Store(PartitionRegistry):
         """End the loads and recoveries that are running, and start no more; the next opening does the rest."""
         self._loader.stop()
 
-    def load(self, unloaded: UnloadedPartition) -> Partition:
+    def load(self, unloaded: UnloadedPartition) -> Log:
         return self._loader.load(unloaded)
 
-    def include(self, name: str) -> Partition | None:
+    def include(self, name: str) -> Log | None:
         self._loader.include(name)
         return self.find(name)
 
@@ -324,7 +325,7 @@ class Store(PartitionRegistry):
         self._check_writable(name)
         _ = self[name]
         with self.lock:
-            partition = self.partitions.get(name)
+            partition = self.written().get(name)
             if partition is None:
                 raise self.offline.get(name) or UnknownPartition(f"{name}: no such partition")
             delay_ms = partition.config.file_delete_delay_ms
@@ -372,7 +373,7 @@ class Store(PartitionRegistry):
         """
         if offset < 0:
             raise OffsetOutOfRange(f"{name}: no such offset {offset}")
-        partition = self[name]
+        partition = self.writable(name)
         with self.lock:
             self._check_changeable(partition, mirror_of)
             partition.check_truncatable(offset)
@@ -408,7 +409,7 @@ class Store(PartitionRegistry):
         """
         if offset < -1:
             raise OffsetOutOfRange(f"{name}: no such offset {offset}")
-        partition = self[name]
+        partition = self.writable(name)
         with self.lock:
             self._check_changeable(partition, mirror_of)
             if not partition.config.is_deleted and mirror_of is None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from logfs.errors import InvalidName, PartitionExists
 from logfs.format.base import names
 from logfs.format.batches.record import as_record
+from logfs.log.append.partition import writable
 from logfs.log.append.topic_framer import Partitioner, check_partitions
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
     from logfs.format.batches.record import Record
     from logfs.log.append.partition import Partition
+    from logfs.log.read.log import Log
     from logfs.log.read.reader import Reader
 
 
@@ -25,7 +27,7 @@ class Partitions(Protocol):
     def homes(self) -> Mapping[str, object]:
         """The names of all partitions."""
 
-    def __getitem__(self, name: str) -> Partition: ...
+    def __getitem__(self, name: str) -> Log: ...
 
     def create(self, name: str) -> Partition:
         """Create a partition."""
@@ -58,7 +60,7 @@ class Topic:
         return f"Topic({self.name!r})"
 
     @property
-    def partitions(self) -> Sequence[Partition]:
+    def partitions(self) -> Sequence[Log]:
         """The partitions in the order of their numbers, which are loaded if necessary.
 
         Raises the error that keeps one of them offline.
@@ -115,7 +117,7 @@ class Topic:
             rows.setdefault(number, []).append(row)
         places = [(-1, -1)] * len(wanted)
         for number, chosen in sorted(rows.items()):
-            first = partitions[number].append([wanted[row] for row in chosen])
+            first = writable(partitions[number]).append([wanted[row] for row in chosen])
             for offset, row in enumerate(chosen, first):
                 places[row] = (number, offset)
         return places
@@ -123,7 +125,7 @@ class Topic:
     def flush(self) -> None:
         """Return when all records of the topic are durable."""
         for partition in self.partitions:
-            partition.flush()
+            writable(partition).flush()
 
     def read(
         self, *, committed: bool = False, start: Mapping[int, int] | None = None

@@ -430,7 +430,7 @@ def test_a_bucket_is_read_only(put: Put, partition: Path, place: Path) -> None:
         logfs.open(url(place))
     with open_bucket(place) as remote:
         with pytest.raises(NotWritable):
-            remote["orders-0"].append([b"x"])
+            remote.writable("orders-0")
         with pytest.raises(NotWritable):
             remote.create("orders-1")
     with pytest.raises(InvalidStore, match="alone"):

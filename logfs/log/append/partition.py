@@ -42,14 +42,13 @@ if TYPE_CHECKING:
     from logfs.log.disk.disk import Disk
     from logfs.log.recovery import Loaded
     from logfs.log.segment.segment_writer import SegmentWriter
-    from logfs.log.state.producers import Producers
 
 # The leader epoch of a log without a broker. It is constant, so that a flipped bit in it is detected.
 LEADER_EPOCH = 0
 
 
 class Partition(Log):
-    """A partition's log, open for reading and, in a writable store, for appending.
+    """A partition's log that this process writes.
 
     One append runs at a time, under `lock`; readers take no lock. After a failed write or fsync, appends are refused
     until the store is opened again (rule 7). Times are ms since the epoch, from the `clock` that the store was given
@@ -58,13 +57,6 @@ class Partition(Log):
 
     # A store may have 10,000 partitions, most of which stay as they were loaded. What begins with a default is
     # therefore set in the class: an object with more than 30 attributes of its own takes 1.4 KB more.
-    failure: PartitionFailed | UnknownPartition | None = None
-    # For upkeep: when the log was compacted, why it cannot be, and whether upkeep leaves it alone.
-    cleaned_ms: int | None = None
-    uncleanable: LogfsError | OSError | None = None
-    is_paused = False
-    appended_records = 0
-    appended_bytes = 0
     appended_ms: int | None = None
     _format: tuple[LogConfig, BatchFormat, int] | None = None
 
@@ -77,27 +69,9 @@ class Partition(Log):
         clock: Callable[[], int],
         loaded: Loaded,
     ) -> None:
-        super().__init__(disk, directory, name, config, loaded)
-        self.torn = tuple(loaded.torn)
-        self.snapshots = loaded.snapshots
-        self._producers = loaded.producers
-        self._clock = clock
+        super().__init__(disk, directory, name, config, clock, loaded)
         self._dropped = DeletedSegments(disk)
-        self._begin(loaded)
         self.flusher = Flusher(self, loaded)
-
-    def _stable_end(self, end: int) -> int | None:
-        assert self._producers is not None, "the log is loaded with its producers"
-        unstable = self._producers.first_unstable_offset
-        return end if unstable is None else unstable
-
-    @property
-    def producers(self) -> Producers:
-        """The producers at the log end."""
-        assert self._producers is not None, (
-            "a log that this process writes is loaded with its producers"
-        )
-        return self._producers
 
     def expire_producers(self, now_ms: int, expiration_ms: int) -> None:
         """Forget the producers that have been idle for `expiration_ms`, except those with an open transaction."""
@@ -285,8 +259,6 @@ class Partition(Log):
         """Raise as `check_appendable`, but not for a mirror: for the process that mirrors, and for upkeep."""
         if self.failure is not None:
             raise self.failure
-        if not self.disk.writable:
-            raise NotWritable(f"{self.directory}: the store is open read-only")
 
     def _make_room(self, batch: NewBatch, config: LogConfig, now_ms: int) -> SegmentWriter:
         """Return the writer of the active segment, or of a new one if the batch does not belong in it.
@@ -458,20 +430,17 @@ class Partition(Log):
         """
         closed = ended or PartitionFailed(f"{self.directory}: the store is closed")
         with self.flusher.lock, self.lock:
-            if self.disk.writable:
-                try:
-                    self.flush()
-                    if self.active.has_preallocated_space:
-                        self.active.finish()
-                        self.active.flush(indexes=True)
-                    self._keep_snapshot()
-                except (OSError, PartitionFailed):
-                    self.failure = ended or self.failure or closed
-                    return False
-                self.failure = closed
-            for segment in self.segments:
-                segment.close()
-        return True
+            try:
+                self.flush()
+                if self.active.has_preallocated_space:
+                    self.active.finish()
+                    self.active.flush(indexes=True)
+                self._keep_snapshot()
+            except (OSError, PartitionFailed):
+                self.failure = ended or self.failure or closed
+                return False
+            self.failure = closed
+            return super().close()
 
     def _keep_snapshot(self) -> None:
         """Write a durable snapshot at the log end: a clean start does not read the log to restore the producers."""
@@ -615,19 +584,6 @@ class Partition(Log):
                 raise
             raise self.fail("the names of dropped segments could not be synced", error) from error
 
-    def attach_remote(self, segments: Sequence[Segment], log_start_offset: int) -> None:
-        """Add segments that are only in an object store, at the start of the log, which begins at an offset then.
-
-        They end where the first local segment begins. Called once, before anybody reads the log.
-        """
-        if segments:
-            first = max(log_start_offset, segments[0].base_offset)
-            with self.lock:
-                self.publish(
-                    segments=(*segments, *self.local_segments),
-                    log_start_offset=min(first, self.log_end_offset),
-                )
-
     def release_local(self, copies: Sequence[Segment]) -> Sequence[Segment]:
         """Read the oldest local segments from `copies`, which are in an object store, and drop their local files.
 
@@ -746,3 +702,10 @@ class Partition(Log):
             self.views.pin()
         with self.lock:
             return self._dropped.remove(now_ms)
+
+
+def writable(log: Log) -> Partition:
+    """Return a log of a store as one to change. Raises `NotWritable` if the store is open read-only."""
+    if not isinstance(log, Partition):
+        raise NotWritable(f"{log.directory}: the store is open read-only")
+    return log

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from logfs.format.batches.record import Record
     from logfs.log.append.partition import Partition
+    from logfs.log.read.log import Log
 
 BATCH_BYTES = 16384
 """After so many bytes, records without a key go to another partition: the producer's `batch.size`."""
@@ -53,7 +54,7 @@ class Partitioner:
             self.left = BATCH_BYTES
 
 
-def check_partitions(topic: str, partitions: Sequence[Partition]) -> None:
+def check_partitions(topic: str, partitions: Sequence[Log]) -> None:
     """Raise `UnknownPartition` unless these are all partitions of a topic in order, on which a key's hash depends."""
     if not partitions:
         raise UnknownPartition(f"{topic}: no such topic; 'logfs create' creates its partitions")

@@ -15,9 +15,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.errors import Corrupt
-from logfs.log.append.partition import Partition
 from logfs.log.disk.disk import TRIES, Gone
 from logfs.log.follow.live_segment import LiveSegment
+from logfs.log.read.log import Log
 from logfs.log.recovery import Loaded, LoadStart
 from logfs.log.segment.index import TimeEntry
 from logfs.log.segment.segment_end import UNMEASURED, SegmentEnd
@@ -150,7 +150,7 @@ class _Look(NamedTuple):
     remote: Sequence[Segment]
 
 
-class ReadOnlyPartition(Partition):
+class ReadOnlyPartition(Log):
     """A partition of a read-only store. Every reader sees what was on the disk at the last `refresh`."""
 
     # For a tiered log: returns the segments in the object store between two offsets, in order.
@@ -175,6 +175,7 @@ class ReadOnlyPartition(Partition):
         # The offset up to which the log was read for its producers.
         self._producers_end = 0
         super().__init__(disk, directory, name, config, clock, loaded)
+        self._recovery_point = loaded.recovery_point
         self._inode = before.st_ino
         # The log start of the checkpoint. A broker writes it once a minute, so the files may show a later one.
         self._checkpointed_start = loaded.log_start_offset
@@ -209,6 +210,10 @@ class ReadOnlyPartition(Partition):
         """The producers at the log end. The first call after a growth reads what was appended."""
         _ = self.stable_state
         return super().producers
+
+    @property
+    def recovery_point(self) -> int:
+        return self._recovery_point
 
     def _follow_producers(self) -> LogState:
         """Bring the producers and the transaction indexes up to the log end; return the state with them."""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from logfs.config import LogConfig
+    from logfs.errors import LogDirFailed, LogfsError, PartitionFailed, UnknownPartition
     from logfs.format.base.names import TopicPartition
     from logfs.format.batches.batch import Header
     from logfs.format.text.rendering import View
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from logfs.log.recovery import Loaded
     from logfs.log.segment.segment import Segment
     from logfs.log.state.leader_epochs import LeaderEpochs
+    from logfs.log.state.producers import Producers
 
 
 class Log(Reader):
@@ -43,6 +45,15 @@ class Log(Reader):
     views: ViewRegistry
     traffic: Traffic
 
+    # Why the log takes no calls any more.
+    failure: LogDirFailed | PartitionFailed | UnknownPartition | None = None
+    # What observers report. Only in a process that writes the log does it change: when the log was compacted, why it
+    # cannot be, whether upkeep leaves it alone, and what was appended since the opening.
+    cleaned_ms: int | None = None
+    uncleanable: LogfsError | OSError | None = None
+    is_paused = False
+    appended_records = 0
+    appended_bytes = 0
     _committed: CommittedReader | None = None
 
     def __init__(
@@ -51,6 +62,7 @@ class Log(Reader):
         directory: Path,
         name: TopicPartition,
         config: Callable[[], LogConfig],
+        clock: Callable[[], int],
         loaded: Loaded,
     ) -> None:
         super().__init__()
@@ -58,16 +70,17 @@ class Log(Reader):
         self.directory = directory
         self.name = name
         self.epochs = loaded.epochs
+        self.snapshots = loaded.snapshots
+        self.torn = tuple(loaded.torn)
         self.traffic = Traffic()
         self.views = ViewRegistry()
         self.lock = make_rlock(Level.PARTITION)
+        self._producers = loaded.producers
         self._get_config = config
+        self._clock = clock
+        self._set_state(loaded.segments, loaded.log_start_offset, loaded.last_timestamp, 0, ())
 
     # What readers see (`log_state`).
-
-    def _begin(self, loaded: Loaded) -> None:
-        """Publish the first state."""
-        self._set_state(loaded.segments, loaded.log_start_offset, loaded.last_timestamp, 0, ())
 
     def publish(
         self,
@@ -112,7 +125,41 @@ class Log(Reader):
 
     def _stable_end(self, end: int) -> int | None:
         """Return `LogState.stable_end` of a log that ends at `end`; None if `stable_state` computes it later."""
-        return None
+        if self._producers is None:
+            return None
+        unstable = self._producers.first_unstable_offset
+        return end if unstable is None else unstable
+
+    @property
+    def recovery_point(self) -> int:
+        """The offset below which all records are durable; where another process writes the log, as it was loaded."""
+        raise NotImplementedError
+
+    @property
+    def producers(self) -> Producers:
+        """The producers at the log end."""
+        assert self._producers is not None, "the log is loaded with its producers"
+        return self._producers
+
+    def attach_remote(self, segments: Sequence[Segment], log_start_offset: int) -> None:
+        """Add segments that are only in an object store, at the start of the log, which begins at an offset then.
+
+        They end where the first local segment begins. Called once, before anybody reads the log.
+        """
+        if segments:
+            first = max(log_start_offset, segments[0].base_offset)
+            with self.lock:
+                self.publish(
+                    segments=(*segments, *self.local_segments),
+                    log_start_offset=min(first, self.log_end_offset),
+                )
+
+    def close(self) -> bool:
+        """Close the files; return True if the next opening can trust them without recovery."""
+        with self.lock:
+            for segment in self.segments:
+                segment.close()
+        return True
 
     @property
     def config(self) -> LogConfig:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from logfs.log.append.line_framer import EnvelopeFramer, LineFramer
+from logfs.log.append.partition import writable
 from logfs.mount.errnos import refuse
 from logfs.mount.nodes.base import (
     READ_BITS,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from logfs.log.append.partition import Partition
+    from logfs.log.read.log import Log
     from logfs.log.read.reader import Reader
     from logfs.store.directory.permissions import PermissionTable
 
@@ -77,7 +79,7 @@ class AppendFile(PartitionAccess, FileNode):
         context: Context,
         name: str,
         parent: DirectoryNode,
-        partition: Partition,
+        partition: Log,
         modes: PermissionTable,
         last_offsets: LastOffsets,
     ) -> None:
@@ -101,15 +103,16 @@ class AppendFile(PartitionAccess, FileNode):
 
     def make_framer(self) -> LineFramer:
         """Return what takes the writes of one open file."""
-        return self.framer(self.partition)
+        return self.framer(writable(self.partition))
 
     def check_appendable(self) -> None:
         """Raise the error of an append, if none can succeed."""
-        self.partition.check_appendable()
+        for log in self.logs():
+            log.check_appendable()
 
     def logs(self) -> Sequence[Partition]:
-        """Return the logs that writes may append to."""
-        return (self.partition,)
+        """Return the logs that writes may append to. Raises `NotWritable` in a read-only store."""
+        return (writable(self.partition),)
 
     def truncate(self, size: int) -> None:
         """Do nothing: every `>` sends O_TRUNC, and the file is empty."""

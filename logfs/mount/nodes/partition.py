@@ -9,6 +9,7 @@ import stat
 from typing import TYPE_CHECKING
 
 from logfs.errors import InvalidName, LogfsError
+from logfs.log.append.partition import writable
 from logfs.mount.nodes.append import AppendFile, EnvelopeAppendFile, LastOffsets
 from logfs.mount.nodes.base import READ_BITS, Context, DirectoryNode, Node, PartitionAccess, Stat
 from logfs.mount.nodes.config import TopicConfigDirectory
@@ -26,7 +27,7 @@ from logfs.store.registry import UnloadedPartition
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from logfs.log.append.partition import Partition
+    from logfs.log.read.log import Log
     from logfs.store.store import Store
 
 _APPENDS = {"append": AppendFile, "append.jsonl": EnvelopeAppendFile}
@@ -58,7 +59,7 @@ class PartitionDirectory(PartitionAccess, DirectoryNode):
         context: Context,
         name: str,
         parent: DirectoryNode,
-        partition: Partition | UnloadedPartition,
+        partition: Log | UnloadedPartition,
     ) -> None:
         """Make the directory of a partition; one that is not loaded is loaded at the first use of a file in it."""
         super().__init__(context, name, parent)
@@ -69,7 +70,7 @@ class PartitionDirectory(PartitionAccess, DirectoryNode):
         self._last_offsets = {name: LastOffsets() for name in _APPENDS}
 
     @property
-    def partition(self) -> Partition:
+    def partition(self) -> Log:
         """The partition, which is loaded first if necessary. Raises EIO if it cannot be loaded."""
         if isinstance(self._partition, UnloadedPartition):
             try:
@@ -177,17 +178,18 @@ class PartitionDirectory(PartitionAccess, DirectoryNode):
         """Execute a command. `compact` and `move` go on in the background; the others are done when this returns."""
         self.partition.check_may_block()
         store = self.context.store
-        self.partition.check_appendable()
+        partition = writable(self.partition)
+        partition.check_appendable()
         if text == "compact":
             store.compactor.request(self.name)
         elif text == "retain":
             store.retain([self.name])
         elif text == "roll":
-            self.partition.roll(store.clock())
+            partition.roll(store.clock())
         elif text.startswith("move "):
             store.mover.request(self.name, text.removeprefix("move ").strip())
         elif text in ("pause", "resume"):
-            self.partition.is_paused = text == "pause"
+            partition.is_paused = text == "pause"
         else:
             raise InvalidName(f"{text!r} is not a command; use one of {', '.join(_COMMANDS)}")
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from logfs.errors import UnknownPartition
 from logfs.format.base import names
+from logfs.log.append.partition import writable
 from logfs.log.append.topic_framer import (
     Partitioner,
     TopicEnvelopeFramer,
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 
     from logfs.log.append.line_framer import LineFramer
     from logfs.log.append.partition import Partition
+    from logfs.log.read.log import Log
     from logfs.log.read.reader import Reader
 
 _FRAMERS = {"append": TopicLineFramer, "append.jsonl": TopicEnvelopeFramer}
@@ -157,7 +159,7 @@ class _TopicAccess(PartitionAccess):
     If the partitions differ, only the owner of the log directory has access.
     """
 
-    partitions: Sequence[Partition]
+    partitions: Sequence[Log]
 
     def access(self) -> Access:
         found = {
@@ -182,7 +184,7 @@ class TopicSettingsDirectory(_TopicAccess, TopicConfigDirectory):
     """The settings of a topic."""
 
     def __init__(
-        self, context: Context, name: str, parent: TopicDirectory, partitions: Sequence[Partition]
+        self, context: Context, name: str, parent: TopicDirectory, partitions: Sequence[Log]
     ) -> None:
         first, *_ = partitions
         super().__init__(context, name, parent, first, PermissionTable(first))
@@ -196,7 +198,7 @@ class TopicGroupsDirectory(TopicGroups, _TopicAccess):
     entry_timeout = 0
 
     def __init__(
-        self, context: Context, name: str, parent: TopicDirectory, partitions: Sequence[Partition]
+        self, context: Context, name: str, parent: TopicDirectory, partitions: Sequence[Log]
     ) -> None:
         super().__init__(context, name, parent)
         self.mode_name = name
@@ -217,7 +219,7 @@ class TopicAppendFile(_TopicAccess, AppendFile):
     """A file that takes lines or envelopes for the partitions of a topic."""
 
     def __init__(
-        self, context: Context, name: str, parent: TopicDirectory, partitions: Sequence[Partition]
+        self, context: Context, name: str, parent: TopicDirectory, partitions: Sequence[Log]
     ) -> None:
         first, *_ = partitions
         super().__init__(context, name, parent, first, PermissionTable(first), LastOffsets())
@@ -225,7 +227,7 @@ class TopicAppendFile(_TopicAccess, AppendFile):
         self.is_parsed = _FRAMERS[name] is TopicEnvelopeFramer
 
     def make_framer(self) -> LineFramer:
-        return _FRAMERS[self.name](self.partitions, Partitioner(len(self.partitions)))
+        return _FRAMERS[self.name](self.logs(), Partitioner(len(self.partitions)))
 
     def check_appendable(self) -> None:
         assert self.parent is not None
@@ -234,11 +236,10 @@ class TopicAppendFile(_TopicAccess, AppendFile):
         except UnknownPartition as error:
             # ENOENT would have the kernel create the file.
             raise OSError(errno.EIO, str(error)) from None
-        for partition in self.partitions:
-            partition.check_appendable()
+        super().check_appendable()
 
     def logs(self) -> Sequence[Partition]:
-        return self.partitions
+        return [writable(partition) for partition in self.partitions]
 
     def xattrs(self, caller: Caller) -> dict[str, bytes]:
         """Return none: the records of a write have offsets in several partitions."""
@@ -255,7 +256,7 @@ class TopicTextFile(_TopicAccess, GrowingFile):
     allowed_bits = READ_BITS
 
     def __init__(
-        self, context: Context, name: str, parent: TopicDirectory, partitions: Sequence[Partition]
+        self, context: Context, name: str, parent: TopicDirectory, partitions: Sequence[Log]
     ) -> None:
         first, *_ = partitions
         super().__init__(context, name, parent, first)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from logfs.log.append.partition import Partition
+    from logfs.log.read.log import Log
     from logfs.log.transfer.segment_descriptor import SegmentDescriptor
     from logfs.spark.jobs.job_runner import Progress
     from logfs.spark.jobs.selection import Paths
@@ -166,7 +166,7 @@ def _of_missing(missing: MissingSegment, *, is_error: bool) -> Finding:
     return note(path, "has left the log while it was audited")
 
 
-def audit_subjects(store: Store, partition: Partition) -> list[AuditSubject]:
+def audit_subjects(store: Store, partition: Log) -> list[AuditSubject]:
     """Return an `AuditSubject` for each segment of a partition, by base offset. Raises `Gone`, `OSError`."""
     epochs, start = tuple(partition.epochs.entries), partition.log_start_offset
     live = store.homes[partition.name.directory].live

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from logfs.errors import LogfsError, UnknownPartition
 from logfs.log.append.line_framer import EnvelopeFramer, LineFramer
+from logfs.log.append.partition import writable
 from logfs.log.append.topic_framer import (
     Partitioner,
     TopicEnvelopeFramer,
@@ -105,8 +106,8 @@ def open_appender(
 
 def _framer(store: Store, name: str, envelopes: bool, is_topic: bool) -> LineFramer:
     if not is_topic:
-        return (EnvelopeFramer if envelopes else LineFramer)(store[name])
-    partitions = store.topic(name).partitions
+        return (EnvelopeFramer if envelopes else LineFramer)(store.writable(name))
+    partitions = [writable(each) for each in store.topic(name).partitions]
     check_partitions(name, partitions)
     partitioner = Partitioner(len(partitions))
     return (TopicEnvelopeFramer if envelopes else TopicLineFramer)(partitions, partitioner)

@@ -158,13 +158,13 @@ class Commits:
             if file.record_count:
                 by_partition.setdefault(file.partition, []).append(file)
         for name in sorted(by_partition):
-            registry[name].check_appendable()
+            registry.writable(name).check_appendable()
         _check_names(files)
         home = self._home_of(writer, min(by_partition, default=None))
         measures = {}
         parts = []
         for name in sorted(by_partition):
-            partition = registry[name]
+            partition = registry.writable(name)
             chosen = tuple(by_partition[name])
             measures[name] = measure_staged(
                 partition.disk, partition.directory, chosen, partition.config, registry.clock()
@@ -208,7 +208,7 @@ class Commits:
         The locks of its partitions are held until the batches are durable.
         """
         todo = [part for part in pending.parts if not part.done]
-        partitions = {part.partition: self._registry[part.partition] for part in todo}
+        partitions = {part.partition: self._registry.writable(part.partition) for part in todo}
         with ExitStack() as stack:
             for partition in partitions.values():
                 stack.enter_context(partition.flusher.lock)
@@ -403,7 +403,7 @@ class Commits:
         self._registry.disk.check_may_block()
         with self._lock:
             # If some of the commit could be in the log, the partition would have failed, and must not be changed.
-            self._registry[name].check_changeable()
+            self._registry.writable(name).check_changeable()
             for home, pending in self.pending().items():
                 parts = tuple(
                     replace(part, base_offset=NO_PLACE)
@@ -507,7 +507,7 @@ class Commits:
         """
         removed = 0
         with self._lock:
-            for partition in list(self._registry.partitions.values()):
+            for partition in self._registry.written().values():
                 for path in self._leftovers(partition, now_ms):
                     partition.disk.unlink(path)
                     logger.info("%s: removed: it belongs to no commit", path)

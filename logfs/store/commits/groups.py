@@ -28,6 +28,7 @@ from logfs.format.messages import group_record
 from logfs.format.messages.control import ControlType, parse_control_key
 from logfs.format.messages.group_record import OffsetCommit, OffsetKey, coordinator_partition
 from logfs.locks import Level, make_rlock
+from logfs.log.append.partition import writable
 from logfs.store.internal_topic import InternalTopic, batches_past_damage
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
     from logfs.format.batches.batch import Batch
     from logfs.log.append.partition import Partition
+    from logfs.log.read.log import Log
     from logfs.log.read.reader import Reader
     from logfs.store.registry import PartitionRegistry
 
@@ -192,8 +194,9 @@ class Groups:
             key = _encode_key(group, wanted)
             with self._writing(group), self._following() as replays:
                 for replay in _holders(replays, group, wanted):
-                    replay.log.append([Record(None, key)])
-                    changed.add(replay.log)
+                    log = writable(replay.log)
+                    log.append([Record(None, key)])
+                    changed.add(log)
         for log in changed:
             log.flush()
         return bool(changed)
@@ -241,7 +244,7 @@ class Groups:
                 replay.catch_up()
             yield self._replays
 
-    def _replay_of(self, log: Partition) -> _Replay:
+    def _replay_of(self, log: Log) -> _Replay:
         known = (replay for replay in self._replays if replay.log is log)
         return next(known, None) or _Replay(log)
 
@@ -256,7 +259,7 @@ class _Entry(NamedTuple):
 class _Replay:
     """The commits in one partition of `__consumer_offsets`, up to the offset that was read."""
 
-    def __init__(self, log: Partition) -> None:
+    def __init__(self, log: Log) -> None:
         self.log = log
         self.commits: dict[TopicPartition, dict[str, _Entry]] = {}
         # By producer id: the commits in its open transaction.

@@ -246,7 +246,7 @@ class Compactor:
         `OSError`.
         """
         self._check(name)
-        partition = self._registry[name]
+        partition = self._registry.writable(name)
         if roll:
             partition.roll(self._registry.clock())
         total = done = self._round(name, progress)
@@ -275,7 +275,7 @@ class Compactor:
                 plans[name] = self.plan(name)
                 configs[name] = partition.config
 
-        for name, partition in self._registry.partitions.copy().items():
+        for name, partition in self._registry.written().items():
             if (
                 partition.uncleanable is None
                 and partition.failure is None
@@ -311,7 +311,7 @@ class Compactor:
     def _round(self, name: str, progress: Progress | None = None) -> Cleaned:
         with self.running:
             registry = self._registry
-            partition = registry[name]
+            partition = registry.writable(name)
             self._commits.clear_place(name)
             plan_compaction = self.plan(name)
             if self._checkpoints.cleaner_offset(name) is None:

@@ -117,7 +117,7 @@ class Mover:
         """
         with self._running:
             target = self._check(name, log_dir)
-            registry, partition = self._registry, self._registry[name]
+            registry, partition = self._registry, self._registry.writable(name)
             size = partition.local_bytes
             with registry.doing("moving", name, size) as work:
 
@@ -138,7 +138,7 @@ class Mover:
         registry = self._registry
         if registry.read_only:
             raise NotWritable(f"{name}: the store is open read-only")
-        partition = registry[name]
+        partition = registry.writable(name)
         partition.check_changeable()
         wanted = Path(os.path.abspath(log_dir))
         found = [each for each in registry.log_dirs if each.path in (wanted, Path(log_dir))]

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from logfs.format.tiered.remote_segment import RemotePartition
     from logfs.log.append.partition import Partition
+    from logfs.log.read.log import Log
     from logfs.log.remote.segment_upload import SegmentContent, UploadOptions
     from logfs.log.segment.segment import Segment
     from logfs.store.checkpoints import Checkpoints
@@ -119,7 +120,7 @@ class RemoteLogManager:
         partition = self._registry[name]
         return self._plan(partition, self._log_of(partition))
 
-    def lag_of(self, partition: Partition) -> Copied:
+    def lag_of(self, partition: Log) -> Copied:
         """Return how much of a partition waits to be copied: nothing, if it is not tiered. Raises as `plan` does."""
         log = self._tiered.of(partition) if partition.config.copies_segments else None
         if log is None:
@@ -127,7 +128,7 @@ class RemoteLogManager:
         plan = self._plan(partition, log)
         return Copied(len(plan.segments), plan.size_bytes)
 
-    def _log_of(self, partition: Partition) -> TieredLog:
+    def _log_of(self, partition: Log) -> TieredLog:
         log = self._tiered.of(partition)
         if log is None or not partition.config.remote_storage_enable:
             raise InvalidSetting(
@@ -135,7 +136,7 @@ class RemoteLogManager:
             )
         return log
 
-    def _plan(self, partition: Partition, log: TieredLog) -> CopyPlan:
+    def _plan(self, partition: Log, log: TieredLog) -> CopyPlan:
         """Return the sealed segments that end at or below the last stable offset, from the first one not copied on.
 
         The caller has made them durable if it copies them.
@@ -169,7 +170,7 @@ class RemoteLogManager:
                 raise PartitionFailed(f"{name}: is not copied: the store is closed") from None
 
     def _copy(self, name: str, progress: Progress | None = None) -> Copied:
-        partition = self._registry[name]
+        partition = self._registry.writable(name)
         log = self._log_of(partition)
         if partition.recovery_point < partition.active.base_offset:
             # A power cut must not take from the disk what is in the bucket.
@@ -346,7 +347,7 @@ class RemoteLogManager:
 
     def _live(self, remote: RemotePartition, name: str) -> Partition | None:
         """Return the partition whose remote segments these are; None if it is deleted, or not loaded."""
-        partition = self._registry.partitions.get(name)
+        partition = self._registry.written().get(name)
         if partition is None or partition.failure is not None:
             return None
         topic_id = read_topic_id(partition.disk, partition.directory)

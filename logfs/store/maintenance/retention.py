@@ -341,7 +341,7 @@ class Retainer:
             found = self._plan(name, unread[name])
             if found:
                 self._commits.clear_place(name)
-                registry[name].advance_log_start(found.log_start_offset)
+                registry.writable(name).advance_log_start(found.log_start_offset)
                 plans[name] = found
 
         if names is None:
@@ -380,7 +380,7 @@ class Retainer:
             self._release(name, found.released)
 
     def _drop_expired(self, name: str, expired: Sequence[Expired]) -> None:
-        partition = self._registry[name]
+        partition = self._registry.writable(name)
         sizes = {gone.segment.base_offset: gone.segment.size_bytes for gone in expired}
         dropped = {segment.base_offset for segment in partition.drop_oldest(len(expired))}
         expired = [gone for gone in expired if gone.segment.base_offset in dropped]
@@ -401,7 +401,7 @@ class Retainer:
 
     def _release(self, name: str, released: Sequence[Expired]) -> None:
         """Drop local segments whose copies in the object store are read from now on."""
-        partition = self._registry[name]
+        partition = self._registry.writable(name)
         log = self._tiered.of(partition)
         assert log is not None, "the plan was made with it"
         owner = self._tiered.owner

@@ -137,12 +137,12 @@ class MaintenanceScheduler:
         """Return the partitions that upkeep may change: those that are neither paused nor failed."""
         return [
             (name, partition)
-            for name, partition in self._registry.partitions.copy().items()
+            for name, partition in self._registry.written().items()
             if not partition.is_paused and partition.failure is None
         ]
 
     def _flush(self, now_ms: int) -> None:
-        for name, partition in self._registry.partitions.copy().items():
+        for name, partition in self._registry.written().items():
             if partition.flusher.is_overdue(now_ms):
                 self._attempt(
                     MaintenanceTask.FLUSH, name, partial(self._flush_one, name, partition)
@@ -154,7 +154,7 @@ class MaintenanceScheduler:
 
     def _expire_producers(self, now_ms: int) -> None:
         expiration_ms = self._registry.settings.broker_config.producer_id_expiration_ms
-        for name, partition in self._registry.partitions.copy().items():
+        for name, partition in self._registry.written().items():
             work = partial(partition.expire_producers, now_ms, expiration_ms)
             self._attempt(MaintenanceTask.PRODUCERS, name, work)
 

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from logfs.log.append.partition import Partition
     from logfs.log.disk.disk import Disk
+    from logfs.log.read.log import Log
     from logfs.log.segment.segment import Segment
     from logfs.store.directory.log_dir import LogDir
 
@@ -73,7 +73,7 @@ def check(log_dirs: Path | Sequence[Path], progress: Progress | None = None) -> 
                 segment.close()
 
 
-def _check_partition(store: Store, partition: Partition, report: Progress) -> list[Finding]:
+def _check_partition(store: Store, partition: Log, report: Progress) -> list[Finding]:
     """Audit a partition as it is now, and again if files of it leave the log during the audit."""
     audited: dict[Segment, tuple[list[Finding], list[Account]]] = {}
     for left in reversed(range(TRIES)):
@@ -99,7 +99,7 @@ def _check_partition(store: Store, partition: Partition, report: Progress) -> li
     raise AssertionError("the last try returns")
 
 
-def _cut_short(partition: Partition, why: Exception) -> Finding:
+def _cut_short(partition: Log, why: Exception) -> Finding:
     # A file that cannot be opened ends the audit of its own partition only.
     return error(partition.directory, f"cannot be audited any further: {why}")
 
@@ -123,7 +123,7 @@ def _check_owner(store: Store) -> Iterator[Finding]:
                 yield note(store.log_dirs[0].path, refusal)
 
 
-def check_small_files(store: Store, partition: Partition) -> Iterator[Finding]:
+def check_small_files(store: Store, partition: Log) -> Iterator[Finding]:
     """Audit the small files of a partition; compare the log's two ends with checkpoints and leader epochs."""
     directory = partition.directory
     yield from _check_metadata(store.disk, directory)
@@ -174,7 +174,7 @@ def check_small_files(store: Store, partition: Partition) -> Iterator[Finding]:
 
 def _check_log(
     store: Store,
-    partition: Partition,
+    partition: Log,
     audited: dict[Segment, tuple[list[Finding], list[Account]]],
     report: Progress,
 ) -> Iterator[Finding]:
@@ -213,7 +213,7 @@ def _check_log(
     yield from check_boundaries(each, partition.log_start_offset)
 
 
-def trusts_indexes(store: Store, partition: Partition, segment: Segment) -> bool:
+def trusts_indexes(store: Store, partition: Log, segment: Segment) -> bool:
     """Whether the indexes of a segment must agree with its .log file, so that a difference is an error.
 
     False if a writer may not have completed the indexes yet, or a crash may have left them incomplete.
@@ -274,7 +274,7 @@ def _check_commits(store: Store, log_dir: LogDir) -> Iterator[Finding]:
                 yield error(staged, "missing; a decided commit needs it")
 
 
-def _check_key_indexes(partition: Partition) -> Iterator[Finding]:
+def _check_key_indexes(partition: Log) -> Iterator[Finding]:
     """Compare the key indexes of `keys/`, where they exist, with the whole log."""
     for reader in (partition, partition.committed):
         path = key_index.file_path(reader)
@@ -298,7 +298,7 @@ def _check_metadata(disk: Disk, directory: Path) -> Iterator[Finding]:
         yield error(path, str(why))
 
 
-def _check_snapshots(partition: Partition) -> Iterator[Finding]:
+def _check_snapshots(partition: Log) -> Iterator[Finding]:
     for offset in partition.snapshots.offsets:
         path = partition.snapshots.path(offset)
         try:

@@ -19,8 +19,8 @@ from logfs.store.maintenance.retention import RetentionCause
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from logfs.log.append.partition import Partition
     from logfs.log.disk.latency_histogram import LatencyHistogram
+    from logfs.log.read.log import Log
     from logfs.store.maintenance.compaction import CompactionPlan
     from logfs.store.store import Store
 
@@ -122,12 +122,12 @@ def _single(name: str, kind: str, text: str, value: float) -> Family:
     return Family(name, kind, text, [Sample(value)])
 
 
-def _of(partition: Partition) -> dict[str, object]:
+def _of(partition: Log) -> dict[str, object]:
     return {"topic": partition.topic, "partition": partition.partition}
 
 
 # The metrics of each partition: name, help text, and the function that returns the value.
-_LOGS: Sequence[tuple[str, str, Callable[[Partition], float]]] = (
+_LOGS: Sequence[tuple[str, str, Callable[[Log], float]]] = (
     (
         "kafka_log_log_size",
         "Bytes of the .log files of a partition in its directory.",
@@ -161,7 +161,7 @@ _LOGS: Sequence[tuple[str, str, Callable[[Partition], float]]] = (
         lambda p: sum(len(segment.damaged) for segment in p.segments),
     ),
 )
-_TRAFFIC: Sequence[tuple[str, str, Callable[[Partition], float]]] = (
+_TRAFFIC: Sequence[tuple[str, str, Callable[[Log], float]]] = (
     ("messagesin", "Records appended", lambda p: p.appended_records),
     ("bytesin", "Bytes of batches appended", lambda p: p.appended_bytes),
     ("bytesout", "Bytes given to readers of the mount", lambda p: p.traffic.bytes_out),
@@ -170,10 +170,10 @@ _TRAFFIC: Sequence[tuple[str, str, Callable[[Partition], float]]] = (
 )
 
 
-def _logs(partitions: Sequence[Partition]) -> Iterator[Family]:
+def _logs(partitions: Sequence[Log]) -> Iterator[Family]:
     labels = [_of(partition) for partition in partitions]
 
-    def samples(value: Callable[[Partition], float]) -> list[Sample]:
+    def samples(value: Callable[[Log], float]) -> list[Sample]:
         return list(map(Sample, map(value, partitions), labels))
 
     for name, text, value in _LOGS:

@@ -8,14 +8,14 @@ from logfs.store.maintenance.schedule import PAUSABLE
 from logfs.store.maintenance.upkeep import key_index_progress
 
 if TYPE_CHECKING:
-    from logfs.log.append.partition import Partition
+    from logfs.log.read.log import Log
     from logfs.store.maintenance.compaction import CompactionResult
     from logfs.store.maintenance.retention import Retained
     from logfs.store.registry import BackgroundOperation
     from logfs.store.store import Store
 
 
-def partition_status(partition: Partition, store: Store | None = None) -> dict[str, Any]:
+def partition_status(partition: Log, store: Store | None = None) -> dict[str, Any]:
     """Return the offsets, sizes (bytes), segments and times (ms) of a partition; with `store` also its upkeep."""
     config = partition.config
     # One moment of the log: its numbers agree with each other.
@@ -54,7 +54,7 @@ def partition_status(partition: Partition, store: Store | None = None) -> dict[s
     }
 
 
-def _tiering(partition: Partition) -> dict[str, Any]:
+def _tiering(partition: Log) -> dict[str, Any]:
     """Return where a tiered log is: what is on the local disk, and what only in the object store."""
     if not partition.is_tiered:
         return {}
@@ -66,7 +66,7 @@ def _tiering(partition: Partition) -> dict[str, Any]:
     }
 
 
-def _partition_upkeep(store: Store, partition: Partition) -> dict[str, Any]:
+def _partition_upkeep(store: Store, partition: Log) -> dict[str, Any]:
     """Return what upkeep did to a partition last, what it does now, and when it is due next (ms since the epoch)."""
     name = partition.name.directory
     works = [work_status(work) for work in list(store.background) if work.name == name]
@@ -107,7 +107,7 @@ def _next_due(store: Store) -> dict[str, int]:
     return {task.value: due_ms for task, due_ms in store.scheduler.next_due().items()}
 
 
-def _first_timestamp(partition: Partition) -> int:
+def _first_timestamp(partition: Log) -> int:
     """Return the timestamp (ms) of the first readable record; -1 if there is none, or it cannot be read.
 
     Also -1 if the record is in an object store: no request is sent for a status.

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from logfs.format.tiered.metadata_record import MetadataRecord
     from logfs.format.tiered.remote_segment import RemotePartition
     from logfs.log.append.partition import Partition
+    from logfs.log.read.log import Log
     from logfs.store.registry import PartitionRegistry
 
 logger = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ class RemoteLogMetadata:
         self,
         registry: PartitionRegistry,
         create: Callable[[str], Partition],
-        follow: Callable[[str], Partition | None],
+        follow: Callable[[str], Log | None],
     ) -> None:
         """Make the metadata of a store; nothing is read before the first call.
 
@@ -181,7 +182,7 @@ class RemoteLogMetadata:
             log = self._follow(name)
             return _Replay() if log is None else self._replay(log)
 
-    def _replay(self, log: Partition) -> _Replay:
+    def _replay(self, log: Log) -> _Replay:
         known = self._replays.get(log.partition)
         if known is None or known.log is not log:
             known = self._replays[log.partition] = _Replay(log)
@@ -192,7 +193,7 @@ class RemoteLogMetadata:
 class _Replay:
     """What the records of one partition of the topic say, up to the offset that was read."""
 
-    def __init__(self, log: Partition | None = None) -> None:
+    def __init__(self, log: Log | None = None) -> None:
         self.log = log
         self.segments: dict[RemotePartition, dict[uuid.UUID, RemoteSegment]] = {}
         self.deletions: set[RemotePartition] = set()

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from logfs.format.tiered.remote_segment import RemoteSegment
     from logfs.log.append.partition import Partition
     from logfs.log.follow.tiered_segment import MissingSegment, TieredSegment
+    from logfs.log.read.log import Log
     from logfs.log.remote.tiered_disk import TieredDisk
     from logfs.log.segment.segment import Segment
     from logfs.store.registry import PartitionRegistry
@@ -144,7 +145,7 @@ class TieredLogs:
         self,
         registry: PartitionRegistry,
         create: Callable[[str], Partition],
-        follow: Callable[[str], Partition | None],
+        follow: Callable[[str], Log | None],
     ) -> None:
         """Make the tiered partitions of a store; nothing is read or requested yet.
 
@@ -157,14 +158,14 @@ class TieredLogs:
         self._disk: TieredDisk | None = None
         self._logs: dict[RemotePartition, TieredLog] = {}
 
-    def identify(self, partition: Partition) -> RemotePartition | None:
+    def identify(self, partition: Log) -> RemotePartition | None:
         """Return a partition with the id of its topic; None if its `partition.metadata` has none."""
         topic_id = read_topic_id(partition.disk, partition.directory)
         if topic_id is None:
             return None
         return RemotePartition(topic_id, partition.topic, partition.partition)
 
-    def of(self, partition: Partition) -> TieredLog | None:
+    def of(self, partition: Log) -> TieredLog | None:
         """Return the remote part of a partition; None if its topic is not tiered.
 
         In a store that is read only and has no settings of the topic, remote segments show that it is. Raises
@@ -229,7 +230,7 @@ class TieredLogs:
         return (0, 0) if disk is None else (disk.chunks.requests, disk.chunks.fetched_bytes)
 
     def attach(
-        self, partition: Partition, log_start_offset: int, *, is_brokers: bool, is_live: bool
+        self, partition: Log, log_start_offset: int, *, is_brokers: bool, is_live: bool
     ) -> None:
         """Let the log of a partition that was just loaded begin with its remote segments, if it has any.
 
@@ -259,9 +260,7 @@ class TieredLogs:
         remote = log.segments_between(log_start_offset, partition.local_start_offset)
         partition.attach_remote(remote, log_start_offset)
 
-    def _between(
-        self, partition: Partition, log_start_offset: int, offset: int
-    ) -> Sequence[Segment]:
+    def _between(self, partition: Log, log_start_offset: int, offset: int) -> Sequence[Segment]:
         """Do as `TieredLog.segments_between`, also for a topic that has become tiered since it was loaded."""
         log = self.of(partition)
         if log is None:
@@ -269,7 +268,7 @@ class TieredLogs:
             log = self.of(partition)
         return [] if log is None else log.segments_between(log_start_offset, offset)
 
-    def forget_from(self, partition: Partition, offset: int) -> None:
+    def forget_from(self, partition: Log, offset: int) -> None:
         """Note that the remote segments with records at or after `offset` are to be deleted, before a truncation."""
         log = self.of(partition)
         if log is not None:
