@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tests.support.mounts import Mount
 
 # The duration of the load in seconds. The promise is about a minute.
-SECONDS = float(os.environ.get("LOGFS_LIVE_SECONDS", "20"))
+SECONDS = float(os.environ.get("LOGFS_LIVE_SECONDS", "8"))
 # The least number of reads during the load, also on a slow machine.
 READS = 100
 PAUSE = 0.03

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from tests.kafka.helper import Helper
 
-STORIES = int(os.environ.get("LOGFS_STORIES", "6"))
+STORIES = int(os.environ.get("LOGFS_STORIES", "4"))
 STEPS = 60
 NOW = 1_700_000_000_000
 INDEXES = (names.OFFSET_INDEX, names.TIME_INDEX)

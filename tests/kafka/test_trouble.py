@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tests.kafka.distribution import Distribution
     from tests.kafka.helper import Helper
 
-TURNS = int(os.environ.get("LOGFS_TROUBLE_TURNS", "3"))
+TURNS = int(os.environ.get("LOGFS_TROUBLE_TURNS", "2"))
 BROKERS = int(os.environ.get("LOGFS_TROUBLE_BROKERS", "1"))
 PARTITIONS = 3
 SMALL = {"internal_segment_bytes": 200_000}

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from tests.support.mounts import Mount
 
-ROUNDS = int(os.environ.get("LOGFS_CROWD_ROUNDS", "30"))
+ROUNDS = int(os.environ.get("LOGFS_CROWD_ROUNDS", "12"))
 NAME = "orders-0"
 
 

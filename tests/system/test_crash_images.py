@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.usefixtures("quiet_log")
 
-STATES = int(os.environ.get("LOGFS_CRASH_STATES", "1000"))
+STATES = int(os.environ.get("LOGFS_CRASH_STATES", "400"))
 
 
 @pytest.fixture(autouse=True)
@@ -447,7 +447,7 @@ def test_a_partition_that_is_created_again_has_no_commits_of_the_one_before() ->
 def test_a_second_power_cut_keeps_what_was_flushed(what: str) -> None:
     """Recovery and the actions after it are safe against a power cut at any step and after the last one."""
     wanted = STATES // 10
-    bases = first_states(max(wanted // 300, 2))
+    bases = first_states(max(wanted // 300, 1))
     total: Counter[str] = Counter()
     for state in bases:
         states = crashdisk.second_states(state, crashdisk.AFTER_A_CRASH[what])

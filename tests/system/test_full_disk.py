@@ -25,7 +25,7 @@ from tests.support.stores import assert_clean
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-CYCLES = int(os.environ.get("LOGFS_FILL_CYCLES", "3"))
+CYCLES = int(os.environ.get("LOGFS_FILL_CYCLES", "2"))
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 # The long form reads 10^9 bytes: see scripts/crash.
-BYTES = int(os.environ.get("LOGFS_GROWING_BYTES", "30_000_000"))
+BYTES = int(os.environ.get("LOGFS_GROWING_BYTES", "12_000_000"))
 READERS = int(os.environ.get("LOGFS_GROWING_READERS", "12"))
 WRITERS = int(os.environ.get("LOGFS_GROWING_WRITERS", "4"))
 SEED = int(os.environ.get("LOGFS_GROWING_SEED", "0")) or random.randrange(1, 2**31)

@@ -17,7 +17,7 @@ from logfs.store.store import Store
 from tests.support.command_line import call
 from tests.system.hostile import campaign
 
-MUTATIONS = int(os.environ.get("LOGFS_MUTATIONS", "600"))
+MUTATIONS = int(os.environ.get("LOGFS_MUTATIONS", "300"))
 SEED = int(os.environ.get("LOGFS_MUTATION_SEED", "1"))
 JOBS = int(os.environ.get("LOGFS_MUTATION_JOBS", "1"))
 

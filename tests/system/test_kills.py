@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from tests.system.load import Acknowledged
     from tests.system.spawner import Spawner
 
-KILLS = int(os.environ.get("LOGFS_KILLS", "36"))
+KILLS = int(os.environ.get("LOGFS_KILLS", "18"))
 SEED = int(os.environ.get("LOGFS_KILLS_SEED", "1"))
 # Kills of one command on one scene.
 PER_COMMAND = 10

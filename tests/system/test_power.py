@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 # A copy of an image's mount in another namespace keeps the image's loop device busy.
 pytestmark = pytest.mark.usefixtures("mounts_alone")
 
-CUTS = int(os.environ.get("LOGFS_POWER_CUTS", "14"))
+CUTS = int(os.environ.get("LOGFS_POWER_CUTS", "8"))
 SEED = os.environ.get("LOGFS_POWER_SEED", "1")
 MUTANT_CUTS = 100
 

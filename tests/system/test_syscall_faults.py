@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from tests.system.fault_script import Journal
     from tests.system.spawner import Spawner
 
-RUNS = int(os.environ.get("LOGFS_SYSCALL_FAULTS", "12"))
+RUNS = int(os.environ.get("LOGFS_SYSCALL_FAULTS", "6"))
 SEED = int(os.environ.get("LOGFS_SYSCALL_FAULTS_SEED", "1"))
 # Failing calls per command and scene.
 PER_COMMAND = 10
