@@ -170,7 +170,18 @@ def test_append_reads_as_empty(topic: Path) -> None:
     assert (topic / "append").stat().st_size == 0
 
 
-# Unfinished lines.
+def test_a_read_only_mount_takes_no_record(make_mount: Callable[..., Mount]) -> None:
+    """Its files for appends read as empty, so that `grep -r` and `tar` pass over them, and are EROFS for writing."""
+    mount = make_mount()
+    (mount.partition("orders-0") / "append").write_bytes(b"x\n")
+    shown = make_mount("--read-only", name="ro", log_dirs=mount.log_dirs).path
+    for place in ("orders-0", "topics/orders"):
+        for name in ("append", "append.jsonl"):
+            path = shown / place / name
+            assert path.read_bytes() == b""
+            with pytest.raises(OSError, match="Read-only file system"):
+                path.write_bytes(b"y\n")
+    assert (shown / "orders-0/records").read_bytes() == b"x\n"
 
 
 def test_unfinished_line_ends_at_the_last_close(topic: Path) -> None:

@@ -447,7 +447,7 @@ def test_commands_read_a_bucket(server: ObjectServer, orders: Path) -> None:
 
 # Hostile and damaged objects.
 
-MUTATIONS = 500 if DEEP else 12
+MUTATIONS = 500 if DEEP else 5
 
 
 def _mutated(body: bytes, chance: random.Random) -> bytes:

@@ -99,6 +99,8 @@ class AppendFile(PartitionAccess, FileNode):
     def open(self, flags: int, caller: Caller) -> Handle:
         if flags & (os.O_WRONLY | os.O_RDWR):
             self.check_appendable()
+        elif self.context.store.read_only:
+            return EmptyHandle(self)
         return AppendHandle(self, flags, process_of(caller.pid))
 
     def make_framer(self) -> LineFramer:
@@ -133,14 +135,21 @@ class EnvelopeAppendFile(AppendFile):
     is_parsed = True
 
 
-class AppendHandle(Handle):
+class EmptyHandle(Handle):
+    """An `append` file that is open for reading: it is empty."""
+
+    direct_io = True
+
+    def read(self, position: int, size: int) -> bytes:
+        return b""
+
+
+class AppendHandle(EmptyHandle):
     """An open `append` file. Each handle has an unfinished line of its own.
 
     The kernel sends the writes to one inode one after the other (it holds the inode's lock during a direct write), so
     a handle is never in two calls at the same time.
     """
-
-    direct_io = True
 
     def __init__(self, node: AppendFile, flags: int, process: int) -> None:
         super().__init__(node)
@@ -154,9 +163,6 @@ class AppendHandle(Handle):
         # the position is the size that the kernel has of the file.
         self._positions: tuple[int, int] | None = None if flags & os.O_APPEND else (0, 0)
         node.handles.add(self)
-
-    def read(self, position: int, size: int) -> bytes:
-        return b""
 
     def grown(self) -> Sequence[Reader]:
         return self.appends_to
