@@ -125,18 +125,19 @@ def target(words: Sequence[str], *, may_be_empty: bool = False) -> Target:
     return Target(log_dirs_of(log_dirs, may_be_empty=may_be_empty), name)
 
 
-def whole_store(log_dirs: Sequence[Path]) -> list[Path]:
-    """Return log directories, then those of the same store that are not among them; any may have a group's offsets.
+def with_whole_store(log_dirs: Sequence[Path]) -> list[Path]:
+    """Return log directories, then those of the same store that are not among them, and that are there.
 
-    Raises `OSError`.
+    The committed offsets of groups may be in any of them. Raises `OSError`.
     """
     from logfs.log.disk.disk import ReadOnlyDisk
-    from logfs.store.directory.log_dir import store_dirs
+    from logfs.store.directory.log_dir import store_dirs, whole_store
 
     disk = ReadOnlyDisk()
-    local = [path for path in log_dirs if not isinstance(path, BucketPath)]
-    noted = {each for path in local for each in store_dirs(disk, path) if each.is_dir()}
-    return [*log_dirs, *sorted(noted - {Path(os.path.realpath(path)) for path in local})]
+    here = {Path(os.path.realpath(each)) for each in log_dirs if not isinstance(each, BucketPath)}
+    others = sorted(whole_store(disk, here) - here)
+    # Another store, or an empty mountpoint, may be there now.
+    return [*log_dirs, *(path for path in others if here & store_dirs(disk, path).all)]
 
 
 def directories_in(log_dirs: Iterable[Path]) -> set[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from logfs.cli.common import ask, check_names, not_empty, target
+from logfs.cli.common import ask, check_names, not_empty, target, with_whole_store
 
 if TYPE_CHECKING:
     import argparse
@@ -30,7 +30,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     wanted = target(arguments.target)
     check_names(wanted)
-    done = ask(wanted.log_dirs, Delete(wanted.name))
+    # What groups have committed for a partition is deleted with it.
+    done = ask(with_whole_store(wanted.log_dirs), Delete(wanted.name))
     for directory in done["directories"]:
         print(f"{directory}: will be removed after file.delete.delay.ms")
     return 0

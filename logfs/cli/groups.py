@@ -13,7 +13,7 @@ from logfs.cli.common import (
     not_empty,
     recovery_progress,
     table_lines,
-    whole_store,
+    with_whole_store,
 )
 from logfs.format.base import names
 
@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Show the committed offsets, or commit or forget some; exit code 1 if there was no offset to forget."""
     from logfs.store.store import Store
 
-    log_dirs = whole_store(log_dirs_of(arguments.log_dirs))
+    log_dirs = with_whole_store(log_dirs_of(arguments.log_dirs))
     if arguments.commit:
         return _commit(log_dirs, *arguments.commit)
     if arguments.forget:

@@ -13,7 +13,7 @@ from logfs.cli.common import (
     partition,
     recovery_progress,
     target,
-    whole_store,
+    with_whole_store,
 )
 from logfs.format.base import names
 from logfs.log.disk.bucket_path import BucketPath
@@ -59,7 +59,7 @@ class OpenLogs:
 
         self._target = target(words)
         if groups:
-            self._target = self._target._replace(log_dirs=whole_store(self._target.log_dirs))
+            self._target = self._target._replace(log_dirs=with_whole_store(self._target.log_dirs))
         self._isolation = isolation_level(isolation)
         self._names = self._target.name.split(",")
         # To open one partition of a large directory takes less time than to open all.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from logfs.errors import InvalidStore, PartitionFailed
 from logfs.log.segment.batch_iterator import DamagedRange
+from logfs.store.directory.log_dir import STORE_DIRS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -114,15 +115,22 @@ class InternalTopic:
             if name in names or (not names and name.startswith(f"{self.topic}-")):
                 raise PartitionFailed(f"{name}: {self._what} are offline: {reason}")
 
-    def check_open(self, *names: str) -> None:
-        """Raise `InvalidStore` if one of the topic's partitions, by default any, is in a missing log directory.
+    def check_open(self, *names: str, may_be_absent: bool = False) -> None:
+        """Raise `InvalidStore` if one of the topic's partitions, by default any, is in a log directory not open here.
 
-        Raises the errors of `PartitionRegistry.missing_log_dirs`, too.
+        Also raises it if such a log directory is not there, unless it `may_be_absent`, and `OSError`.
         """
+        here = " ".join(str(log_dir.path) for log_dir in self._registry.log_dirs)
         for path in self._registry.missing_log_dirs():
+            if not self._registry.disk.exists(path / STORE_DIRS):
+                if may_be_absent:
+                    continue
+                raise InvalidStore(
+                    f"{path}: is not there, and may hold {self._what} of {here}; mount it, or, if it is gone for "
+                    f"good, remove {STORE_DIRS} in {here}"
+                )
             for name in sorted(os.listdir(path)):
                 if name in names or (not names and name.startswith(f"{self.topic}-")):
-                    here = " ".join(str(log_dir.path) for log_dir in self._registry.log_dirs)
                     raise InvalidStore(
                         f"{path / name}: holds {self._what} of {here}, too; name the log directories together, as in "
                         f"'{here} {path}'"

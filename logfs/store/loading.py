@@ -19,6 +19,7 @@ from logfs.errors import (
 )
 from logfs.format.base import names
 from logfs.format.base.names import DirectoryKind, TopicPartition
+from logfs.format.files import checkpoint
 from logfs.format.tiered.metadata_record import TOPIC as METADATA_TOPIC
 from logfs.locks import Level, make_lock
 from logfs.log import recovery
@@ -33,6 +34,7 @@ from logfs.log.segment.segment import Segment
 from logfs.store.directory.lease import Lease, LeasedLogDir
 from logfs.store.directory.lock import STATUS_FILE
 from logfs.store.directory.log_dir import LogDir
+from logfs.store.directory.topic_id import write_topic_id
 from logfs.store.maintenance import move_recovery
 from logfs.store.parallel import for_each
 from logfs.store.registry import UnloadedPartition
@@ -380,6 +382,13 @@ class PartitionLoader:
             logger.exception("%s: offline", path)
             registry.settle(unloaded, reason)
 
+    def _complete(self, log_dir: LogDir, name: TopicPartition, path: Path) -> None:
+        """Write the topic id into a partition directory without a segment: a crash has ended its creation."""
+        found = {entry.name for entry in log_dir.disk.scan(path)}
+        if names.PARTITION_METADATA not in found and not any(n.endswith(names.LOG) for n in found):
+            topic_id = self._registry.topic_id(name.topic) or checkpoint.random_uuid()
+            write_topic_id(log_dir.disk, path, topic_id)
+
     def _open_partition(self, log_dir: LogDir, name: TopicPartition, path: Path) -> Log:
         if not log_dir.disk.is_remote:
             check_files(log_dir.disk, path)
@@ -389,6 +398,8 @@ class PartitionLoader:
         changed = self._commits.reconcile(log_dir, name, path)
         closed = log_dir.clean and not changed
         config = self._registry.settings.log_config(name.topic)
+        if not (closed or self._registry.read_only or config.logfs_mirror_source):
+            self._complete(log_dir, name, path)
         clean = closed and not self._recover
         start = recovery.LoadStart(
             clean,

@@ -13,10 +13,12 @@ from logfs.format.base import names
 from logfs.format.tiered.metadata_record import TOPIC as METADATA_TOPIC
 from logfs.locks import Level, make_lock, make_rlock
 from logfs.log.append.partition import Partition, writable
-from logfs.store.directory.log_dir import store_dirs
+from logfs.store.directory.log_dir import whole_store
+from logfs.store.directory.topic_id import read_topic_id
 
 if TYPE_CHECKING:
     import threading
+    import uuid
     from collections.abc import Callable, Iterator
 
     from logfs.errors import LogDirFailed
@@ -209,6 +211,17 @@ class PartitionRegistry:
         """Return the path of the log directory that a partition is in."""
         return self.homes[name].path
 
+    def topic_id(self, topic: str) -> uuid.UUID | None:
+        """Return the id that all partitions of a topic share, or None if no `partition.metadata` file has it."""
+        for name, log_dir in self.homes.copy().items():
+            if names.parse_directory(name).topic == topic and log_dir.failure is None:
+                loaded = self.partitions.get(name)
+                path = log_dir.path / name if loaded is None else loaded.directory
+                topic_id = read_topic_id(log_dir.disk, path)
+                if topic_id is not None:
+                    return topic_id
+        return None
+
     def is_brokers(self, name: str) -> bool:
         """Whether a broker also uses the log directory that a partition is in."""
         return self.homes[name].is_brokers
@@ -272,19 +285,14 @@ class PartitionRegistry:
                 self.unloaded = {n: p for n, p in self.unloaded.copy().items() if n not in lost}
 
     def missing_log_dirs(self) -> list[Path]:
-        """Return the log directories of the same store that this store is open without, where they still exist.
+        """Return the log directories of the same store that this store is open without. Raises `OSError`.
 
-        Raises `OSError`.
+        They may not be there now.
         """
-        local = [each for each in self.log_dirs if not each.disk.is_remote]
-        here = {Path(os.path.realpath(log_dir.path)) for log_dir in local}
-        noted = {
-            path: log_dir.disk
-            for log_dir in local
-            if log_dir.failure is None
-            for path in store_dirs(log_dir.disk, log_dir.path)
-        }
-        return [path for path in sorted(noted.keys() - here) if noted[path].exists(path)]
+        local = [each.path for each in self.log_dirs if not each.disk.is_remote]
+        here = {Path(os.path.realpath(path)) for path in local}
+        working = [each.path for each in self.working if not each.disk.is_remote]
+        return sorted(whole_store(self.disk, working) - here)
 
     def check_log_dirs(self) -> None:
         """Take unmounted and replaced log directories offline; move partitions in failed directories to `offline`."""

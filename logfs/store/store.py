@@ -30,7 +30,7 @@ from logfs.store.checkpoints import Checkpoints
 from logfs.store.commits.commit import Commits
 from logfs.store.commits.groups import TOPIC as GROUPS_TOPIC
 from logfs.store.commits.groups import Groups
-from logfs.store.directory.log_dir import PATIENCE_SECONDS, FirstError
+from logfs.store.directory.log_dir import PATIENCE_SECONDS, FirstError, whole_store
 from logfs.store.directory.recognition import check_log_dirs
 from logfs.store.directory.topic_id import read_topic_id, write_topic_id
 from logfs.store.loading import PartitionLoader, open_log_dirs
@@ -169,8 +169,9 @@ class Store(PartitionRegistry):
             raise self.failed[0]
         self.loading_seconds = time.monotonic() - began
         if not self.read_only and len(self.working) > 1:
+            every = whole_store(self.disk, [each.path for each in self.working])
             for log_dir in self.working:
-                log_dir.note_store(each.path for each in self.log_dirs)
+                log_dir.note_store(every)
         self.commits.finish_at_opening()
 
     def load_all(self, *, gently: bool = False) -> None:
@@ -304,26 +305,18 @@ class Store(PartitionRegistry):
         """Return a topic as one thing: its partitions, an appender to all of them, and their records by time."""
         return Topic(self, name)
 
-    def topic_id(self, topic: str) -> uuid.UUID | None:
-        """Return the id that all partitions of a topic share, or None if no `partition.metadata` file has it."""
-        for name, log_dir in self.homes.copy().items():
-            if names.parse_directory(name).topic == topic and log_dir.failure is None:
-                loaded = self.partitions.get(name)
-                path = log_dir.path / name if loaded is None else loaded.directory
-                topic_id = read_topic_id(log_dir.disk, path)
-                if topic_id is not None:
-                    return topic_id
-        return None
-
     def delete(self, name: str) -> None:
         """Delete a partition as Kafka does: rename it at once, and have it removed after `file.delete.delay.ms`.
 
         The committed offsets of consumer groups for the partition are removed, too. With the last partition of a
-        topic, the topic's settings are removed. Raises `UnknownPartition`, `NotWritable`, and the error that keeps
-        the partition offline.
+        topic, the topic's settings are removed. Raises `UnknownPartition`, `NotWritable`, `InvalidStore` if there are
+        committed offsets in a log directory that the store is open without, and the error that keeps the partition
+        offline.
         """
         self._check_writable(name)
         _ = self[name]
+        if names.parse_directory(name).topic != GROUPS_TOPIC:
+            self.groups.check_open()
         with self.lock:
             partition = self.written().get(name)
             if partition is None:

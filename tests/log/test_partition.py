@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 import threading
 from contextlib import suppress
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,6 +17,7 @@ from logfs.errors import (
     LogfsError,
     NotWritable,
     OffsetOutOfRange,
+    PartitionFailed,
     RecordTooLarge,
 )
 from logfs.format.batches.batch import HEADER_SIZE, Batch, assign_offset, seal
@@ -25,12 +29,16 @@ from logfs.log.read.reader import EARLIEST, LATEST, MAX_TIMESTAMP
 from logfs.log.segment.batch_iterator import DamagedRange
 from logfs.store.observe.check import check
 from logfs.store.store import Store
-from tests.support.batches import E_COMMIT, Batches
+from tests.support import lock_order
+from tests.support.batches import E_COMMIT, Batches, Producer
 from tests.support.partitions import bases, log, offsets, raw_batch, raw_partition, values
-from tests.support.stores import assert_clean, set_topic
+from tests.support.stores import abandon, assert_clean, set_topic
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
+
+    from typing_extensions import Buffer
 
     from logfs.log.disk.disk import File
     from tests.support.stores import Clock
@@ -971,6 +979,104 @@ def test_a_flush_without_new_records_does_nothing(orders: Partition) -> None:
     orders.append([b"a"])
     assert orders.flush() == orders.flush() == 1
     assert orders.flusher.flushes == 1
+
+
+# Changes that end half-way.
+
+
+class Killed(BaseException):
+    """Stands for the end of the process: nothing catches it."""
+
+
+@pytest.mark.parametrize("offset", [3, 5, 12])
+def test_a_truncation_that_ends_anywhere_leaves_no_hole(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, offset: int
+) -> None:
+    """After a kill at any change of a file, the log is what it was up to some offset; other processes see that, too.
+
+    A log without its aborted transaction's marker, or with a hole, would show aborted records.
+    """
+    left = 0
+
+    def counted(change: Callable[..., object]) -> Callable[..., object]:
+        def wrapped(*arguments: object, **named: object) -> object:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise Killed
+            return change(*arguments, **named)
+
+        return wrapped
+
+    for steps in count(1):
+        log_dir = tmp_path / str(steps)
+        store = Store(log_dir, clock=clock)
+        orders = store.create(NAME)
+        producer = Producer(orders, 7)
+        for number in range(16):
+            if number % 5 == 1:
+                producer.send("aborted")
+            elif number % 5 == 4:
+                orders.end_transaction(7, 0, commit=False)
+            else:
+                orders.append([b"%d" % number])
+            if number % 3 == 2:
+                orders.roll(clock())
+        orders.flush()
+        before = values(orders.committed)
+        shown = Store(log_dir, read_only=True)
+        ended = False
+        with monkeypatch.context() as patch:
+            for name in ("unlink", "truncate", "write", "put_file", "sync_directory"):
+                patch.setattr(Disk, name, counted(getattr(Disk, name)))
+            left = steps
+            try:
+                orders.truncate(offset)
+                ended = True
+            except Killed:
+                pass
+        with lock_order.elsewhere(), shown:
+            shown.refresh()
+            found = values(shown[NAME].committed)
+            assert found == before[: len(found)]
+        abandon(store)
+        with Store(log_dir, clock=clock) as store:
+            found = values(store[NAME].committed)
+            assert found == before[: len(found)]
+            assert store[NAME].log_end_offset >= offset
+        assert_clean(log_dir)
+        if ended:
+            break
+    assert steps > 5
+
+
+def test_an_abort_that_cannot_be_indexed_is_not_in_the_log(log_dir: Path, clock: Clock) -> None:
+    """A marker without its entry in the transaction index would show other processes the aborted records."""
+
+    class Full(Disk):
+        is_full = False
+
+        def write(self, file: File, position: int, data: Buffer) -> None:
+            if self.is_full and file.path.suffix == ".txnindex":
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            super().write(file, position, data)
+
+    disk = Full()
+    store = Store(log_dir, clock=clock, disk=disk)
+    orders = store.create(NAME)
+    orders.append([b"before"])
+    Producer(orders, 7).send("aborted")
+    disk.is_full = True
+    with pytest.raises(PartitionFailed, match="could not be indexed"):
+        orders.end_transaction(7, 0, commit=False)
+    disk.is_full = False
+    for _ in range(2):
+        with lock_order.elsewhere(), Store(log_dir, read_only=True) as shown:
+            assert values(shown[NAME].committed) == [b"before"]
+        abandon(store)
+        with Store(log_dir, clock=clock) as store:
+            assert values(store[NAME].committed) == [b"before"]
+            assert store[NAME].producers.open_transactions()
 
 
 # Read-only.

@@ -21,15 +21,14 @@ from logfs.mount.admin_requests import AdminRequests
 from logfs.mount.errnos import ErrorLog
 from logfs.mount.nodes.base import Caller, Context, DirectoryNode, FileNode, SymlinkNode
 from logfs.mount.nodes.root import RootDirectory
+from logfs.store.store import Store
 from tests.support.mounts import Mount, refuses
 from tests.support.processes import run, wait_for
 from tests.support.requirements import need_fuse
 from tests.support.stores import assert_clean
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from logfs.store.store import Store
+    from collections.abc import Callable, Iterator
 
 # The time in the example of the README: 2021-11-28T11:53:20Z.
 NOON = 1638100400000
@@ -755,6 +754,28 @@ def test_log_start_moves(store: Store) -> None:
     names = list(offsets.names())
     assert "20" in names
     assert all(not name.isdigit() or int(name) >= 20 for name in names)
+
+
+def test_a_record_that_another_process_has_replaced(make_mount: Callable[..., Mount]) -> None:
+    """A read-only mount that has shown an offset before a truncation shows the record that is there then."""
+    mount = make_mount()
+    mount.partition("orders-0")
+    mount.stop()
+    log_dir = mount.log_dirs[0]
+    with Store(log_dir) as store:
+        partition = store["orders-0"]
+        for value in (b"one", b"old", b"three"):
+            partition.append([value])
+        shown = make_mount("--read-only", name="ro", log_dirs=[log_dir]).path / "orders-0/offsets"
+        for number in range(3):
+            before = (shown / "1").read_bytes()
+            (shown / "1.json").read_bytes()
+            store.truncate("orders-0", 1)
+            value = b"new %d" % number
+            partition.append([value, b"more"])
+            wait_for(lambda: (shown / "1").read_bytes() == value)  # noqa: B023
+            assert (shown / "1.json").read_bytes().count(value) == 1
+            assert before != value
 
 
 def test_a_segment_file_is_found_without_a_listing(

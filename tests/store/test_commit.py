@@ -16,6 +16,7 @@ from logfs.errors import (
     CommitPending,
     Corrupt,
     InvalidRecord,
+    InvalidStore,
     RecordTooLarge,
     UnknownPartition,
 )
@@ -421,6 +422,27 @@ def test_a_commit_over_two_directories_waits_for_both(tmp_path: Path, clock: Clo
         assert store.commit("q", 0, []).already
     assert not leftovers(tmp_path)
     assert not [str(f) for f in check(dirs) if "error" in str(f)]
+
+
+def test_a_commit_is_not_repeated_without_the_log_directory_that_knows_it(
+    tmp_path: Path, clock: Clock
+) -> None:
+    """A writer is known in one log directory of a store; without it, the commit would be made twice."""
+    dirs = [tmp_path / "one", tmp_path / "two"]
+    with Store(dirs, clock=clock) as store:
+        for name in ("a-0", "b-0"):
+            store.create(name)
+        home = {store.home(name): name for name in ("a-0", "b-0")}
+        store.commit("q", 1, staging(store, "q", 1, {"a-0": [b"1"], "b-0": [b"2"]}))
+    knows = next(path for path in dirs if "q" in read_commits(Disk(), path).writers)
+    other = next(path for path in dirs if path != knows)
+    with Store(other, clock=clock) as store:
+        again = staging(store, "q", 1, {home[other]: [b"3"]})
+        with pytest.raises(InvalidStore, match=f"{knows}: knows the commits of q"):
+            store.commit("q", 1, again)
+        assert not store.commit("r", 0, staging(store, "r", 0, {home[other]: [b"4"]})).already
+    with Store(dirs, clock=clock) as store:
+        assert store.commit("q", 1, []).already
 
 
 def test_left_over_staged_files_are_removed(two: Store, log_dir: Path, clock: Clock) -> None:

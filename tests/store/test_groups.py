@@ -32,6 +32,7 @@ from logfs.format.encoding.batch_builder import BatchFormat, build_records
 from logfs.format.messages.group_record import OffsetCommit, OffsetKey
 from logfs.log.segment.segment import Segment
 from logfs.store.commits.groups import TOPIC, GroupOffset, Groups, resolve_offset
+from logfs.store.directory.log_dir import STORE_DIRS
 from logfs.store.store import Store
 from tests.support.command_line import call, fails, ok
 from tests.support.processes import run
@@ -978,8 +979,11 @@ def test_a_store_that_is_opened_without_one_of_its_log_directories(tmp_path: Pat
         assert store.groups.committed("b", orders) is None
 
 
-def test_a_copy_of_a_log_directory_is_a_store_of_its_own(tmp_path: Path) -> None:
-    """What a log directory says of the others of its store does not hold for a copy, nor for one that was moved."""
+def split_store(tmp_path: Path) -> tuple[Path, Path, str]:
+    """Make a store of two log directories and a group `a` there.
+
+    Returns the directory with the offsets of the group, the other one, and a partition in that one.
+    """
     one, two = tmp_path / "one", tmp_path / "two"
     with Store([one, two]) as store:
         for n in range(4):
@@ -987,11 +991,68 @@ def test_a_copy_of_a_log_directory_is_a_store_of_its_own(tmp_path: Path) -> None
         store.groups.commit("a", "orders-0", 1)
         holder = store.home(store.groups.log_of("a").name.directory)
     other = two if holder == one else one
+    return holder, other, next(path.name for path in other.glob("orders-*"))
+
+
+def test_a_copy_of_a_log_directory_is_a_store_of_its_own(tmp_path: Path) -> None:
+    """What a log directory says of the others of its store does not hold for a copy."""
+    holder, other, orders = split_store(tmp_path)
     copy = tmp_path / "copy"
     shutil.copytree(other, copy)
-    orders = next(path.name for path in copy.glob("orders-*"))
     with Store(copy) as store:
         assert store.groups.committed("a", orders) is None
         store.groups.commit("a", orders, 1)
     assert_clean(copy)
-    assert_clean(one, two)
+    assert_clean(holder, other)
+
+
+@pytest.mark.parametrize("how", ["renamed", "with a new one", "without the other"])
+def test_a_log_directory_stays_part_of_its_store(tmp_path: Path, how: str) -> None:
+    """Also renamed, after it was open with some of the others only, and while another one is away."""
+    holder, other, orders = split_store(tmp_path)
+    if how == "renamed":
+        other = other.rename(tmp_path / "renamed")
+    elif how == "with a new one":
+        with Store([other, tmp_path / "new"]) as store:
+            store.create("more-0")
+    else:
+        away = holder.rename(tmp_path / "away")
+    for path in [other, tmp_path / "new"][: 1 + (how == "with a new one")]:
+        with Store(path) as store:
+            name = next(iter(store))
+            with pytest.raises(InvalidStore, match=str(holder)):
+                store.groups.committed("a", name)
+            with pytest.raises(InvalidStore, match=str(holder)):
+                store.groups.commit("a", name, 0)
+    if how == "without the other":
+        away.rename(holder)
+    with Store([holder, other]) as store:
+        assert store.groups.committed("a", "orders-0") is not None
+        store.groups.commit("b", orders, 1)
+    for path in (holder, other):
+        with Store([path, *({holder, other} - {path})], read_only=True) as store:
+            assert store.groups.committed("b", orders) is not None
+
+
+def test_a_log_directory_that_is_gone_for_good_can_be_forgotten(tmp_path: Path) -> None:
+    """The message says how."""
+    holder, other, orders = split_store(tmp_path)
+    shutil.rmtree(holder)
+    with Store(other) as store:
+        with pytest.raises(InvalidStore, match=f"remove {STORE_DIRS} in {other}"):
+            store.groups.commit("a", orders, 1)
+        (other / STORE_DIRS).unlink()
+        store.groups.commit("a", orders, 1)
+
+
+def test_a_partition_is_not_deleted_without_what_groups_have_committed(tmp_path: Path) -> None:
+    """A partition of that name that is created later would have the old offsets."""
+    holder, other, orders = split_store(tmp_path)
+    with Store(other) as store, pytest.raises(InvalidStore, match=str(holder)):
+        store.delete(orders)
+    with Store([holder, other]) as store:
+        store.groups.commit("a", orders, 1)
+    ok("delete", other / orders)
+    with Store([holder, other]) as store:
+        assert orders not in store
+        assert store.groups.committed("a", orders) is None

@@ -39,6 +39,8 @@ from logfs.store.directory.log_dir import (
     LOG_STARTS,
     RECOVERY_POINTS,
 )
+from logfs.store.directory.topic_id import read_topic_id
+from logfs.store.observe.check import check
 from logfs.store.store import Store
 from tests.support.batches import Producer
 from tests.support.stores import abandon, assert_clean, fingerprint, locks_below
@@ -1083,3 +1085,20 @@ def test_a_log_directory_may_be_a_symlink(tmp_path: Path) -> None:
         assert store.failed
         with pytest.raises(LogDirFailed):
             store["orders-0"].append([b"y"])
+
+
+@pytest.mark.parametrize("left", [[], ["partition.metadata.tmp"]])
+def test_a_partition_whose_creation_was_ended_by_a_kill_is_completed(
+    log_dir: Path, clock: Clock, left: list[str]
+) -> None:
+    """It gets the id of its topic, without which a broker would take it for stray."""
+    store = Store(log_dir, clock=clock)
+    store.create("orders-0")
+    abandon(store)
+    (log_dir / "orders-1").mkdir()
+    for name in left:
+        (log_dir / "orders-1" / name).touch()
+    with Store(log_dir, clock=clock) as store:
+        store["orders-1"].append([b"value"])
+        assert read_topic_id(store.disk, log_dir / "orders-1") == store.topic_id("orders")
+    assert [*check(log_dir)] == []

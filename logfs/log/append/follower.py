@@ -173,11 +173,11 @@ def _note(
 ) -> None:
     """Note batches that were appended: their producers, and what the partition counts."""
     added = run.select(rows)
-    for batch in deciding_batches(added):
-        partition.note_producer(batch)
     appended = batches[rows]
     records = sum(batch.text.records for batch in appended)
     size = sum(batch.size_bytes for batch in appended)
+    for batch in deciding_batches(added):
+        partition.note_producer(batch, size)
     partition.note_appended(records, size, now_ms)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from bisect import bisect_right
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from logfs.errors import (
@@ -191,17 +192,23 @@ class Partition(Log):
             self._append_batch(new, config, now_ms)
         except OSError as error:
             raise self.failed_append(error) from None
-        self.note_producer(Batch.parse(new.data))
+        self.note_producer(Batch.parse(new.data), len(new.data))
         self.publish(last_timestamp=new.max_timestamp)
         return AppendedBatch(first_offset, self.log_end_offset - 1, duplicate=False)
 
-    def note_producer(self, batch: Batch) -> None:
-        """Note a batch that was appended in the state of its producer."""
+    def note_producer(self, batch: Batch, size: int) -> None:
+        """Note a batch in the state of its producer; it is among the last `size` bytes that were appended.
+
+        If the transaction that it aborts cannot be indexed, these bytes are cut off: other processes would read the
+        marker, and take the records for committed.
+        """
         ended = self.producers.note(batch)
         if ended is not None and ended.is_aborted:
             try:
                 self.active.txn_index.append(self.producers.aborted(ended))
             except OSError as error:
+                with suppress(OSError, LogDirFailed):
+                    self.disk.truncate(self.active.file, self.active.size_bytes - size)
                 raise self.fail("an aborted transaction could not be indexed", error) from error
 
     def _checked(self, records: Sequence[Record], config: LogConfig, now_ms: int) -> Built:
@@ -336,6 +343,7 @@ class Partition(Log):
         (`EXHAUSTED`), the log refuses further appends.
         """
         with self.lock:
+            self.check_changeable()
             sealed = self.active
             if sealed.next_offset == sealed.base_offset:
                 sealed.created_ms = now_ms
@@ -523,16 +531,17 @@ class Partition(Log):
             generation=before.generation + 1,
             truncations=(*before.truncations, offset),
         )
-        if cut is not None:
-            kept[-1].truncate(cut, self.config, now_ms)
-        self.flusher.lower_recovery_point(offset)
-        self.epochs.truncate_from_end(offset)
-        for segment in dropped:
+        # The last one first, and before the cut: a crash at any step, and other processes, find a log without a hole.
+        for segment in reversed(dropped):
             # Readers of the segment keep its descriptors.
             segment.hold_open()
             for path in segment.files:
                 self.disk.unlink(path)
         self.disk.sync_directory(self.directory)
+        if cut is not None:
+            kept[-1].truncate(cut, self.config, now_ms)
+        self.flusher.lower_recovery_point(offset)
+        self.epochs.truncate_from_end(offset)
         # A view that was made meanwhile may have shown bytes that were about to be cut.
         self.publish(changes_text=True)
 

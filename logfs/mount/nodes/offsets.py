@@ -48,7 +48,12 @@ class OffsetsDirectory(PartitionFolder):
             # The records of `-N..`, the last N, change with every append.
             return node.is_current and not node.name.startswith("-")
         if isinstance(node, RecordFile):
-            return int(node.name.removesuffix(JSON)) >= self.partition.log_start_offset
+            # Another process may have truncated the log, and have written another record at the offset.
+            self.partition.refresh()
+            return (
+                node.generation == self.partition.generation
+                and int(node.name.removesuffix(JSON)) >= self.partition.log_start_offset
+            )
         return True
 
     def names(self) -> Iterator[str]:

@@ -53,6 +53,8 @@ class RecordFile(PartitionAccess, FileNode):
         self.partition = partition
         self.modes = modes
         self.mode_name = parent.name
+        # Of the log, when the record was read.
+        self.generation = partition.generation
         self._record: Record | None = record
         self._offset = record.offset
         self._size = len(self.content(record))

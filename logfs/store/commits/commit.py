@@ -19,6 +19,7 @@ from logfs.errors import (
     CommitPending,
     Corrupt,
     InvalidRecord,
+    InvalidStore,
     LogfsError,
     NotWritable,
 )
@@ -128,9 +129,9 @@ class Commits:
         commit, nothing is appended, and the staged files are removed.
 
         An error before the decision leaves everything as it was: `UnknownPartition`, `RecordTooLarge`,
-        `InvalidRecord`, `Corrupt`, `PartitionFailed`, `NotWritable`, `OSError`, and `WouldBlock` in a thread that
-        must not wait for the disk. `CommitPending` means that this commit or an earlier one is decided but could
-        not be finished; the error names the cause.
+        `InvalidRecord`, `InvalidStore`, `Corrupt`, `PartitionFailed`, `NotWritable`, `OSError`, and `WouldBlock` in a
+        thread that must not wait for the disk. `CommitPending` means that this commit or an earlier one is decided
+        but could not be finished; the error names the cause.
         """
         self._registry.disk.check_may_block()
         files = list(staged)
@@ -143,6 +144,7 @@ class Commits:
         with self._lock:
             if self._unreadable is not None:
                 raise self._unreadable
+            self._check_open(writer)
             self.finish()
             last = self.last(writer)
             if last is not None and sequence <= last:
@@ -150,6 +152,15 @@ class Commits:
                 self._discard(files)
                 return Committed(True, {})
             return self._commit(writer, sequence, files)
+
+    def _check_open(self, writer: str) -> None:
+        """Raise `InvalidStore` if a log directory that the store is open without knows commits of a writer."""
+        for path in self._registry.missing_log_dirs():
+            if writer in read_commits(self._registry.disk, path).writers:
+                here = " ".join(str(log_dir.path) for log_dir in self._registry.log_dirs)
+                raise InvalidStore(
+                    f"{path}: knows the commits of {writer}; name the log directories together, as in '{here} {path}'"
+                )
 
     def _commit(self, writer: str, sequence: int, files: Sequence[StagedFile]) -> Committed:
         registry = self._registry

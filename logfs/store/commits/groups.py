@@ -187,6 +187,10 @@ class Groups:
         """Remove the commits of all groups for a partition, durably, as Kafka does for one that is deleted."""
         self._forget(self.of(name), name)
 
+    def check_open(self) -> None:
+        """Raise `InvalidStore` if commits are in a log directory that the store is open without, and `OSError`."""
+        self._topic.check_open(may_be_absent=True)
+
     def _forget(self, groups: Iterable[str], name: str) -> bool:
         wanted = names.parse_directory(name)
         changed: set[Partition] = set()

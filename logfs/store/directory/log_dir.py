@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakSet
 
 from logfs.errors import Corrupt, LogDirFailed, LogfsError
 from logfs.format.files import checkpoint
 from logfs.log.disk.checked_disk import CheckedDisk
 from logfs.store.directory.lock import Lock, Turn, holder
+from logfs.store.directory.mark import read_mark, write_mark
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -36,19 +36,37 @@ STORE_DIRS = "logfs.dirs"
 """The file that names the log directories of a store, in each of them if there are several."""
 
 
-def store_dirs(disk: Disk, path: Path) -> list[Path]:
-    """Return, sorted, the log directories of the store that the one at `path` was last opened for writing with.
+class StoreDirs(NamedTuple):
+    """What a log directory says of its store: the paths of all log directories, and its own, when that was written.
 
-    The paths are without symlinks. Returns that of `path` alone for one that was always opened alone, and for a copy,
-    which the file does not name. Raises `OSError`.
+    The paths are without symlinks. A log directory that was always opened alone names itself, and so does a copy.
     """
-    here = Path(os.path.realpath(path))
-    try:
-        told = json.loads(disk.read_file(path / STORE_DIRS))
-    except (FileNotFoundError, ValueError):
-        return [here]
-    found = [Path(each) for each in told if isinstance(each, str)] if isinstance(told, list) else []
-    return found if here in found else [here]
+
+    here: Path
+    all: frozenset[Path]
+
+
+def store_dirs(disk: Disk, path: Path) -> StoreDirs:
+    """Return what the log directory at `path` says of its store. Raises `OSError`."""
+    mark = read_mark(disk, path / STORE_DIRS)
+    here = os.path.realpath(path)
+    told = {} if mark is None or mark.is_copy else mark.told
+    listed = told.get("log_dirs")
+    names = [each for each in listed if isinstance(each, str)] if isinstance(listed, list) else []
+    before = told.get("here")
+    return StoreDirs(
+        Path(before if isinstance(before, str) else here), frozenset(map(Path, [*names, here]))
+    )
+
+
+def whole_store(disk: Disk, paths: Iterable[Path]) -> frozenset[Path]:
+    """Return all log directories of the store that those at `paths` belong to, without symlinks. Raises `OSError`.
+
+    A log directory that was renamed is not where others say that it is.
+    """
+    told = {Path(os.path.realpath(path)): store_dirs(disk, path) for path in paths}
+    found = frozenset[Path]().union(*(each.all for each in told.values()))
+    return found - {each.here for path, each in told.items() if each.here != path}
 
 
 class FirstError:
@@ -236,12 +254,12 @@ class LogDir:
             self.is_brokers or name in self.cleaner_offsets or CLEANER_OFFSETS in self._unreadable
         )
 
-    def note_store(self, paths: Iterable[Path]) -> None:
-        """Note durably, for `store_dirs`, the log directories of the store that this one is opened with."""
-        found = sorted(Path(os.path.realpath(each)) for each in paths)
-        if found != store_dirs(self.disk, self.path):
-            told = json.dumps([*map(str, found)]).encode()
-            self.disk.replace_file(self.path / STORE_DIRS, told + b"\n")
+    def note_store(self, every: frozenset[Path]) -> None:
+        """Note durably the log directories of the store, for `store_dirs`."""
+        here = Path(os.path.realpath(self.path))
+        if store_dirs(self.disk, self.path) != (here, every):
+            told = {"here": str(here), "log_dirs": sorted(map(str, every))}
+            write_mark(self.disk, self.path / STORE_DIRS, told)
 
     def mark_clean(self) -> None:
         """Write the clean-shutdown marker, which states that no file here needs recovery (kafka-storage 5.6).

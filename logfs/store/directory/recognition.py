@@ -83,6 +83,7 @@ _MARKS = frozenset(
         log_dir.CLEANER_OFFSETS,
         log_dir.CLEAN_SHUTDOWN,
         log_dir.META_PROPERTIES,
+        log_dir.STORE_DIRS,
         commit_file.FILE_NAME,
         lock.MOUNT_FILE,
         settings.BROKER_FILE,

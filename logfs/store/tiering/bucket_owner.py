@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from logfs.errors import NotWritable, RemoteStorageError
 from logfs.locks import Level, make_lock
-from logfs.log.disk.disk import TEMPORARY
 from logfs.store.directory.lease import LeasedLogDir
+from logfs.store.directory.mark import read_mark, write_mark
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -129,14 +129,10 @@ class BucketOwner:
         """Return the marks of the log directories that have one; a damaged one counts as a copy."""
         found = {}
         for log_dir in self._log_dirs():
-            path = log_dir.path / FILE_NAME
-            try:
-                data, inode = log_dir.disk.read_file(path), log_dir.disk.stat(path).st_ino
-            except FileNotFoundError:
-                continue
-            told = _parse(data)
-            tokens = _of(told, "token"), _of(told, "previous")
-            found[log_dir] = _Mark(_of(told, "id"), tokens, told.get("inode") != inode)
+            mark = read_mark(log_dir.disk, log_dir.path / FILE_NAME)
+            if mark is not None:
+                tokens = _of(mark.told, "token"), _of(mark.told, "previous")
+                found[log_dir] = _Mark(_of(mark.told, "id"), tokens, mark.is_copy)
         return found
 
     def _members(self) -> dict[str, Any] | None:
@@ -181,7 +177,7 @@ class BucketOwner:
                     "token": token,
                     "previous": _of(listed.get(number), "token"),
                 }
-                _write_mark(log_dir, told)
+                write_mark(log_dir.disk, log_dir.path / FILE_NAME, told)
             listed[number] = {"token": token, "log_dir": f"{socket.gethostname()}:{log_dir.path}"}
         key = disk.place + FILE_NAME
         lines = json.dumps({"version": _VERSION, "members": listed}, indent=1).encode()
@@ -208,18 +204,3 @@ def _parse(data: bytes) -> dict[str, Any]:
 def _of(told: object, name: str) -> str:
     found = told.get(name) if isinstance(told, dict) else None
     return found if isinstance(found, str) else ""
-
-
-def _write_mark(log_dir: LogDir, told: dict[str, Any]) -> None:
-    """Replace the file of a log directory durably, as `Disk.replace_file` does; it has its own inode number."""
-    disk, path = log_dir.disk, log_dir.path / FILE_NAME
-    temporary = path.with_name(FILE_NAME + TEMPORARY)
-    disk.unlink(temporary)
-    file = disk.open(temporary, write=True, create=True)
-    try:
-        told = {**told, "inode": disk.stat_file(file).st_ino}
-        disk.write(file, 0, json.dumps(told).encode() + b"\n")
-        disk.sync(file)
-    finally:
-        file.close()
-    disk.rename(temporary, path)

@@ -1,0 +1,50 @@
+"""Small files of JSON that know their own inode number: a copy of such a file, as by `cp -a`, does not count."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from logfs.log.disk.disk import TEMPORARY
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from logfs.log.disk.disk import Disk
+
+
+class Mark(NamedTuple):
+    """What a file says, nothing if it is damaged, and whether it is not the file that was written."""
+
+    told: Mapping[str, Any]
+    is_copy: bool
+
+
+def read_mark(disk: Disk, path: Path) -> Mark | None:
+    """Return the mark at `path`; None without one. A damaged one counts as a copy. Raises `OSError`."""
+    try:
+        data, inode = disk.read_file(path), disk.stat(path).st_ino
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    try:
+        told = json.loads(data)
+    except ValueError:
+        told = None
+    if not isinstance(told, dict):
+        return Mark({}, True)
+    return Mark(told, told.get("inode") != inode)
+
+
+def write_mark(disk: Disk, path: Path, told: Mapping[str, Any]) -> None:
+    """Replace the mark at `path` durably, as `Disk.replace_file` does."""
+    temporary = path.with_name(path.name + TEMPORARY)
+    disk.unlink(temporary)
+    file = disk.open(temporary, write=True, create=True)
+    try:
+        whole = {**told, "inode": disk.stat_file(file).st_ino}
+        disk.write(file, 0, json.dumps(whole).encode() + b"\n")
+        disk.sync(file)
+    finally:
+        file.close()
+    disk.rename(temporary, path)
