@@ -12,17 +12,22 @@ import pytest
 
 from logfs.errors import OffsetOutOfRange
 from logfs.format.text.rendering import View
+from logfs.log.disk.disk import WouldBlock
+from logfs.log.read import read_committed
 from logfs.log.read.read_committed import Isolation
 from logfs.log.segment.batch_iterator import DamagedRange
+from logfs.log.segment.batch_scanner import scan_from
 from logfs.store.store import Store
 from tests.support.batches import NOW, batch
 from tests.support.partitions import by_splits, flip, log
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from logfs.log.append.partition import Partition
     from logfs.log.read.reader import Reader
+    from logfs.log.segment.segment import Segment
 
 NAME = "orders-0"
 
@@ -129,6 +134,37 @@ def test_ranges(orders: Partition, start: int, end: int | None) -> None:
         if start <= record.offset < (99 if end is None else end)
     )
     assert lines(orders, start, end) == wanted
+
+
+def test_a_search_for_hidden_records_that_has_to_wait_begins_anew(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part of the log may be in a bucket: the thread that must not wait for it has found some ranges by then."""
+    orders = store.create("orders-0")
+    for number in range(6):
+        orders.append([b"%d" % number])
+        orders.append_batch(batch(1, number, b"hidden", transactional=True))
+        orders.end_transaction(1, 0, commit=False)
+        orders.roll(NOW)
+    expected = lines(orders)
+    assert expected == b"0\n1\n2\n3\n4\n5\n"
+    for wait_at in range(6):
+        calls = 0
+
+        def waiting(segment: Segment, offset: int) -> Iterator[object]:
+            nonlocal calls
+            calls += 1
+            if calls == wait_at + 1:  # noqa: B023
+                raise WouldBlock(on_network=True)
+            yield from scan_from(segment, offset)
+
+        text = orders.committed.text(View.LINES)
+        with monkeypatch.context() as patch:
+            patch.setattr(read_committed, "scan_from", waiting)
+            with pytest.raises(WouldBlock):
+                _ = text.size
+        assert text.read(0, 100) == expected
+        assert text.size == len(expected)
 
 
 def test_a_time_lookup_can_skip_hidden_records(store: Store) -> None:

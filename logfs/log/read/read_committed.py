@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from bisect import bisect_left, bisect_right
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -176,7 +176,8 @@ class CommittedText:
                 aborted = _aborted_between(offset, end, segments, later)
                 if aborted or left:
                     self._reader.check_may_block()
-                    self._hide(aborted, left, offset, end, segments)
+                    with self._all_or_nothing():
+                        self._hide(aborted, left, offset, end, segments)
                 hidden = self._hidden_ranges[-1].hidden if self._hidden_ranges else 0
                 size = self._all.position_of(end) - hidden
                 self._searched = (end, size)
@@ -211,6 +212,20 @@ class CommittedText:
             kept.append(HiddenRange(last.start, stop, last.hidden - (last.end - stop)))
         self._hidden_ranges = kept
         self._searched = (end, stop - (kept[-1].hidden if kept else 0))
+
+    @contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        """Take back the ranges that were added if an error ends the search: the next one adds them again.
+
+        Such an error is `WouldBlock` above all, where a segment has to be fetched from a bucket.
+        """
+        known = self._hidden_ranges[-1:]
+        count = len(self._hidden_ranges)
+        try:
+            yield
+        except BaseException:
+            self._hidden_ranges[count - len(known) :] = known
+            raise
 
     def _hide(
         self,

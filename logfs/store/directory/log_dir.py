@@ -209,6 +209,10 @@ class LogDir:
         self.cleaner_offsets = self._read(CLEANER_OFFSETS)
         return True
 
+    def read_log_start(self, name: TopicPartition) -> int:
+        """Read and return the log start offset of a partition in the checkpoint, 0 without one. Raises `OSError`."""
+        return self._read(LOG_STARTS).get(name, 0)
+
     def is_unchanged(self) -> bool:
         """Whether no name in the directory has changed since it was read, and it is still the same directory."""
         found, before = self.disk.stat(self.path, follow=True), self.found

@@ -261,12 +261,20 @@ class TieredLogs:
         partition.attach_remote(remote, log_start_offset)
 
     def _between(self, partition: Log, log_start_offset: int, offset: int) -> Sequence[Segment]:
-        """Do as `TieredLog.segments_between`, also for a topic that has become tiered since it was loaded."""
+        """Do as `TieredLog.segments_between`, also for a topic that has become tiered since it was loaded.
+
+        Local segments are listed already. What a writer has dropped because the log start has passed it need not be
+        copied; the checkpoint tells that by now, and may not have when `log_start_offset` was read.
+        """
         log = self.of(partition)
         if log is None:
             self._registry.settings.reread(partition.topic)
             log = self.of(partition)
-        return [] if log is None else log.segments_between(log_start_offset, offset)
+        if log is None:
+            return []
+        home = self._registry.homes.get(partition.name.directory)
+        start = 0 if home is None else home.read_log_start(partition.name)
+        return log.segments_between(max(log_start_offset, start), offset)
 
     def forget_from(self, partition: Log, offset: int) -> None:
         """Note that the remote segments with records at or after `offset` are to be deleted, before a truncation."""
