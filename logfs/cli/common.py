@@ -135,7 +135,7 @@ def with_whole_store(log_dirs: Sequence[Path]) -> list[Path]:
 
     disk = ReadOnlyDisk()
     here = {Path(os.path.realpath(each)) for each in log_dirs if not isinstance(each, BucketPath)}
-    others = sorted(whole_store(disk, here) - here)
+    others = sorted(whole_store((disk, path) for path in here) - here)
     # Another store, or an empty mountpoint, may be there now.
     return [*log_dirs, *(path for path in others if here & store_dirs(disk, path).all)]
 

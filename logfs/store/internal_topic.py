@@ -121,7 +121,7 @@ class InternalTopic:
         Also raises it if such a log directory is not there, unless it `may_be_absent`, and `OSError`.
         """
         here = " ".join(str(log_dir.path) for log_dir in self._registry.log_dirs)
-        for path in self._registry.missing_log_dirs():
+        for path in self._registry.missing_log_dirs:
             if not self._registry.disk.exists(path / STORE_DIRS):
                 if may_be_absent:
                     continue

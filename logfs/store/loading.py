@@ -276,7 +276,7 @@ class PartitionLoader:
         the store was opened without. One thread at a time may call. Raises the errors of a load.
         """
         log_dirs = {log_dir.path: log_dir for log_dir in self._registry.working}
-        for path in self._registry.missing_log_dirs():
+        for path in self._registry.missing_log_dirs:
             log_dirs[path] = LogDir(self._registry.disk, path)
         for path, log_dir in log_dirs.items():
             try:
@@ -398,7 +398,8 @@ class PartitionLoader:
         changed = self._commits.reconcile(log_dir, name, path)
         closed = log_dir.clean and not changed
         config = self._registry.settings.log_config(name.topic)
-        if not (closed or self._registry.read_only or config.logfs_mirror_source):
+        keeps = log_dir.is_brokers or self._registry.read_only or config.logfs_mirror_source
+        if not closed and not keeps:
             self._complete(log_dir, name, path)
         clean = closed and not self._recover
         start = recovery.LoadStart(

@@ -19,7 +19,7 @@ from logfs.store.directory.topic_id import read_topic_id
 if TYPE_CHECKING:
     import threading
     import uuid
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from logfs.errors import LogDirFailed
     from logfs.format.base.names import TopicPartition
@@ -107,6 +107,8 @@ class PartitionRegistry:
         self.opened_ms = clock()
         self.lock = make_rlock(Level.REGISTRY)
         self.log_dirs: list[LogDir] = []
+        # Those of the same store that this one is open without. They may not be there now.
+        self.missing_log_dirs: Sequence[Path] = ()
         # The partitions that are loaded, and those that no caller has used yet in a store that was opened lazily.
         self.partitions: dict[str, Log] = {}
         self.unloaded: dict[str, UnloadedPartition] = {}
@@ -284,15 +286,12 @@ class PartitionRegistry:
                 self.partitions = {n: p for n, p in self.partitions.copy().items() if n not in lost}
                 self.unloaded = {n: p for n, p in self.unloaded.copy().items() if n not in lost}
 
-    def missing_log_dirs(self) -> list[Path]:
-        """Return the log directories of the same store that this store is open without. Raises `OSError`.
-
-        They may not be there now.
-        """
-        local = [each.path for each in self.log_dirs if not each.disk.is_remote]
-        here = {Path(os.path.realpath(path)) for path in local}
-        working = [each.path for each in self.working if not each.disk.is_remote]
-        return sorted(whole_store(self.disk, working) - here)
+    def find_missing_log_dirs(self) -> None:
+        """Set `missing_log_dirs` by what the log directories say of their store."""
+        if not self.disk.is_remote:
+            here = {Path(os.path.realpath(each.path)) for each in self.log_dirs}
+            every = whole_store((each.disk, each.path) for each in self.working)
+            self.missing_log_dirs = sorted(every - here)
 
     def check_log_dirs(self) -> None:
         """Take unmounted and replaced log directories offline; move partitions in failed directories to `offline`."""

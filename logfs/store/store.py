@@ -159,6 +159,7 @@ class Store(PartitionRegistry):
     def _find_partitions(self, *, lazy: bool) -> None:
         """Find the partitions, load all or, with `lazy`, those of decided commits, and do these commits."""
         began = time.monotonic()
+        self.find_missing_log_dirs()
         self._loader.find()
         for name in sorted(self.commits.partitions()):
             # First, and one by one: `Commits.reconcile`.
@@ -169,7 +170,7 @@ class Store(PartitionRegistry):
             raise self.failed[0]
         self.loading_seconds = time.monotonic() - began
         if not self.read_only and len(self.working) > 1:
-            every = whole_store(self.disk, [each.path for each in self.working])
+            every = whole_store((each.disk, each.path) for each in self.working)
             for log_dir in self.working:
                 log_dir.note_store(every)
         self.commits.finish_at_opening()
@@ -482,6 +483,7 @@ class Store(PartitionRegistry):
             ]
             if changed:
                 self._loader.refresh(changed)
+                self.find_missing_log_dirs()
         if changed:
             self._loader.load_new()
         for name, partition in self.partitions.copy().items():

@@ -1038,10 +1038,13 @@ def test_a_log_directory_that_is_gone_for_good_can_be_forgotten(tmp_path: Path) 
     """The message says how."""
     holder, other, orders = split_store(tmp_path)
     shutil.rmtree(holder)
+    with (
+        Store(other) as store,
+        pytest.raises(InvalidStore, match=f"remove {STORE_DIRS} in {other}"),
+    ):
+        store.groups.commit("a", orders, 1)
+    (other / STORE_DIRS).unlink()
     with Store(other) as store:
-        with pytest.raises(InvalidStore, match=f"remove {STORE_DIRS} in {other}"):
-            store.groups.commit("a", orders, 1)
-        (other / STORE_DIRS).unlink()
         store.groups.commit("a", orders, 1)
 
 

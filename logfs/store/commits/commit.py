@@ -155,7 +155,7 @@ class Commits:
 
     def _check_open(self, writer: str) -> None:
         """Raise `InvalidStore` if a log directory that the store is open without knows commits of a writer."""
-        for path in self._registry.missing_log_dirs():
+        for path in self._registry.missing_log_dirs:
             if writer in read_commits(self._registry.disk, path).writers:
                 here = " ".join(str(log_dir.path) for log_dir in self._registry.log_dirs)
                 raise InvalidStore(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakSet
@@ -59,12 +60,15 @@ def store_dirs(disk: Disk, path: Path) -> StoreDirs:
     )
 
 
-def whole_store(disk: Disk, paths: Iterable[Path]) -> frozenset[Path]:
-    """Return all log directories of the store that those at `paths` belong to, without symlinks. Raises `OSError`.
+def whole_store(log_dirs: Iterable[tuple[Disk, Path]]) -> frozenset[Path]:
+    """Return all log directories of the store that these belong to, without symlinks. Those that fail are left out.
 
     A log directory that was renamed is not where others say that it is.
     """
-    told = {Path(os.path.realpath(path)): store_dirs(disk, path) for path in paths}
+    told = {}
+    for disk, path in log_dirs:
+        with suppress(OSError, LogDirFailed):
+            told[Path(os.path.realpath(path))] = store_dirs(disk, path)
     found = frozenset[Path]().union(*(each.all for each in told.values()))
     return found - {each.here for path, each in told.items() if each.here != path}
 
