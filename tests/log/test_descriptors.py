@@ -42,11 +42,18 @@ def descriptors() -> int:
 
 def limit_that_leaves(spare: int) -> int:
     """Return the limit below which `spare` descriptors are free; the open ones may have any numbers."""
-    # What other tests have left open must not be closed meanwhile.
-    gc.collect()
     taken = {int(name) for name in os.listdir("/proc/self/fd")}
     free = (number for number in itertools.count() if number not in taken)
     return next(itertools.islice(free, spare, None))
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_collected() -> Iterator[None]:
+    """Keep the collector of garbage from closing meanwhile what other tests have left open."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @pytest.fixture
