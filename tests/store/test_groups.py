@@ -30,9 +30,10 @@ from logfs.format.batches.batch import HEADER_SIZE, TRANSACTIONAL_BIT, assign_of
 from logfs.format.batches.compression import Codec
 from logfs.format.encoding.batch_builder import BatchFormat, build_records
 from logfs.format.messages.group_record import OffsetCommit, OffsetKey
+from logfs.log.disk.disk import Disk
 from logfs.log.segment.segment import Segment
 from logfs.store.commits.groups import TOPIC, GroupOffset, Groups, resolve_offset
-from logfs.store.directory.log_dir import STORE_DIRS
+from logfs.store.directory.log_dir import STORE_DIRS, store_dirs
 from logfs.store.store import Store
 from tests.support.command_line import call, fails, ok
 from tests.support.processes import run
@@ -1004,6 +1005,18 @@ def test_a_copy_of_a_log_directory_is_a_store_of_its_own(tmp_path: Path) -> None
         store.groups.commit("a", orders, 1)
     assert_clean(copy)
     assert_clean(holder, other)
+
+
+def test_log_directories_that_have_changed_their_names_are_still_one_store(tmp_path: Path) -> None:
+    """Each is at the path where the other one was."""
+    holder, other, _ = split_store(tmp_path)
+    between = holder.rename(tmp_path / "between")
+    other.rename(holder)
+    between.rename(other)
+    with Store([holder, other]):
+        pass
+    for path in (holder, other):
+        assert store_dirs(Disk(), path) == (path, {holder, other})
 
 
 @pytest.mark.parametrize("how", ["renamed", "with a new one", "without the other"])

@@ -70,7 +70,8 @@ def whole_store(log_dirs: Iterable[tuple[Disk, Path]]) -> frozenset[Path]:
         with suppress(OSError, LogDirFailed):
             told[Path(os.path.realpath(path))] = store_dirs(disk, path)
     found = frozenset[Path]().union(*(each.all for each in told.values()))
-    return found - {each.here for path, each in told.items() if each.here != path}
+    left = {each.here for each in told.values()} - told.keys()
+    return found - left
 
 
 class FirstError:
