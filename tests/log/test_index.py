@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import threading
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,14 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logfs.errors import Corrupt, NotWritable
+from logfs.format.batches.record import Record
 from logfs.format.text.rendering import NO_TEXT, TextSize, View
-from logfs.log.disk.disk import Disk, ReadOnlyDisk
+from logfs.log.disk.disk import Disk, Gone, ReadOnlyDisk, WouldBlock
+from logfs.log.segment import index_entries
 from logfs.log.segment.index import OffsetEntry, OffsetIndex, SparseIndex, TimeEntry, TimeIndex
 from logfs.log.segment.text_index import TextEntry, TextIndex
+from logfs.store.store import Store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from logfs.log.disk.disk import File
 
@@ -499,3 +503,147 @@ def test_a_read_only_index_changes_no_file(tmp_path: Path) -> None:
     assert index.path.read_bytes() == before
     with pytest.raises(NotWritable):
         ReadOnlyDisk().unlink(index.path)
+
+
+# Where the entries are read.
+
+
+class ColdDisk(Disk):
+    """A disk on which no byte is in the page cache."""
+
+    def read(self, file: File, position: int, size: int) -> memoryview:
+        self.check_may_block()
+        return super().read(file, position, size)
+
+
+def in_a_thread(work: Callable[[], object]) -> object:
+    found: list[object] = []
+    thread = threading.Thread(target=lambda: found.append(work()))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def mapped() -> str:
+    """Return the mappings of this process."""
+    return Path("/proc/self/maps").read_text()
+
+
+def test_a_lookup_on_the_event_loop_waits_for_no_cold_entry(tmp_path: Path) -> None:
+    """It raises `WouldBlock`; repeated in another thread it works, and what was read is then at hand."""
+    written = offsets(tmp_path, slots=3000)
+    written.append_all((BASE + 1 + n, n) for n in range(3000))
+    written.trim()
+    written.close()
+    disk = ColdDisk()
+    disk.forbid_blocking()
+    index = OffsetIndex(disk, written.path, BASE)
+    for _ in range(2):
+        with pytest.raises(WouldBlock):
+            index.lookup(BASE + 2000)
+    assert in_a_thread(lambda: index.lookup(BASE + 2000)) == (BASE + 2000, 1999)
+    assert index.lookup(BASE + 2000) == (BASE + 2000, 1999)
+    with pytest.raises(WouldBlock):
+        index.lookup(BASE + 1)
+    with pytest.raises(WouldBlock):
+        index.to_bytes()
+
+
+def test_an_append_on_the_event_loop_waits_for_no_cold_entry(tmp_path: Path) -> None:
+    """The writer has the last block in memory, also after an entry that completes it."""
+    disk = ColdDisk()
+    index = OffsetIndex(disk, tmp_path / "index", BASE)
+    index.reset()
+    index.preallocate(MIB10)
+    disk.forbid_blocking()
+    for n in range(1100):
+        index.append(BASE + 1 + n, n)
+        assert index[n] == (BASE + 1 + n, n)
+    index.trim()
+
+
+def test_only_the_index_of_an_active_segment_is_mapped(tmp_path: Path) -> None:
+    index = offsets(tmp_path)
+    index.append(50, 1)
+    assert str(index.path) in mapped()
+    index.trim()
+    assert index.lookup(60) == (50, 1)
+    assert str(index.path) not in mapped()
+    again = OffsetIndex(Disk(), index.path, BASE)
+    assert again.lookup(60) == (50, 1)
+    assert str(index.path) not in mapped()
+
+
+def test_no_file_of_a_sealed_segment_is_mapped(tmp_path: Path) -> None:
+    """After lookups by offset, by time and in the text, the process has mappings of the active segment alone."""
+    now_ms = 1_700_000_000_000
+    with Store(tmp_path, clock=lambda: now_ms) as store:
+        store.settings.set_topic("orders", "index.interval.bytes", "0")
+        orders = store.create("orders-0")
+        for number in range(30):
+            orders.append([Record(b"%d" % number, timestamp=now_ms + number)])
+            if number % 10 == 9:
+                orders.roll(now_ms)
+        orders.append([b"last"])
+        for number in range(30):
+            assert next(iter(orders.read(number))).value == b"%d" % number
+            assert orders.offset_for_time(now_ms + number).offset == number
+        assert orders.text(View.LINES).read(0, 1 << 20).startswith(b"0\n1\n2\n")
+        for segment in orders.segments:
+            stem = str(segment.path.with_suffix(""))
+            assert (stem in mapped()) == segment.is_active
+
+
+@pytest.mark.parametrize("most", [1, 2, 1000])
+@pytest.mark.parametrize("is_active", [True, False])
+def test_lookups_in_an_index_of_many_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, is_active: bool
+) -> None:
+    """Each entry is found in an index longer than the memory for its blocks, which grows while it is read."""
+    for kept in (index_entries.FileBlocks, index_entries._FirstFields):
+        monkeypatch.setattr(kept, "most", most)
+    chosen = random.Random(most)
+    made = (offsets(tmp_path, 4000, 0), times(tmp_path, 4000, 0), texts(tmp_path, 4000, 0))
+    offset_index, time_index, text_index = made
+    count = 0
+    while count < 2500:
+        if chosen.random() < 0.2:
+            for index in made:
+                index.preallocate(4000 * index.entry.size)
+        new = range(count, count + chosen.choice([1, 2, 300, 1000]))
+        offset_index.append_all((10 * n + 9, n) for n in new)
+        time_index.append_all(TimeEntry(7 * n, n) for n in new)
+        text_index.append_all((10 * n + 10, n + 1, sized(n)) for n in new)
+        count = new.stop
+        if not is_active and count >= 2500:
+            for index in made:
+                index.trim()
+        for n in {0, count - 1, *chosen.choices(range(count), k=5)}:
+            assert offset_index.lookup(10 * n + 12) == (10 * n + 9, n)
+            assert time_index.lookup(7 * n + 6) == (7 * n, n)
+            assert text_index.around(10 * n + 13) == (
+                10 * n + 10,
+                n + 1,
+                -1 if n == count - 1 else n + 2,
+            )
+    for index in made:
+        assert len(index.to_bytes()) == count * index.entry.size
+        assert index.path.read_bytes().startswith(index.to_bytes())
+        left = chosen.randrange(count)
+        index.keep(left)
+        assert len(list(index)) == left
+        assert not index.path.read_bytes()[left * index.entry.size :].strip(b"\0")
+
+
+def test_an_index_that_is_cut_while_it_is_read_is_gone(tmp_path: Path) -> None:
+    """Another process may cut a file that a read-only store has opened; a reader is told to look again."""
+    index = offsets(tmp_path, slots=3000)
+    index.append_all((BASE + 1 + n, n) for n in range(3000))
+    index.trim()
+    reader = OffsetIndex(ReadOnlyDisk(), index.path, BASE)
+    assert reader.lookup(BASE + 9) == (BASE + 9, 8)
+    index.path.write_bytes(index.path.read_bytes()[:8000])
+    with pytest.raises(Gone):
+        reader.lookup(BASE + 2900)
+    with pytest.raises(Gone):
+        _ = reader[2900]

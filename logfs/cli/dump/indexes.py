@@ -113,7 +113,7 @@ def _open(kind: type[Index], name: str) -> Index:
     path = Path(os.path.realpath(name))
     path.stat()
     index = kind(ReadOnlyDisk(), path, names.parse_stem(Path(name).name))
-    index.copy()
+    index.collect(keep=True)
     return index
 
 

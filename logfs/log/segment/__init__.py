@@ -7,6 +7,7 @@
 - `segment_listing`: the segments that a directory holds at this moment.
 - `file_checks`: files that are refused before anything reads them.
 - `index`: sparse sorted entries of fixed width: the offset index and the time index.
+- `index_entries`: where the entries of an index are read, and how they are added.
 - `text_index`: the third index, by position in the text views.
 - `text_index_cache`: text indexes of segments that a broker wrote, in the user's cache directory.
 - `txn_index`: the aborted transactions of a segment.

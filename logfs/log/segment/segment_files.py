@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from logfs.log.segment.segment_listing import Files
     from logfs.log.segment.text_index import TextEntry
 
-# Sealed segments use at most half of the descriptors of the process. A durable one has four: the .log file, and a
-# mapping of each index. One that waits for its flush has the files of the indexes, too.
+# Sealed segments use at most half of the descriptors of the process. A durable one has four: the .log file, and that
+# of each index. One that waits for its flush may have the file of the transaction index, too.
 SHARE = 2
 _DURABLE_DESCRIPTORS = 4
-_UNFLUSHED_DESCRIPTORS = 7
+_UNFLUSHED_DESCRIPTORS = 5
 
 
 # The attributes that `SegmentFiles.__getattr__` makes.

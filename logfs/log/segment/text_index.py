@@ -83,15 +83,16 @@ class TextIndex(SparseIndex):
         first, behind = number, number + 1
         while first and not self._is_right(first - 1):
             first -= 1
-        while behind < self._count and not self._is_right(behind):
+        while behind < len(self) and not self._is_right(behind):
             behind += 1
         # After the last valid entry it is unknown how far the log goes.
-        known = behind < self._count
+        known = behind < len(self)
         entries = self.recreate(self[first - 1], self[behind], behind - first) if known else ()
         if not entries:
             file = self._file
             if file is not None and self._disk.fetch_again(file, 0, self._disk.size(file)):
                 # The file is a copy in a cache, and was damaged there.
+                self.read_again()
                 return self._get(number)
             raise Corrupt(f"{self.path}: entry {number} is damaged; run 'logfs reindex'")
         recreated = {
@@ -132,31 +133,26 @@ class TextIndex(SparseIndex):
         `offset` is the offset after the batches before `position`, and `before` is their text size. Raises
         `ValueError` if the index is full.
         """
-        self._open()
         if position > self.last.position:
             self._append(self._relative_end(offset), position, *before)
 
     def append_all(self, entries: Iterable[tuple[int, int, TextSize]]) -> None:
         """Add an entry for each (offset, position, text size before it), as `append` does; they are ascending."""
-        self._open()
         last = self.last.position
         self.extend(b"".join([self.packed(*each) for each in entries if each[1] > last]))
 
     @property
     def last(self) -> TextEntry:
         """The last entry; if there is none, one for the start of the segment."""
-        self._open()
-        return self[self._count - 1]
+        return self[len(self) - 1]
 
     def lookup_position(self, position: int) -> TextEntry:
         """Return the last entry at or before a position of the .log file, or else one for the segment's start."""
-        self._open()
         return self[self.number_of_position(position)]
 
     def number_of_position(self, position: int) -> int:
         """Return the number of the last entry at or before a position of the .log file; -1 if there is none."""
-        self._open()
-        return bisect_right(range(self._count), position, key=lambda i: self._get(i)[1]) - 1
+        return bisect_right(range(len(self)), position, key=lambda i: self._get(i)[1]) - 1
 
     def last_before(self, position: int, number: int) -> int:
         """Return the number of the last entry at or before a position of the .log file, near entry `number`.
@@ -164,8 +160,7 @@ class TextIndex(SparseIndex):
         Only the 256 entries from `number` on are searched, and the number of the last of them is returned for a
         position after it. `position` must lie at or after entry `number - 1`.
         """
-        self._open()
-        high = min(number + _NEAR, self._count)
+        high = min(number + _NEAR, len(self))
         return (
             bisect_right(range(high), position, lo=min(number, high), key=lambda i: self._get(i)[1])
             - 1
@@ -173,9 +168,8 @@ class TextIndex(SparseIndex):
 
     def number_of_offset(self, offset: int) -> int:
         """Return the number of the last entry at or before an offset; -1 if there is none."""
-        self._open()
         relative = offset - 1 - self.base_offset
-        return bisect_right(range(self._count), relative, key=lambda i: self._get(i)[0]) - 1
+        return bisect_right(range(len(self)), relative, key=lambda i: self._get(i)[0]) - 1
 
     def around(self, offset: int) -> tuple[int, int, int] | None:
         """Return (offset, position, next position) of the entries around an offset; None if the index is empty.
@@ -185,8 +179,8 @@ class TextIndex(SparseIndex):
         """
         wanted = offset - 1 - self.base_offset
         # The entries on the way of this search are not checked, only the two that it leads to.
-        number = self._count_up_to(wanted) - 1
-        if not self._count:
+        number, _ = self._last_up_to(wanted)
+        if not len(self):
             return None
         found = self._around(number)
         if not found[0] <= wanted < found[2]:
@@ -198,7 +192,7 @@ class TextIndex(SparseIndex):
         """Return relative offset and position of an entry, or of the segment's start, and of the entry after it."""
         start, position = self._get(number)[:2] if number >= 0 else (-1, 0)
         end, after = MAX_RELATIVE_OFFSET + 1, -1
-        if number + 1 < self._count:
+        if number + 1 < len(self):
             end, after = self._get(number + 1)[:2]
         return start, position, end, after
 
@@ -207,17 +201,15 @@ class TextIndex(SparseIndex):
 
         `at` counts from the start of the segment's text; `prefix_bytes` is the length of each envelope's prefix.
         """
-        self._open()
 
         def size_before(number: int) -> int:
             return TextSize._make(self._get(number)[2:]).size(view, prefix_bytes)
 
-        return bisect_right(range(self._count), at, key=size_before) - 1
+        return bisect_right(range(len(self)), at, key=size_before) - 1
 
     def number_of_record(self, record: int) -> int:
         """Return the number of the last entry with at most `record` records before it; -1 if there is none."""
-        self._open()
-        return bisect_right(range(self._count), record, key=lambda i: self._get(i)[2]) - 1
+        return bisect_right(range(len(self)), record, key=lambda i: self._get(i)[2]) - 1
 
     def __getitem__(self, number: int) -> TextEntry:
         if number < 0:
@@ -227,7 +219,6 @@ class TextIndex(SparseIndex):
 
     def truncate(self, position: int) -> None:
         """Drop the entries after a position of the .log file."""
-        self._open()
         self.keep(self.number_of_position(position) + 1)
 
     def __iter__(self) -> Iterator[TextEntry]:
