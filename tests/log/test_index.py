@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 import threading
 from pathlib import Path
@@ -600,8 +602,7 @@ def test_lookups_in_an_index_of_many_blocks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, is_active: bool
 ) -> None:
     """Each entry is found in an index longer than the memory for its blocks, which grows while it is read."""
-    for kept in (index_entries.FileBlocks, index_entries._FirstFields):
-        monkeypatch.setattr(kept, "most", most)
+    monkeypatch.setattr(index_entries, "_MOST_KEPT", most)
     chosen = random.Random(most)
     made = (offsets(tmp_path, 4000, 0), times(tmp_path, 4000, 0), texts(tmp_path, 4000, 0))
     offset_index, time_index, text_index = made
@@ -633,6 +634,29 @@ def test_lookups_in_an_index_of_many_blocks(
         index.keep(left)
         assert len(list(index)) == left
         assert not index.path.read_bytes()[left * index.entry.size :].strip(b"\0")
+
+
+@pytest.mark.parametrize("call", ["map", "read"])
+def test_space_that_could_not_be_used_is_cut_off_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """An index file that was enlarged, but not opened for appends, has its entries alone after it is trimmed."""
+    index = offsets(tmp_path, slots=10)
+    index.append(BASE + 3, 100)
+    index.trim()
+    with monkeypatch.context() as patch:
+
+        def fail(*_: object) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        patch.setattr(Disk, call, fail)
+        with pytest.raises(OSError, match="No space left"):
+            index.preallocate(800)
+    index.trim()
+    assert index.path.read_bytes() == index.to_bytes() == index.entry.pack(3, 100)
+    index.preallocate(800)
+    index.append(BASE + 5, 200)
+    assert list(index) == [(BASE + 3, 100), (BASE + 5, 200)]
 
 
 def test_an_index_that_is_cut_while_it_is_read_is_gone(tmp_path: Path) -> None:

@@ -117,10 +117,9 @@ class SparseIndex(NamedFile):
 
     def reset(self) -> None:
         """Drop all entries; in a writable store the file is emptied, or created."""
+        self.collect()
         if self._disk.writable:
             self._begin_writing(0, 0)
-        else:
-            self.collect()
 
     def _begin_writing(self, count: int, capacity: int) -> None:
         """Add entries to the file from now on, after the first `count`."""
@@ -312,7 +311,7 @@ class SparseIndex(NamedFile):
         self.extend(self.entry.pack(*fields))
 
     def _get(self, number: int) -> tuple[int, ...]:
-        _, per_block, blocks, _, _, _ = self._entries or self._open()
+        _, per_block, blocks, _, _ = self._entries or self._open()
         try:
             block = blocks[number // per_block]
             return self.entry.unpack_from(block, number % per_block * self.entry.size)
@@ -325,7 +324,7 @@ class SparseIndex(NamedFile):
     def _last_up_to(self, value: int) -> tuple[int, tuple[int, ...]]:
         """Return number and fields of the last entry whose first field is at most `value`; (-1, ()) if none is."""
         # Bisections that call no function of Python: most of a lookup's time went there.
-        length, per_block, blocks, firsts, _, _ = self._entries or self._open()
+        length, per_block, blocks, _, _ = self._entries or self._open()
         if not length:
             return -1, ()
         unpack, width = self.first_field.unpack_from, self.entry.size
@@ -333,7 +332,7 @@ class SparseIndex(NamedFile):
             first, after = 0, -(-length // per_block)
             while after - first > 1:
                 middle = (first + after) // 2
-                if firsts[middle] <= value:
+                if unpack(blocks[middle])[0] <= value:
                     first = middle
                 else:
                     after = middle

@@ -8,9 +8,8 @@ the file of an active segment belongs to its `IndexWriter`.
 from __future__ import annotations
 
 import mmap
-from abc import abstractmethod
 from collections import deque
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 from weakref import ref
 
 if TYPE_CHECKING:
@@ -18,88 +17,66 @@ if TYPE_CHECKING:
 
     from logfs.log.disk.disk import Disk, File
 
-T = TypeVar("T")
 _BLOCK_BYTES = 4096
 # More entries than an index has.
 _ALL = 2**32
 
 
-class _Kept(dict[int, T]):
-    """What was read of a file, by number. The process keeps `most` of them, and reads the others again."""
+class Blocks(dict[int, bytes | bytearray]):
+    """The bytes of the entries by block. Those of a file are read when they are needed, and forgotten again.
 
-    __slots__ = ("__weakref__", "_disk", "_size", "file")
-    most: ClassVar[int]
-    # All that are kept, the oldest first. Only atomic operations are used on it.
-    kept: ClassVar[deque[tuple[ref[_Kept[Any]], int]]]
+    The process keeps the 16 MiB of blocks that were read last. The last block may be incomplete.
+    """
+
+    __slots__ = ("__weakref__", "_block_bytes", "_disk", "file")
 
     def __init__(self, disk: Disk, file: File, block_bytes: int) -> None:
         super().__init__()
-        self.file = file
+        self.file: File | None = file
         self._disk = disk
-        self._size = block_bytes
+        self._block_bytes = block_bytes
 
-    @abstractmethod
-    def _load(self, number: int) -> T:
-        """Read it. Raises `OSError`, and `WouldBlock` in a thread that must not wait for the disk."""
-
-    def __missing__(self, number: int) -> T:
-        found = self[number] = self._load(number)
-        self.kept.append((ref(self), number))
-        if len(self.kept) > self.most:
-            oldest, number = self.kept.popleft()
-            values = oldest()
-            if values is not None:
-                values.pop(number, None)
+    def __missing__(self, number: int) -> bytes:
+        """Read a block. Raises `OSError`, and `WouldBlock` in a thread that must not wait for the disk."""
+        assert self.file is not None
+        start = number * self._block_bytes
+        found = self[number] = bytes(self._disk.read(self.file, start, self._block_bytes))
+        _kept.append((ref(self), number))
+        if len(_kept) > _MOST_KEPT:
+            oldest, number = _kept.popleft()
+            blocks = oldest()
+            if blocks is not None:
+                blocks.pop(number, None)
         return found
-
-
-class FileBlocks(_Kept[bytes | bytearray]):
-    """The bytes of a file in blocks. The last one may be incomplete."""
-
-    __slots__ = ()
-    most = 2048  # 8 MiB
-    kept: ClassVar = deque()
-
-    def _load(self, number: int) -> bytes:
-        return bytes(self._disk.read(self.file, number * self._size, self._size))
 
     def read(self, size: int) -> bytes:
         """Return the first `size` bytes."""
+        assert self.file is not None
         return bytes(self._disk.read(self.file, 0, size))
 
 
-class _FirstFields(_Kept[int]):
-    """The first field of each block of a file: the upper steps of a bisection meet the same few again and again."""
-
-    __slots__ = ("_entry",)
-    most = 16384  # about 4 MiB
-    kept: ClassVar = deque()
-
-    def __init__(self, disk: Disk, file: File, block_bytes: int, entry: struct.Struct) -> None:
-        super().__init__(disk, file, block_bytes)
-        self._entry = entry
-
-    def _load(self, number: int) -> int:
-        data = self._disk.read(self.file, number * self._size, self._entry.size)
-        first: int = self._entry.unpack(data)[0]
-        return first
-
-
-class HeldBlock(dict[int, bytes | bytearray]):
+class HeldBlock(Blocks):
     """All entries in one block in memory."""
 
     __slots__ = ()
-    file = None
+
+    def __init__(self, data: bytes | bytearray) -> None:
+        dict.__init__(self, {0: data})
+        self.file = None
 
     def read(self, size: int) -> bytes:
-        """Return the first `size` bytes."""
         return bytes(self[0][:size])
+
+
+# All blocks that were read of files, the oldest first. Only atomic operations are used on it.
+_kept: deque[tuple[ref[Blocks], int]] = deque()
+_MOST_KEPT = 4096
 
 
 class Entries(NamedTuple):
     """What readers see of an index: `length` entries, with `per_block` of them in each of the `blocks`.
 
-    More may follow in the last block meanwhile. `firsts` has the first field of each block.
+    More may follow in the last block meanwhile.
 
     - `has_rest`: the file has more bytes after its last whole entry, fewer than an entry has.
     - `reopens`: the index may forget them, and find them again in its own file.
@@ -107,23 +84,20 @@ class Entries(NamedTuple):
 
     length: int
     per_block: int
-    blocks: FileBlocks | HeldBlock
-    firsts: dict[int, int]
+    blocks: Blocks
     has_rest: bool = False
     reopens: bool = False
 
     @classmethod
     def held(cls, data: bytes | bytearray, entry: struct.Struct) -> Entries:
         """Return the entries in `data`."""
-        return cls(len(data) // entry.size, _ALL, HeldBlock({0: data}), {})
+        return cls(len(data) // entry.size, _ALL, HeldBlock(data))
 
     @classmethod
     def of_file(cls, disk: Disk, file: File, entry: struct.Struct, length: int) -> Entries:
         """Return the first `length` entries in a file."""
         per_block = _BLOCK_BYTES // entry.size
-        size = per_block * entry.size
-        firsts = _FirstFields(disk, file, size, entry)
-        return cls(length, per_block, FileBlocks(disk, file, size), firsts)
+        return cls(length, per_block, Blocks(disk, file, per_block * entry.size))
 
 
 class EntryCollector:
@@ -158,22 +132,25 @@ class IndexWriter(EntryCollector):
     """
 
     def __init__(self, disk: Disk, file: File, entry: struct.Struct, capacity: int) -> None:
-        """Give the file space for `capacity` entries. Raises `OSError`."""
         super().__init__(entry, capacity)
-        size = capacity * entry.size
         self._disk = disk
         self._file = file
         self._allocated = 0
         # The block with the last entry, and the number of its first entry.
         self._block = bytearray()
         self._block_start = 0
-        if disk.size(file) != size:
-            disk.truncate(file, size)
-        self._mapping = disk.map(file, size) if size else None
+        self._mapping: mmap.mmap | None = None
 
     def begin(self, length: int) -> Entries:
-        """Return the first `length` entries of the file, to which others are added. May raise `WouldBlock`."""
-        width = self._entry.size
+        """Give the file its space, and return its first `length` entries, to which others are added.
+
+        Raises `OSError` and `WouldBlock`; `trim` takes the space back.
+        """
+        width, size = self._entry.size, self.capacity * self._entry.size
+        if self._disk.size(self._file) != size:
+            self._disk.truncate(self._file, size)
+        if size and self._mapping is None:
+            self._mapping = self._disk.map(self._file, size)
         entries = Entries.of_file(self._disk, self._file, self._entry, length)
         number = max(length - 1, 0) // entries.per_block
         start = number * entries.per_block
@@ -184,7 +161,7 @@ class IndexWriter(EntryCollector):
 
     def add(self, entries: Entries, packed: bytes) -> Entries:
         width, mapping = self._entry.size, self._mapping
-        length, per_block, blocks, firsts, _, _ = entries
+        length, per_block, blocks, _, _ = entries
         at = length * width
         end = at + len(packed)
         after = end // width
@@ -201,7 +178,7 @@ class IndexWriter(EntryCollector):
             blocks[number] = self._block
             # It is whole now: readers find it in the file.
             blocks.pop(before, None)
-        return Entries(after, per_block, blocks, firsts)
+        return Entries(after, per_block, blocks)
 
     def keep(self, entries: Entries, length: int) -> Entries:
         # Readers in other processes find the end of the entries by the zeros.
