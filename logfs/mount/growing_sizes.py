@@ -49,7 +49,7 @@ from logfs.mount.threads import run_in_thread
 from logfs.store.commits.groups import TOPIC as GROUPS_TOPIC
 
 if TYPE_CHECKING:
-    from logfs.log.read.readable_log import ReadableLog
+    from logfs.log.read.reader import Reader
     from logfs.mount.nodes.growing import GrowingFile
 
 # How long a size must be told without a change before the kernel may keep it; an answer arrives within microseconds.
@@ -94,7 +94,7 @@ class GrowingSizes:
 
     def __init__(self) -> None:
         self._told: WeakKeyDictionary[GrowingFile, _KnownSize] = WeakKeyDictionary()
-        self._kept: WeakKeyDictionary[ReadableLog, set[int]] = WeakKeyDictionary()
+        self._kept: WeakKeyDictionary[Reader, set[int]] = WeakKeyDictionary()
         # The threads that were told to repeat a lookup, until they open the file.
         self._sent_back: set[int] = set()
         self._waiting = trio.CapacityLimiter(_WAITING)
@@ -200,7 +200,7 @@ class GrowingSizes:
         self._kept.setdefault(log, set()).add(node.inode)
         return KEEP_SECONDS
 
-    def pop_stale(self, partition: ReadableLog) -> set[int]:
+    def pop_stale(self, partition: Reader) -> set[int]:
         """Remove and return the inodes of files that `partition` has grown and whose old sizes the kernel keeps.
 
         The caller must invalidate the attributes of each inode.

@@ -3,54 +3,22 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from logfs.locks import Level, make_rlock
 from logfs.log.disk.disk import NO_DESCRIPTOR
 from logfs.log.segment.segment_files import too_many_unflushed
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Sequence
-    from pathlib import Path
 
     from logfs.config import LogConfig
-    from logfs.errors import PartitionFailed, UnknownPartition
-    from logfs.log.disk.disk import Disk
+    from logfs.log.append.partition import Partition
     from logfs.log.recovery import Loaded
     from logfs.log.segment.segment import Segment
-    from logfs.log.state.producer_snapshots import ProducerSnapshots
 
 # Segments stay open until they are durable, so more unflushed ones than this make a flush due.
 _MOST_UNFLUSHED = 16
-
-
-class FlushedLog(Protocol):
-    """What a `Flusher` needs of its partition."""
-
-    disk: Disk
-    directory: Path
-    snapshots: ProducerSnapshots
-    failure: PartitionFailed | UnknownPartition | None
-    lock: threading.RLock
-
-    @property
-    def local_segments(self) -> Sequence[Segment]:
-        """The segments in the partition directory."""
-
-    @property
-    def config(self) -> LogConfig:
-        """The topic's settings in force."""
-
-    @property
-    def log_end_offset(self) -> int:
-        """The offset of the next record to be appended."""
-
-    def fail(self, what: str, error: OSError) -> PartitionFailed:
-        """Refuse all further appends, and return the error that they raise.
-
-        `what` says what failed, for the error's message; `error` is the cause.
-        """
 
 
 class Flusher:
@@ -61,7 +29,7 @@ class Flusher:
     throughout, and the partition's own while it changes what readers see.
     """
 
-    def __init__(self, log: FlushedLog, loaded: Loaded) -> None:
+    def __init__(self, log: Partition, loaded: Loaded) -> None:
         self.lock = make_rlock(Level.FLUSH)
         self.recovery_point = loaded.recovery_point
         self.flushes = 0

@@ -2,9 +2,9 @@
 
 - `reader`: records by offset and by time, and in bulk as columns. Begin here.
 - `log`: a partition's log with its published state, and its reader of committed records.
-- `readable_log`: what the modules below need of a log, so that `reader` may import them.
 - `read_committed`: what isolation level read_committed hides, and the text of what it shows.
 - `text_view`: the records as one long text: `records` and `records.jsonl` of the mount.
+- `view_registry`: the text views that are in use, which keep segments that leave the log.
 - `text_renderer`: the text of one segment, rendered in blocks.
 - `merge`: the text of several logs in the order of time.
 - `merged_text`: the same as one growing text: `records` of a topic.

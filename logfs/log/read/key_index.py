@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from logfs.format.batches.batch import Header
     from logfs.format.batches.record import Record
     from logfs.log.read.key_tables import FileTable, MemoryTable
-    from logfs.log.read.readable_log import ReadableLog
+    from logfs.log.read.reader import Reader
     from logfs.log.segment.batch_scanner import ScannedBatches
     from logfs.log.segment.segment import Segment
     from logfs.log.state.log_state import LogState
@@ -74,7 +74,7 @@ class KeyIndex:
     Any thread may use it. Nothing is read or kept before the first lookup.
     """
 
-    def __init__(self, reader: ReadableLog, *, is_kept: bool = True) -> None:
+    def __init__(self, reader: Reader, *, is_kept: bool = True) -> None:
         """Make the index of the records that `reader` sees. Unless `is_kept`, it writes no file."""
         self._reader = reader
         self._isolation = int(reader is not reader.log)
@@ -423,20 +423,20 @@ class KeyIndex:
         return found[np.lexsort(found.T)]
 
 
-def file_path(reader: ReadableLog) -> Path:
+def file_path(reader: Reader) -> Path:
     """Return the path of the file of a reader's key index, whether it exists or not."""
     is_all = reader is reader.log
     return reader.log.directory / (names.KEY_INDEX if is_all else names.COMMITTED_KEY_INDEX)
 
 
-def remove_files(log: ReadableLog) -> None:
+def remove_files(log: Reader) -> None:
     """Remove the files of the key indexes of a log."""
     for name in (names.KEY_INDEX, names.COMMITTED_KEY_INDEX):
         log.disk.unlink(log.directory / name)
         log.disk.unlink(log.directory / f"{name}.tmp")
 
 
-def audit(reader: ReadableLog) -> str | None:
+def audit(reader: Reader) -> str | None:
     """Compare the key index file of a log with the log; return a message if they disagree, None if they agree.
 
     Returns None for a log without such a file, too. Raises `Corrupt` if the file cannot be parsed, and `OSError`.

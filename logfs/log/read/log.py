@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from logfs.locks import Level, make_rlock
 from logfs.log.read import key_index
 from logfs.log.read.read_committed import CommittedText, Isolation, is_aborted
-from logfs.log.read.readable_log import ViewRegistry
 from logfs.log.read.reader import Reader, Traffic, last_batch_before
+from logfs.log.read.view_registry import ViewRegistry
 from logfs.log.state.log_state import LogState
 
 if TYPE_CHECKING:
@@ -79,6 +79,11 @@ class Log(Reader):
         self._get_config = config
         self._clock = clock
         self._set_state(loaded.segments, loaded.log_start_offset, loaded.last_timestamp, 0, ())
+
+    @property
+    def log(self) -> Log:
+        """The log itself, which shows all of its records."""
+        return self
 
     # What readers see (`log_state`).
 

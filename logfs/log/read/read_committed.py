@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from logfs.format.files.aborted_transactions import AbortedTransaction
     from logfs.format.text.rendering import View
-    from logfs.log.read.readable_log import ReadableLog
+    from logfs.log.read.reader import Reader
     from logfs.log.segment.batch_scanner import ScannedBatches
     from logfs.log.segment.segment import Segment
     from logfs.log.state.log_state import LogState
@@ -72,7 +72,7 @@ class CommittedText:
     """
 
     def __init__(
-        self, reader: ReadableLog, view: View, start: int | None = None, end: int | None = None
+        self, reader: Reader, view: View, start: int | None = None, end: int | None = None
     ) -> None:
         self._reader = reader
         self._all = TextView(reader.log, view, start, end)

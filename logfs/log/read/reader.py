@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from logfs.format.text.rendering import View
     from logfs.log.disk.disk import Disk
     from logfs.log.read.key_index import KeyIndex
-    from logfs.log.read.readable_log import ReadableLog, ViewRegistry
+    from logfs.log.read.log import Log
     from logfs.log.read.text_view import Text
+    from logfs.log.read.view_registry import ViewRegistry
     from logfs.log.segment.segment import Segment
     from logfs.log.state.leader_epochs import LeaderEpochs
     from logfs.log.state.log_state import LogState
@@ -112,6 +113,10 @@ class Reader:
             """The partition directory."""
 
         @property
+        def log(self) -> Log:
+            """The log with all of its records: this object, except in a `CommittedReader`, which hides some."""
+
+        @property
         def state(self) -> LogState:
             """The log at this moment. Its `log_end_offset` is the end of the records that this reader shows.
 
@@ -129,11 +134,6 @@ class Reader:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self.directory)!r})"
-
-    @property
-    def log(self) -> ReadableLog:
-        """The log with all of its records: this object, except in a `CommittedReader`, which hides some."""
-        return self
 
     @property
     def topic(self) -> str:

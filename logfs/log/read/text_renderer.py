@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from logfs.format.batches.batch import Batch
     from logfs.format.batches.columns import Columns
-    from logfs.log.read.readable_log import ReadableLog
+    from logfs.log.read.reader import Reader
     from logfs.log.segment.batch_scanner import ScannedBatches
     from logfs.log.segment.segment import Segment
     from logfs.log.segment.segment_end import SegmentEnd
@@ -137,7 +137,7 @@ class TextRenderer:
     gets `WouldBlock`.
     """
 
-    def __init__(self, log: ReadableLog, view: View, prefix: bytes) -> None:
+    def __init__(self, log: Reader, view: View, prefix: bytes) -> None:
         self.view = view
         self.prefix = prefix
         self._log = log

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from logfs.log.read.readable_log import ReadableLog
+    from logfs.log.read.reader import Reader
     from logfs.log.segment.segment import Segment
     from logfs.log.state.log_state import LogState
 
@@ -86,7 +86,7 @@ class TextView:
     """
 
     def __init__(
-        self, log: ReadableLog, view: View, start: int | None = None, end: int | None = None
+        self, log: Reader, view: View, start: int | None = None, end: int | None = None
     ) -> None:
         self.log = log
         self.view = view

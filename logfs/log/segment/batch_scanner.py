@@ -6,7 +6,7 @@ field of each batch would cost more than reading the block.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 from crc32c import crc32c
@@ -56,8 +56,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from logfs.format.batches.batch import Header
     from logfs.format.batches.columns import Columns
+    from logfs.log.segment.segment import Segment
 
 T = TypeVar("T")
 
@@ -72,54 +72,6 @@ _LARGE_BYTES = 8 << 20
 _MOST_TEXT_BYTES = 32 << 20
 # The greatest size of a batch that a 32-bit length can express.
 _MOST_BYTES = 2**31 - 1 + LENGTH_OVERHEAD
-
-
-class ScannableSegment(Protocol):
-    """What a scan needs of a segment."""
-
-    @property
-    def base_offset(self) -> int:
-        """The lowest offset that the segment may hold."""
-
-    @property
-    def limit_offset(self) -> int:
-        """An offset above all those that may be in the segment."""
-
-    @property
-    def next_base(self) -> int | None:
-        """The base offset of the next segment; None for the last one."""
-
-    @property
-    def size_bytes(self) -> int:
-        """The length of the .log file in bytes, up to the end of the last whole batch."""
-
-    @property
-    def gaps(self) -> bool:
-        """True if offsets may be missing between batches, as after compaction; if False, a gap is damage."""
-
-    def read(self, position: int, size: int) -> memoryview:
-        """Return `size` bytes of the .log file from `position` on, fewer if its last whole batch ends before that."""
-
-    def read_ahead(self, position: int, size: int) -> None:
-        """Have the kernel read these bytes of the .log file in the background."""
-
-    def walk_unknown_end(
-        self, position: int, first_offset: int
-    ) -> Iterator[tuple[int, Batch] | Damage]:
-        """Yield (position, batch) for each batch from `position` on, and each `Damage`, in file order.
-
-        `first_offset` is the offset that the first batch should have. The offset after the last batch may be unknown.
-        """
-
-
-class IndexedSegment(ScannableSegment, Protocol):
-    """What `scan_from` needs of a segment."""
-
-    def position_of(self, offset: int) -> int:
-        """Return the position of a batch at or before `offset`, from which a search for `offset` may start."""
-
-    def header(self, position: int) -> Header | None:
-        """Return the header of the batch at `position`, unchecked; None if there is none."""
 
 
 class BatchInfo(NamedTuple):
@@ -421,6 +373,30 @@ def _plain_legacy(batch: Batch, wanted: NDArray[np.bool_]) -> Iterator[PlainBatc
     yield PlainBatches(0, 1, np.frombuffer(payload, np.uint8), spans)
 
 
+def scan_at(
+    read: Callable[[int, int], memoryview],
+    position: int,
+    end: int,
+    first_offset: int,
+    *,
+    gaps: bool,
+) -> tuple[ScannedBatches, int]:
+    """Return the valid batches at `position` of a file, as `scan` does, and where in the file the last of them ends.
+
+    `read(position, size)` reads the file, whose bytes from `end` on are left out. About 1 MiB of batches are
+    returned, or one that is larger.
+    """
+    left = end - position
+    data = read(position, min(_CHUNK_BYTES, left))
+    found, stop = scan(data, first_offset, gaps=gaps)
+    if not len(found.rows) and len(data) < left:
+        # Either one batch is larger than the chunk, or nothing here is valid.
+        length = START.unpack_from(data)[1] + LENGTH_OVERHEAD if len(data) >= HEADER_SIZE else 0
+        if _CHUNK_BYTES < length <= min(left, _MOST_BYTES):
+            found, stop = scan(read(position, length), first_offset, gaps=gaps)
+    return found._replace(position=position), position + stop
+
+
 def scan(data: memoryview, first_offset: int, *, gaps: bool) -> tuple[ScannedBatches, int]:
     """Return the valid batches at the start of `data`, and the position in `data` after the last of them.
 
@@ -493,7 +469,7 @@ class MeasuredBatches(NamedTuple):
 
 
 def survey(
-    segment: ScannableSegment, position: int, first_offset: int
+    segment: Segment, position: int, first_offset: int
 ) -> Iterator[MeasuredBatches | Damage]:
     """Yield the batches of a segment from `position` on, in measured runs, and each `Damage` between them.
 
@@ -510,7 +486,7 @@ def survey(
 
 
 def scan_ahead(
-    segment: ScannableSegment,
+    segment: Segment,
     position: int,
     first_offset: int,
     work: Callable[[ScannedBatches], T],
@@ -529,7 +505,7 @@ def scan_ahead(
 
 
 def scan_segment(
-    segment: ScannableSegment, position: int, first_offset: int
+    segment: Segment, position: int, first_offset: int
 ) -> Iterator[ScannedBatches | Damage]:
     """Yield the valid batches of a segment from `position` on, in runs, and each `Damage` between them.
 
@@ -543,19 +519,12 @@ def scan_segment(
         asked = max(asked, position)
         segment.read_ahead(asked, position + _AHEAD_BYTES - asked)
         asked = position + _AHEAD_BYTES
-        data = segment.read(position, _CHUNK_BYTES)
-        found, end = scan(data, expected, gaps=segment.gaps)
-        if not len(found.rows) and len(data) < size - position:
-            # Either one batch is larger than the chunk, or nothing here is valid.
-            length = START.unpack_from(data)[1] + LENGTH_OVERHEAD if len(data) >= HEADER_SIZE else 0
-            if _CHUNK_BYTES < length <= min(size - position, _MOST_BYTES):
-                data = segment.read(position, length)
-                found, end = scan(data, expected, gaps=segment.gaps)
-        rows = found.rows
-        rows, end = _without_doubtful_end(*_below(rows, end, segment.limit_offset), expected)
+        found, _ = scan_at(segment.read, position, size, expected, gaps=segment.gaps)
+        rows = _without_doubtful_end(_below(found.rows, segment.limit_offset), expected)
         if len(rows):
-            yield ScannedBatches(position, data, rows)
-            position, expected = position + end, int(rows[-1, NEXT_OFFSET])
+            found = found._replace(rows=rows)
+            yield found
+            position, expected = found.end, found.next_offset
             continue
         # The careful walk finds what is wrong here and where batches go on, or reads messages of an old format.
         for walked in segment.walk_unknown_end(position, expected):
@@ -573,12 +542,12 @@ def scan_segment(
         yield Damage(size, size, expected, segment.next_base, "the file ends too early")
 
 
-def position_to_scan_from(segment: IndexedSegment, offset: int) -> int:
+def position_to_scan_from(segment: Segment, offset: int) -> int:
     """Return the position of about the batch that holds `offset`; 0 if the segment begins at or above it."""
     return segment.position_of(offset) if offset > segment.base_offset else 0
 
 
-def scan_from(segment: IndexedSegment, offset: int) -> Iterator[ScannedBatches | Damage]:
+def scan_from(segment: Segment, offset: int) -> Iterator[ScannedBatches | Damage]:
     """Yield the same from about the batch that holds `offset` on, which the offset index finds."""
     position = position_to_scan_from(segment, offset)
     head = segment.header(position) if position else None
@@ -586,27 +555,22 @@ def scan_from(segment: IndexedSegment, offset: int) -> Iterator[ScannedBatches |
     return scan_segment(segment, position if head else 0, first)
 
 
-def _below(rows: NDArray[np.int64], end: int, limit_offset: int) -> tuple[NDArray[np.int64], int]:
-    """Return the batches before the first that reaches beyond what a segment can hold, and where they end."""
+def _below(rows: NDArray[np.int64], limit_offset: int) -> NDArray[np.int64]:
+    """Return the batches before the first that reaches beyond what a segment can hold."""
     is_beyond = rows[:, NEXT_OFFSET] > limit_offset
-    if is_beyond.any():
-        first = int(is_beyond.argmax())
-        return rows[:first], int(rows[first, POSITION])
-    return rows, end
+    return rows[: int(is_beyond.argmax())] if is_beyond.any() else rows
 
 
-def _without_doubtful_end(
-    rows: NDArray[np.int64], end: int, expected: int
-) -> tuple[NDArray[np.int64], int]:
-    """Return the batches without the last one if that follows a gap, and where they end.
+def _without_doubtful_end(rows: NDArray[np.int64], expected: int) -> NDArray[np.int64]:
+    """Return the batches without the last one if that follows a gap.
 
     No CRC covers its offset and only its successor can confirm it, so it is left to the next scan.
     """
     if len(rows):
         before = int(rows[-2, NEXT_OFFSET]) if len(rows) > 1 else expected
         if rows[-1, SPAN_BASE_OFFSET] != before:
-            return rows[:-1], int(rows[-1, POSITION])
-    return rows, end
+            return rows[:-1]
+    return rows
 
 
 def _texts(columns: Columns, group: NDArray[np.int64]) -> NDArray[np.int64]:

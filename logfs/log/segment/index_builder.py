@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from contextlib import suppress
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,7 +19,6 @@ from logfs.format.batches.legacy import SMALLEST_BYTES
 from logfs.format.text.rendering import NO_TEXT, TextSize, measure
 from logfs.log.segment.batch_iterator import Damage, DamagedRange
 from logfs.log.segment.batch_scanner import (
-    ScannableSegment,
     scan_segment,
     survey,
     text_size,
@@ -28,62 +27,15 @@ from logfs.log.segment.index import TimeEntry
 from logfs.log.segment.text_index import TextEntry
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from numpy.typing import NDArray
 
-    from logfs.format.batches.batch import Batch
     from logfs.log.segment.batch_scanner import MeasuredBatches, ScannedBatches
     from logfs.log.segment.index import OffsetIndex, TimeIndex
+    from logfs.log.segment.segment import Segment
     from logfs.log.segment.text_index import TextIndex
 
 # Kafka's default index.interval.bytes.
 _INTERVAL_BYTES = 4096
-
-
-class IndexedSegment(ScannableSegment, Protocol):
-    """What the functions that build and check the indexes of a segment need of it."""
-
-    @property
-    def indexes(self) -> tuple[OffsetIndex, TimeIndex, TextIndex]:
-        """The offset, the time and the text index, in this order."""
-
-    @property
-    def offset_index(self) -> OffsetIndex:
-        """The index by offset."""
-
-    @property
-    def time_index(self) -> TimeIndex:
-        """The index by timestamp."""
-
-    @property
-    def text_index(self) -> TextIndex:
-        """The index by position in the text views."""
-
-    def new_indexes(self) -> tuple[OffsetIndex, TimeIndex, TextIndex]:
-        """Return new objects for the same three index files; `indexes` stays as it is."""
-
-    @property
-    def next_offset(self) -> int:
-        """The offset after the segment."""
-
-    @property
-    def first_timestamp(self) -> int:
-        """The greatest timestamp of the first batch (ms), -1 if there is none."""
-
-    def find_batch(self, offset: int) -> Batch | None:
-        """Return the batch that holds `offset`, or else the next one; None after the last."""
-
-    def has_batch_of(self, entry: TimeEntry) -> bool:
-        """Whether a time index entry is right: `entry.timestamp` is the greatest in the batch of `entry.offset`."""
-
-    def walk(
-        self, position: int, end: int, *, first_offset: int
-    ) -> Iterator[tuple[int, Batch] | Damage]:
-        """Yield (position, batch) for the batches in bytes [position, end), and each `Damage` between them.
-
-        `first_offset` is the offset after the batches before `position`.
-        """
 
 
 def _due(positions: NDArray[np.int64], last_entry: int, interval_bytes: int) -> list[int]:
@@ -200,9 +152,7 @@ class IndexBuilder:
     index, and the closing one.
     """
 
-    def __init__(
-        self, segment: IndexedSegment, interval_bytes: int, max_bytes: int | None = None
-    ) -> None:
+    def __init__(self, segment: Segment, interval_bytes: int, max_bytes: int | None = None) -> None:
         offset_index, time_index, text_index = segment.indexes
         offset_index.collect(max_bytes)
         time_index.collect(max_bytes)
@@ -232,7 +182,7 @@ class IndexBuilder:
             self._lookups.note(found.batches)
 
 
-def rebuild_lookups(segment: IndexedSegment) -> tuple[OffsetIndex, TimeIndex]:
+def rebuild_lookups(segment: Segment) -> tuple[OffsetIndex, TimeIndex]:
     """Rebuild the offset and the time index of a sealed segment from its log; replace their files and return them."""
     offset_index, time_index, _ = segment.new_indexes()
     offset_index.collect()
@@ -248,7 +198,7 @@ def rebuild_lookups(segment: IndexedSegment) -> tuple[OffsetIndex, TimeIndex]:
     return offset_index, time_index
 
 
-def lookup_fits(segment: IndexedSegment, number: int) -> bool:
+def lookup_fits(segment: Segment, number: int) -> bool:
     """Whether an index of a sealed segment can be right, by a cheap check: the offset (`number` 0) or time index (1).
 
     The last entry of the time index decides in which segment a time is looked for, so it is checked against the log.
@@ -266,7 +216,7 @@ def lookup_fits(segment: IndexedSegment, number: int) -> bool:
     return not len(times) or segment.has_batch_of(times.last)
 
 
-def text_fits(segment: IndexedSegment) -> bool:
+def text_fits(segment: Segment) -> bool:
     """Whether the text index still points at batches, by a cheap check: another program may have written the log."""
     index = segment.text_index
     size = segment.size_bytes
@@ -289,7 +239,7 @@ def text_fits(segment: IndexedSegment) -> bool:
 
 
 def text_entries_between(
-    segment: IndexedSegment, before: TextEntry, after: TextEntry, count: int
+    segment: Segment, before: TextEntry, after: TextEntry, count: int
 ) -> list[TextEntry]:
     """Make `count` text index entries from the log, to replace damaged ones between two valid entries.
 
@@ -330,7 +280,7 @@ def text_entries_between(
     return [entries[n * between // count] for n in range(count)] if between >= count else []
 
 
-def rebuild_text(segment: IndexedSegment) -> None:
+def rebuild_text(segment: Segment) -> None:
     """Bring a segment's text index up to date with its log, which another program has written or continued."""
     index = segment.text_index
     size = segment.size_bytes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 from weakref import ref
 
 from logfs.log.segment.index import MAX_RELATIVE_OFFSET, TimeEntry
@@ -16,44 +16,9 @@ if TYPE_CHECKING:
 
     from logfs.config import LogConfig
     from logfs.format.text.rendering import TextSize
-    from logfs.log.disk.disk import Disk, File
+    from logfs.log.disk.disk import Disk
     from logfs.log.segment.batch_scanner import BatchInfo
-    from logfs.log.segment.index import OffsetIndex, TimeIndex
-    from logfs.log.segment.text_index import TextIndex
-
-
-class WrittenSegment(Protocol):
-    """What a `SegmentWriter` needs of its segment."""
-
-    max_entry: TimeEntry
-    created_ms: int
-
-    @property
-    def base_offset(self) -> int:
-        """The lowest offset that the segment may hold."""
-
-    @property
-    def size_bytes(self) -> int:
-        """The length of the .log file in bytes, up to the end of the last whole batch."""
-
-    @property
-    def end(self) -> SegmentEnd:
-        """The size in bytes, the next offset and the text size of the segment, all at the same moment."""
-
-    @property
-    def file(self) -> File:
-        """The .log file."""
-
-    @property
-    def first_timestamp(self) -> int:
-        """The greatest timestamp of the first batch (ms), -1 if there is none."""
-
-    @property
-    def indexes(self) -> tuple[OffsetIndex, TimeIndex, TextIndex]:
-        """The offset, the time and the text index, in this order, with space for more entries."""
-
-    def show(self, end: SegmentEnd) -> None:
-        """Set the segment's end: from now on readers see the batches before it."""
+    from logfs.log.segment.segment import Segment
 
 
 class _DueEntry(NamedTuple):
@@ -71,7 +36,7 @@ class SegmentWriter:
     replaced, after the bytes are in the file (rule 6).
     """
 
-    def __init__(self, segment: WrittenSegment, disk: Disk, config: LogConfig) -> None:
+    def __init__(self, segment: Segment, disk: Disk, config: LogConfig) -> None:
         # The segment owns its writer: a second strong reference would keep both until the garbage collector runs.
         self._ref = ref(segment)
         self._disk = disk
@@ -83,14 +48,14 @@ class SegmentWriter:
         jitter = min(config.segment_jitter_ms, config.segment_ms)
         self.jitter_ms = random.randrange(2**31) % jitter if jitter > 0 else 0
 
-    def writing_to(self, segment: WrittenSegment) -> SegmentWriter:
+    def writing_to(self, segment: Segment) -> SegmentWriter:
         """Return a copy of this writer that appends to `segment`, another object for the same files."""
         other = copy.copy(self)
         other._ref = ref(segment)
         return other
 
     @property
-    def _segment(self) -> WrittenSegment:
+    def _segment(self) -> Segment:
         segment = self._ref()
         assert segment is not None, "the segment owns its writer"
         return segment

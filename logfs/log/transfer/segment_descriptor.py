@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from logfs.format.tiered.remote_segment import RemoteSegment
     from logfs.log.disk.disk import Disk, File
-    from logfs.log.read.readable_log import ReadableLog
     from logfs.log.read.reader import Reader
 
 # How many times a plan is tried while files leave the log.
@@ -222,7 +221,7 @@ class SegmentDescriptor:
         return segment
 
 
-def _inode(reader: ReadableLog, segment: Segment) -> int | None:
+def _inode(reader: Reader, segment: Segment) -> int | None:
     """Return the inode number of the .log file that a segment reads. Raises `Gone`, `OSError`."""
     if isinstance(segment, TieredSegment):
         return segment.inode
