@@ -20,11 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.errors import Corrupt
 from logfs.format.base import names
-from logfs.format.base.batch_rows import (
-    LEADER_EPOCH,
-    MAX_TIMESTAMP,
-    SPAN_BASE_OFFSET,
-)
+from logfs.format.base.batch_rows import MAX_TIMESTAMP
 from logfs.format.batches.batch import Batch
 from logfs.format.text.rendering import NO_TEXT
 from logfs.log.disk.disk import TEMPORARY
@@ -308,16 +304,12 @@ class _LogLoader:
 
         The transactions that they abort get entries in the segment's transaction index.
         """
-        rows = batches.rows
         for batch in deciding_batches(batches):
             ended = self.producers.note(batch)
             if ended is not None and ended.is_aborted:
                 segment.txn_index.append(self.producers.aborted(ended))
-        newer = rows[rows[:, LEADER_EPOCH] > self.epochs.latest]
-        for epoch, base_offset in newer[:, (LEADER_EPOCH, SPAN_BASE_OFFSET)].tolist():
-            if epoch > self.epochs.latest:
-                self.epochs.assign(epoch, base_offset)
-        self.last_timestamp = int(rows[-1, MAX_TIMESTAMP])
+        self.epochs.note_batches(batches.rows)
+        self.last_timestamp = int(batches.rows[-1, MAX_TIMESTAMP])
 
     # Segments.
 

@@ -8,7 +8,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from logfs.errors import Corrupt, OffsetOutOfRange
+from logfs.format.base.batch_rows import (
+    MAX_TIMESTAMP,
+    NEXT_OFFSET,
+    POSITION,
+    SIZE,
+    SPAN_BASE_OFFSET,
+)
 from logfs.format.batches.batch import (
     HEADER_SIZE,
     LENGTH_OVERHEAD,
@@ -21,10 +30,12 @@ from logfs.log.segment.batch_scanner import scan, scan_one
 from logfs.log.state.producers import deciding_batches
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
 
     from logfs.log.append.partition import Partition
-    from logfs.log.segment.batch_scanner import BatchInfo, ScannedBatches
+    from logfs.log.segment.batch_scanner import MeasuredBatches, ScannedBatches
 
 
 class Diverged(Corrupt):
@@ -75,13 +86,11 @@ def _take(partition: Partition, view: memoryview, source: str, *, may_have_gaps:
         partition.disk.check_may_block()
         position = _skip_known(partition, view)
         while (run := _valid_batches(partition, view[position:])) is not None:
-            batches = list(run.infos())
-            ends = [partition.log_end_offset, *(batch.next_offset for batch in batches[:-1])]
-            if [batch.base_offset for batch in batches] != ends:
+            if _has_gap(run.rows, partition.log_end_offset):
                 if not may_have_gaps:
                     return _Taken(appended, position, True)
                 partition.active.gaps = True
-            _append(partition, run, batches)
+            _append(partition, run)
             position += run.end
             appended += run.end
     return _Taken(appended, position, False)
@@ -124,61 +133,50 @@ def _valid_batches(partition: Partition, view: memoryview) -> ScannedBatches | N
     return scan_one(0, batch)
 
 
-def _append(partition: Partition, run: ScannedBatches, batches: Sequence[BatchInfo]) -> None:
+def _has_gap(rows: NDArray[np.int64], log_end_offset: int) -> bool:
+    """Whether offsets are missing before or between batches that are appended at the log end."""
+    ends = np.concatenate(([log_end_offset], rows[:-1, NEXT_OFFSET]))
+    return bool((rows[:, SPAN_BASE_OFFSET] != ends).any())
+
+
+def _append(partition: Partition, run: ScannedBatches) -> None:
     """Append the batches of a run, and roll where the settings say so (kafka-storage 4.1)."""
     now_ms, config = partition.now_ms(), partition.config
     partition.flusher.note_settings(config)
-    done = 0
-    while done < len(batches):
+    left = run.measured()
+    while len(left.sizes):
         try:
-            left = batches[done:]
-            count = partition.writer(config).how_many_fit(left, config, now_ms)
+            count = partition.writer(config).how_many_fit(left.batches, config, now_ms)
             if not count:
                 partition.roll(now_ms)
                 # A batch that is larger than a segment may be has one of its own.
-                fitting = partition.writer(config).how_many_fit(left, config, now_ms)
+                fitting = partition.writer(config).how_many_fit(left.batches, config, now_ms)
                 count = max(fitting, 1)
-            _write(partition, run, batches[done : done + count], config.index_interval_bytes)
+            fits, left = left.select(slice(count)), left.select(slice(count, None))
+            _write(partition, fits, config.index_interval_bytes)
         except OSError as error:
             raise partition.failed_append(error) from None
-        _note(partition, run, slice(done, done + count), batches, now_ms)
+        size = int(fits.batches.rows[:, SIZE].sum())
+        for batch in deciding_batches(fits.batches):
+            partition.note_producer(batch, size)
+        partition.note_appended(fits.text.records, size, now_ms)
         # Last, when the transaction indexes have the transactions that the batches abort.
-        done += count
-        partition.publish(last_timestamp=batches[done - 1].max_timestamp)
+        partition.publish(last_timestamp=int(fits.batches.rows[-1, MAX_TIMESTAMP]))
 
 
-def _write(
-    partition: Partition, run: ScannedBatches, batches: Sequence[BatchInfo], interval_bytes: int
-) -> None:
+def _write(partition: Partition, batches: MeasuredBatches, interval_bytes: int) -> None:
     """Write batches at the end of the active segment."""
-    for batch in batches:
-        # Written first, as in Kafka: an epoch that begins at the log end says nothing about records.
-        if batch.leader_epoch > partition.epochs.latest:
-            partition.epochs.assign(batch.leader_epoch, batch.base_offset)
+    run = batches.batches
+    # Written first, as in Kafka: an epoch that begins at the log end says nothing about records.
+    partition.epochs.note_batches(run.rows)
     active = partition.active
-    writer, position, start = active.writer, active.size_bytes, batches[0].position
+    writer, position = active.writer, active.size_bytes
     assert writer is not None, "the caller has activated the segment"
-    end = batches[-1].position + batches[-1].size_bytes
-    partition.disk.write(active.file, position, run.data[start:end])
-    moved = [batch._replace(position=batch.position - start + position) for batch in batches]
-    writer.adopt(moved, interval_bytes)
-
-
-def _note(
-    partition: Partition,
-    run: ScannedBatches,
-    rows: slice,
-    batches: Sequence[BatchInfo],
-    now_ms: int,
-) -> None:
-    """Note batches that were appended: their producers, and what the partition counts."""
-    added = run.select(rows)
-    appended = batches[rows]
-    records = sum(batch.text.records for batch in appended)
-    size = sum(batch.size_bytes for batch in appended)
-    for batch in deciding_batches(added):
-        partition.note_producer(batch, size)
-    partition.note_appended(records, size, now_ms)
+    start = int(run.rows[0, POSITION])
+    partition.disk.write(active.file, position, run.data[start : run.end - run.position])
+    writer.adopt(
+        [batches._replace(batches=run._replace(position=position - start))], interval_bytes
+    )
 
 
 def begin_at(partition: Partition, offset: int, source: str = "") -> None:

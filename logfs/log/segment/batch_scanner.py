@@ -74,23 +74,6 @@ _MOST_TEXT_BYTES = 32 << 20
 _MOST_BYTES = 2**31 - 1 + LENGTH_OVERHEAD
 
 
-class BatchInfo(NamedTuple):
-    """The facts about a batch that the indexes need.
-
-    `position` is where the batch begins in the .log file, in bytes. `max_timestamp` is in ms. `producer_id` is -1 if
-    the batch has no producer. `text` is the number of its records, and their size in the text views.
-    """
-
-    position: int
-    size_bytes: int
-    base_offset: int
-    next_offset: int
-    max_timestamp: int
-    leader_epoch: int
-    producer_id: int
-    text: TextSize
-
-
 class ScannedBatches(NamedTuple):
     """A run of valid batches that follow each other in a file without a gap.
 
@@ -158,6 +141,10 @@ class ScannedBatches(NamedTuple):
             for number in range(len(group)):
                 yield from self._replace(rows=group[number : number + 1]).decode()
 
+    def measured(self) -> MeasuredBatches:
+        """Return the batches with their text sizes."""
+        return MeasuredBatches(self, self.text_sizes())
+
     def measure(
         self,
     ) -> Iterator[tuple[Columns | Corrupt, NDArray[np.int64], NDArray[np.int64]]]:
@@ -217,23 +204,6 @@ class ScannedBatches(NamedTuple):
         except Corrupt:
             return None
         return sizes, edges
-
-    def infos(self) -> Iterator[BatchInfo]:
-        """Yield the `BatchInfo` of each batch in file order."""
-        sizes = self.text_sizes()
-        wanted = (
-            POSITION,
-            SIZE,
-            SPAN_BASE_OFFSET,
-            NEXT_OFFSET,
-            MAX_TIMESTAMP,
-            LEADER_EPOCH,
-            PRODUCER_ID,
-        )
-        for (position, *rest), size in zip(
-            self.rows[:, wanted].tolist(), sizes.tolist(), strict=True
-        ):
-            yield BatchInfo._make((self.position + position, *rest, TextSize._make(size)))
 
     def render_lines(self, size: int) -> memoryview | None:
         """Return the lines of all records in the batches; `size` is their size in bytes by the text index.
@@ -342,6 +312,22 @@ class ScannedBatches(NamedTuple):
         if group[0, ATTRIBUTES] == 0:
             return decode_columns(self.data, _spans(group))
         return Batch.parse(self.data, int(group[0, POSITION])).columns()
+
+
+class MeasuredBatches(NamedTuple):
+    """A run of scanned batches, and their text sizes, int64[batches, 3]: records, bytes of lines, of envelopes."""
+
+    batches: ScannedBatches
+    sizes: NDArray[np.int64]
+
+    @property
+    def text(self) -> TextSize:
+        """The text size of all the batches."""
+        return TextSize(*self.sizes.sum(axis=0).tolist())
+
+    def select(self, wanted: slice) -> MeasuredBatches:
+        """Return the batches that a slice selects."""
+        return MeasuredBatches(self.batches.select(wanted), self.sizes[wanted])
 
 
 class PlainBatches(NamedTuple):
@@ -461,13 +447,6 @@ def _spans(rows: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.ascontiguousarray(rows[:, SPAN_START:])
 
 
-class MeasuredBatches(NamedTuple):
-    """A run of scanned batches, and their text sizes, int64[batches, 3]: records, bytes of lines, of envelopes."""
-
-    batches: ScannedBatches
-    sizes: NDArray[np.int64]
-
-
 def survey(
     segment: Segment, position: int, first_offset: int
 ) -> Iterator[MeasuredBatches | Damage]:
@@ -477,12 +456,7 @@ def survey(
     The text of a large segment is measured in other threads, while this one reads on.
     """
 
-    return scan_ahead(
-        segment,
-        position,
-        first_offset,
-        lambda found: MeasuredBatches(found, found.text_sizes()),
-    )
+    return scan_ahead(segment, position, first_offset, ScannedBatches.measured)
 
 
 def scan_ahead(

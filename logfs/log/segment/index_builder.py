@@ -54,13 +54,17 @@ def _due(positions: NDArray[np.int64], last_entry: int, interval_bytes: int) -> 
 class TextBuilder:
     """A builder that adds text index entries for the batches of a segment, in order."""
 
-    def __init__(self, index: TextIndex, interval_bytes: int) -> None:
-        """Continue after the last entry of `index`, with an entry about every `interval_bytes` of log."""
+    def __init__(
+        self, index: TextIndex, interval_bytes: int, after: tuple[int, TextSize] | None = None
+    ) -> None:
+        """Continue after the last entry of `index`, with an entry about every `interval_bytes` of log.
+
+        `after` are the position in place of that of the last entry, and the text size of the batches so far.
+        """
         self._index = index
         self._interval_bytes = interval_bytes
-        self._last_entry = index.last.position
-        self.position = index.last.position
-        self.text = index.last.before
+        self._last_entry, self.text = after or (index.last.position, index.last.before)
+        self.position = self._last_entry
 
     def note(self, found: MeasuredBatches | Damage) -> None:
         """Take the next batches or damage: add their text size to `text`, and the index entries that are due.
@@ -78,7 +82,10 @@ class TextBuilder:
         positions = batches.positions
         due = _due(positions, self._last_entry, self._interval_bytes)
         due = due[: index.room]
+        self.text = TextSize(*ends[-1].tolist())
+        self.position = batches.end
         if due:
+            self._last_entry = int(positions[due[-1]])
             rows = zip(
                 batches.rows[due, SPAN_BASE_OFFSET].tolist(),
                 positions[due].tolist(),
@@ -86,9 +93,6 @@ class TextBuilder:
                 strict=True,
             )
             index.append_all((offset, at, TextSize._make(text)) for offset, at, text in rows)
-            self._last_entry = int(positions[due[-1]])
-        self.text = TextSize(*ends[-1].tolist())
-        self.position = batches.end
 
     def finish(self, next_offset: int, size: int) -> None:
         """Add the closing entry of a segment of `size` bytes whose next offset is `next_offset`."""
@@ -104,13 +108,22 @@ class LookupBuilder:
     """A builder of offset and time index entries for the batches of a segment, in order (kafka-storage 3.3)."""
 
     def __init__(
-        self, offset_index: OffsetIndex, time_index: TimeIndex, interval_bytes: int
+        self,
+        offset_index: OffsetIndex,
+        time_index: TimeIndex,
+        interval_bytes: int,
+        last_entry: int = 0,
+        max_entry: TimeEntry | None = None,
     ) -> None:
-        self.max_entry = TimeEntry(-1, offset_index.base_offset)
+        """Add an entry about every `interval_bytes` of log after the position `last_entry`.
+
+        `max_entry` is the greatest timestamp before the batches to come.
+        """
+        self.max_entry = max_entry or TimeEntry(-1, offset_index.base_offset)
+        self.last_entry = last_entry
         self._offset_index = offset_index
         self._time_index = time_index
         self._interval_bytes = interval_bytes
-        self._last_entry = 0
 
     def note(self, found: ScannedBatches) -> None:
         """Take the next batches: note their greatest timestamp, and add the index entries that are due."""
@@ -122,27 +135,30 @@ class LookupBuilder:
         before = np.concatenate(([self.max_entry.timestamp], greatest[:-1]))
         row_of = np.maximum.accumulate(np.where(times > before, np.arange(len(rows)), -1))
 
+        known = self.max_entry
+
         def max_entry(row: int) -> TimeEntry:
             of = int(row_of[row])
-            return TimeEntry(int(times[of]), int(lasts[of])) if of >= 0 else self.max_entry
+            return TimeEntry(int(times[of]), int(lasts[of])) if of >= 0 else known
 
         newest = time_index.last.timestamp
         offset_entries: list[tuple[int, int]] = []
         time_entries: list[TimeEntry] = []
         # If the size was chosen for a greater index.interval.bytes than the present one, the index becomes sparser.
         room, time_room = offset_index.room, time_index.room
-        for row in _due(positions, self._last_entry, self._interval_bytes):
+        for row in _due(positions, self.last_entry, self._interval_bytes):
             if len(offset_entries) >= room or len(time_entries) >= time_room:
                 break
-            self._last_entry = int(positions[row])
-            offset_entries.append((int(lasts[row]), self._last_entry))
+            self.last_entry = int(positions[row])
+            offset_entries.append((int(lasts[row]), self.last_entry))
             entry = max_entry(row)
             if entry.timestamp > newest:
                 newest = entry.timestamp
                 time_entries.append(entry)
+        # First: a caller may go on without the entries for which the disk has no room.
+        self.max_entry = max_entry(-1)
         offset_index.append_all(offset_entries)
         time_index.append_all(time_entries)
-        self.max_entry = max_entry(-1)
 
 
 class IndexBuilder:

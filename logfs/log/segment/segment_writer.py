@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 import random
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 from weakref import ref
 
+from logfs.format.base.batch_rows import MAX_TIMESTAMP, NEXT_OFFSET, SIZE
 from logfs.log.segment.index import MAX_RELATIVE_OFFSET, TimeEntry
+from logfs.log.segment.index_builder import LookupBuilder, TextBuilder
 from logfs.log.segment.segment_end import SegmentEnd
 
 if TYPE_CHECKING:
@@ -17,16 +19,8 @@ if TYPE_CHECKING:
     from logfs.config import LogConfig
     from logfs.format.text.rendering import TextSize
     from logfs.log.disk.disk import Disk
-    from logfs.log.segment.batch_scanner import BatchInfo
+    from logfs.log.segment.batch_scanner import MeasuredBatches, ScannedBatches
     from logfs.log.segment.segment import Segment
-
-
-class _DueEntry(NamedTuple):
-    """A batch that gets an entry in each index: its last offset, the greatest timestamp up to its end, its begin."""
-
-    last_offset: int
-    greatest: TimeEntry
-    begin: SegmentEnd
 
 
 class SegmentWriter:
@@ -40,7 +34,8 @@ class SegmentWriter:
         # The segment owns its writer: a second strong reference would keep both until the garbage collector runs.
         self._ref = ref(segment)
         self._disk = disk
-        self._bytes_since_entry = 0
+        # The position of the last batch that got an entry, or the end when the writer was made.
+        self._last_entry = segment.size_bytes
         # The timestamp of the first batch, from which the age counts; None until it is needed.
         self._rolling_timestamp: int | None = None
         offset_index, time_index, _ = segment.indexes
@@ -77,7 +72,7 @@ class SegmentWriter:
         segment = self._segment
         end = segment.end
         position = end.size_bytes
-        is_due = self._bytes_since_entry > interval_bytes
+        is_due = position - self._last_entry > interval_bytes
         if is_due:
             for index in segment.indexes:
                 index.reserve()
@@ -88,48 +83,30 @@ class SegmentWriter:
             segment.max_entry = TimeEntry(max_timestamp, last_offset)
         if is_due:
             self._add_entries(last_offset, end)
-        self._bytes_since_entry += len(data)
         segment.show(SegmentEnd(position + len(data), last_offset + 1, end.text.plus(text)))
 
-    def adopt(self, batches: Sequence[BatchInfo], interval_bytes: int) -> None:
-        """Move the end past `batches`, which are in the file already, so that readers see all of them at once.
+    def adopt(self, runs: Sequence[MeasuredBatches], interval_bytes: int) -> None:
+        """Move the end past the batches of `runs`, which are in the file, so that readers see all of them at once.
 
         Adds the index entries that are due, unless an index or the disk is full: the indexes are then sparser.
         """
         segment = self._segment
-        end, greatest, since_entry = segment.end, segment.max_entry, self._bytes_since_entry
-        due: list[_DueEntry] = []
-        for batch in batches:
-            last_offset = batch.next_offset - 1
-            if batch.position == 0:
-                self._rolling_timestamp = batch.max_timestamp
-            if batch.max_timestamp > greatest.timestamp:
-                greatest = TimeEntry(batch.max_timestamp, last_offset)
-            if since_entry > interval_bytes:
-                due.append(_DueEntry(last_offset, greatest, end))
-                since_entry = 0
-            since_entry += batch.size_bytes
-            text = end.text.plus(batch.text)
-            end = SegmentEnd(batch.position + batch.size_bytes, batch.next_offset, text)
-        segment.max_entry, self._bytes_since_entry = greatest, since_entry
-        if due and not self._indexes_are_full:
-            with suppress(OSError):
-                self._add_all(due)
-        segment.show(end)
-
-    def _add_all(self, due: Sequence[_DueEntry]) -> None:
-        """Add the entries that fit to each index."""
-        offset_index, time_index, text_index = self._segment.indexes
-        due = due[: min(offset_index.room, time_index.room)]
-        for index in self._segment.indexes:
-            index.reserve(len(due))
-        offset_index.append_all((each.last_offset, each.begin.size_bytes) for each in due)
-        time_index.append_all(each.greatest for each in due)
-        text_index.append_all(
-            (each.begin.next_offset, each.begin.size_bytes, each.begin.text)
-            for each in due[: text_index.room]
+        end = segment.end
+        offset_index, time_index, text_index = segment.indexes
+        lookups = LookupBuilder(
+            offset_index, time_index, interval_bytes, self._last_entry, segment.max_entry
         )
+        texts = TextBuilder(text_index, interval_bytes, (self._last_entry, end.text))
+        for run in runs:
+            if run.batches.positions[0] == 0:
+                self._rolling_timestamp = int(run.batches.rows[0, MAX_TIMESTAMP])
+            with suppress(OSError):
+                lookups.note(run.batches)
+            with suppress(OSError):
+                texts.note(run)
+        segment.max_entry, self._last_entry = lookups.max_entry, lookups.last_entry
         self._indexes_are_full = offset_index.is_full or time_index.is_full
+        segment.show(SegmentEnd(texts.position, runs[-1].batches.next_offset, texts.text))
 
     def _add_entries(self, last_offset: int, end: SegmentEnd) -> None:
         """Add an entry to each index for the batch that begins at `end`."""
@@ -138,15 +115,15 @@ class SegmentWriter:
         time_index.maybe_append(*self._segment.max_entry)
         if not text_index.is_full:
             text_index.append(end.next_offset, end.size_bytes, end.text)
-        self._bytes_since_entry = 0
+        self._last_entry = end.size_bytes
         self._indexes_are_full = offset_index.is_full or time_index.is_full
 
     def how_many_fit(
         self,
-        batches: Sequence[BatchInfo],
+        batches: ScannedBatches,
         config: LogConfig,
         now_ms: int,
-        hidden: Sequence[BatchInfo] = (),
+        hidden: Sequence[MeasuredBatches] = (),
     ) -> int:
         """Return how many of `batches`, one after the other, can be appended before the segment must be sealed.
 
@@ -154,17 +131,16 @@ class SegmentWriter:
         """
         held, first = self._segment.size_bytes, None
         if hidden:
-            held = hidden[-1].position + hidden[-1].size_bytes
-            first = None if hidden[0].position else hidden[0].max_timestamp
-        for number, batch in enumerate(batches):
+            held, before = hidden[-1].batches.end, hidden[0].batches
+            first = None if before.positions[0] else int(before.rows[0, MAX_TIMESTAMP])
+        rows = batches.rows[:, (SIZE, NEXT_OFFSET, MAX_TIMESTAMP)].tolist()
+        for number, (size, next_offset, timestamp) in enumerate(rows):
             if not held:
-                first = batch.max_timestamp
-            offset, timestamp = batch.next_offset - 1, batch.max_timestamp
-            size = batch.size_bytes
-            if self._should_roll(held, size, offset, timestamp, config, now_ms, first):
+                first = timestamp
+            if self._should_roll(held, size, next_offset - 1, timestamp, config, now_ms, first):
                 return number
             held += size
-        return len(batches)
+        return len(rows)
 
     def should_roll(
         self, size: int, last_offset: int, max_timestamp: int, config: LogConfig, now_ms: int

@@ -7,11 +7,15 @@ from typing import TYPE_CHECKING
 
 from logfs.errors import Corrupt
 from logfs.format.base import names
+from logfs.format.base.batch_rows import LEADER_EPOCH, SPAN_BASE_OFFSET
 from logfs.format.files import checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+
+    import numpy as np
+    from numpy.typing import NDArray
 
     from logfs.log.disk.disk import Disk
 
@@ -78,6 +82,13 @@ class LeaderEpochs:
             return
         kept = [entry for entry in self._entries if entry[0] < epoch and entry[1] < offset]
         self._replace([*kept, (epoch, offset)])
+
+    def note_batches(self, rows: NDArray[np.int64]) -> None:
+        """Assign each epoch of scanned batches that is newer than the latest; `rows` are those of `batch_rows`."""
+        newer = rows[rows[:, LEADER_EPOCH] > self.latest]
+        for epoch, base_offset in newer[:, (LEADER_EPOCH, SPAN_BASE_OFFSET)].tolist():
+            if epoch > self.latest:
+                self.assign(epoch, base_offset)
 
     def epoch_for(self, offset: int) -> int:
         """Return the epoch that wrote `offset`; -1 if it is unknown."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -27,7 +28,6 @@ from logfs.format.base.batch_rows import (
 )
 from logfs.format.batches.batch import (
     HEADER_SIZE,
-    LENGTH_OVERHEAD,
     assign_offset,
     parse_header,
     stamp,
@@ -38,7 +38,13 @@ from logfs.format.text.rendering import NO_TEXT
 from logfs.log.append.partition import LEADER_EPOCH
 from logfs.log.append.validator import check_staged
 from logfs.log.segment.batch_iterator import Damage
-from logfs.log.segment.batch_scanner import BatchInfo, ScannedBatches, scan, scan_segment
+from logfs.log.segment.batch_scanner import (
+    MeasuredBatches,
+    ScannedBatches,
+    scan,
+    scan_at,
+    scan_segment,
+)
 from logfs.log.segment.index import TimeEntry
 from logfs.log.segment.segment import Segment
 from logfs.log.segment.segment_end import SegmentEnd
@@ -53,8 +59,6 @@ if TYPE_CHECKING:
     from logfs.format.encoding.batch_builder import NewBatch
     from logfs.log.append.partition import Partition
     from logfs.log.disk.disk import Disk
-
-_CHUNK_BYTES = 1 << 20
 
 
 class StagedWriter:
@@ -105,20 +109,15 @@ def read_staged(disk: Disk, directory: Path, staged: StagedFile) -> Iterator[Sca
     try:
         position = offset = 0
         while position < staged.size_bytes:
-            left = staged.size_bytes - position
-            data = disk.read(file, position, min(_CHUNK_BYTES, left))
-            found, end = scan(data, offset, gaps=False)
-            if not len(found.rows):
-                size = int.from_bytes(data[8:LENGTH_OVERHEAD], "big") + LENGTH_OVERHEAD
-                if len(data) < size <= left:
-                    data = disk.read(file, position, size)
-                    found, end = scan(data, offset, gaps=False)
+            found, end = scan_at(
+                partial(disk.read, file), position, staged.size_bytes, offset, gaps=False
+            )
             if not len(found.rows):
                 raise Corrupt(
                     f"{file.path}: no valid batch at byte {position}: the file is damaged"
                 )
             yield found
-            position, offset = position + end, found.next_offset
+            position, offset = end, found.next_offset
         if offset != staged.record_count or disk.size(file) != staged.size_bytes:
             raise Corrupt(
                 f"{file.path}: contains {offset} records, but {staged.record_count} were staged"
@@ -205,7 +204,8 @@ class _SegmentRun:
         self.start = position
         self.end = position
         self.header = b""
-        self.batches: list[BatchInfo] = []
+        # Without their bytes, which may be more than fit into memory.
+        self.batches: list[MeasuredBatches] = []
 
 
 class StagedAppend:
@@ -235,23 +235,23 @@ class StagedAppend:
         else:
             self._runs.append(_SegmentRun(active, part.position))
         for scanned in final_batches(partition.disk, partition.directory, part):
-            found = list(scanned._replace(position=0).infos())
-            while found:
-                count = self._how_many_fit(found)
+            left = scanned._replace(position=0).measured()
+            while len(left.sizes):
+                count = self._how_many_fit(left.batches)
                 if count:
-                    self._put(scanned.data, found[:count])
-                found = found[count:]
-                if found:
-                    self._seal(found[0].base_offset)
+                    self._put(left.select(slice(count)))
+                left = left.select(slice(count, None))
+                if len(left.sizes):
+                    self._seal(int(left.batches.rows[0, SPAN_BASE_OFFSET]))
         if self._runs[-1].segment is not active:
             partition.disk.sync_directory(partition.directory)
 
-    def _how_many_fit(self, batches: Sequence[BatchInfo]) -> int:
+    def _how_many_fit(self, batches: ScannedBatches) -> int:
         """Return how many batches the last segment takes: all, if they begin behind others, and else at least one."""
         run = self._runs[-1]
         if run.start:
             # `place` has compared the whole part with the room in the segment.
-            return len(batches)
+            return len(batches.rows)
         writer = run.segment.writer
         assert writer is not None, "place and _begin activate the segment"
         now_ms = self.partition.now_ms()
@@ -264,18 +264,17 @@ class StagedAppend:
         self._runs.append(_SegmentRun(segment, 0))
         segment.begin(self._config, self.partition.now_ms())
 
-    def _put(self, data: memoryview, batches: Sequence[BatchInfo]) -> None:
-        """Write batches after the last one; `data` holds their bytes."""
-        run = self._runs[-1]
-        start = batches[0].position
-        part = data[start : batches[-1].position + batches[-1].size_bytes]
+    def _put(self, measured: MeasuredBatches) -> None:
+        """Write batches after the last one."""
+        run, batches = self._runs[-1], measured.batches
+        start = int(batches.rows[0, POSITION])
+        part = batches.data[start : batches.end]
         if run.end == run.start:
             run.header = bytes(part[:HEADER_SIZE])
             part = memoryview(bytes(HEADER_SIZE) + part[HEADER_SIZE:])
         self.partition.disk.write(run.segment.file, run.end, part)
-        run.batches += [
-            batch._replace(position=batch.position - start + run.end) for batch in batches
-        ]
+        placed = batches._replace(position=run.end - start, data=memoryview(b""))
+        run.batches.append(measured._replace(batches=placed))
         run.end += len(part)
 
     def _seal(self, next_base: int) -> None:
@@ -333,7 +332,7 @@ class StagedAppend:
         except OSError as error:
             raise partition.fail("a commit could not be made visible", error) from error
         sizes, counts, _ = self._measures
-        timestamp = last.batches[-1].max_timestamp
+        timestamp = int(last.batches[-1].batches.rows[-1, MAX_TIMESTAMP])
         partition.note_appended(int(counts.sum()), int(sizes.sum()), now_ms)
         partition.publish(segments=segments, last_timestamp=timestamp)
 
