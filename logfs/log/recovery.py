@@ -503,7 +503,7 @@ class _LogLoader:
             return False
         segment.resume(SegmentEnd(size, end, UNMEASURED), max_entry)
         first_offset = self._first_offset(segment, last)
-        for found in segment.walk_unknown_end(last.position, first_offset):
+        for found in segment.walk(last.position, first_offset=first_offset, is_end_known=False):
             if isinstance(found, Damage):
                 return False
             header = found[1].header

@@ -13,7 +13,7 @@ from logfs.format.batches.batch import HEADER_SIZE, LENGTH_OVERHEAD, MAGIC, Batc
 from logfs.format.text.rendering import TextSize
 from logfs.log.disk.disk import Gone
 from logfs.log.segment import text_index_cache
-from logfs.log.segment.batch_iterator import Damage, Walk, walk
+from logfs.log.segment.batch_iterator import CHUNK_BYTES, Damage, Walk, walk
 from logfs.log.segment.index import MAX_RELATIVE_OFFSET, TimeEntry
 from logfs.log.segment.index_builder import rebuild_text, text_fits
 from logfs.log.segment.segment import (
@@ -159,12 +159,19 @@ class LiveSegment(Segment):
         if self.damaged and self.damaged[-1].end == size:
             self._end = SegmentEnd(size, self.next_offset + 1, UNMEASURED)
 
-    def walk_unknown_end(
-        self, position: int, first_offset: int
+    def walk(
+        self,
+        position: int = 0,
+        end: int | None = None,
+        chunk_bytes: int = CHUNK_BYTES,
+        first_offset: int | None = None,
+        *,
+        is_end_known: bool = True,
     ) -> Iterator[tuple[int, Batch] | Damage]:
-        # Recovery finds the end of the segment with this walk, so the last batch is noted here.
-        for found in super().walk_unknown_end(position, first_offset):
-            if not isinstance(found, Damage):
+        walked = super().walk(position, end, chunk_bytes, first_offset, is_end_known=is_end_known)
+        for found in walked:
+            if not is_end_known and not isinstance(found, Damage):
+                # Recovery finds the end of the segment with this walk.
                 self._last = found[0], bytes(found[1].data[:HEADER_SIZE])
             yield found
 

@@ -501,7 +501,7 @@ def scan_segment(
             position, expected = found.end, found.next_offset
             continue
         # The careful walk finds what is wrong here and where batches go on, or reads messages of an old format.
-        for walked in segment.walk_unknown_end(position, expected):
+        for walked in segment.walk(position, first_offset=expected, is_end_known=False):
             if isinstance(walked, Damage):
                 yield walked
                 # No CRC covers the offset of the next batch: the careful walk checks it against its successor, too.

@@ -67,11 +67,11 @@ def _check_swap(disk: Disk, directory: Path, base_offset: int, bases: set[int]) 
     """
     swap = Segment(disk, directory, base_offset, names.SWAP)
     _check_size(disk, swap.path)
-    first = next(swap.walk_unknown_end(0, base_offset), None)
+    first = next(swap.walk(is_end_known=False), None)
     hides = isinstance(first, Damage) and base_offset in bases
     before = max((base for base in bases if base < base_offset), default=None)
     if before is not None:
-        for found in Segment(disk, directory, before).walk_unknown_end(0, before):
+        for found in Segment(disk, directory, before).walk(is_end_known=False):
             hides |= not isinstance(found, Damage) and found[1].header.last_offset >= base_offset
     if hides:
         raise Corrupt(

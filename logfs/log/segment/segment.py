@@ -263,24 +263,36 @@ class Segment(SegmentFiles):
         end: int | None = None,
         chunk_bytes: int = CHUNK_BYTES,
         first_offset: int | None = None,
+        *,
+        is_end_known: bool = True,
     ) -> Iterator[tuple[int, Batch] | Damage]:
         """Yield (position, batch) for the batches in bytes [position, end), and each `Damage` between them.
 
         `position` is the start of a batch, and `first_offset` the offset after the batches before `position`, if
-        known. `end` is by default the end of the segment. `chunk_bytes` is the size of a read.
+        known. `end` is by default the end of the segment. `chunk_bytes` is the size of a read. Recovery walks where
+        the `next_offset` of the segment is not known yet, and gives the `first_offset`.
         """
-        first, size = self.base_offset, self.size_bytes
+        size = self.size_bytes
         stop = size if end is None else min(end, size)
-        next_offset = self.next_offset if stop == size else None
-        bounds = (first if first_offset is None else first_offset, self.limit_offset, next_offset)
-        exact = not position or first_offset is not None
-        what = Walk(self.read, position, stop, *bounds, exact, self.gaps, chunk_bytes, first)
-        what = what._replace(fetch_again=self._fetch_again)
+        next_offset = self.next_offset if is_end_known else self.next_base
+        what = Walk(
+            self.read,
+            position,
+            stop,
+            self.base_offset if first_offset is None else first_offset,
+            self.limit_offset,
+            next_offset if stop == size else None,
+            exact=not position or first_offset is not None,
+            gaps=self.gaps,
+            chunk_bytes=chunk_bytes,
+            base_offset=self.base_offset,
+            fetch_again=self._fetch_again,
+        )
         found = walk(what)
         begin = next(found, None)
-        if isinstance(begin, Damage) and position:
+        if isinstance(begin, Damage) and position and is_end_known:
             # Without its predecessor a valid batch may look damaged, so walk from the segment's start.
-            for item in walk(what._replace(start=0, first_offset=first, exact=True)):
+            for item in walk(what._replace(start=0, first_offset=self.base_offset, exact=True)):
                 if isinstance(item, Damage) and item.end >= position:
                     yield item._replace(start=max(item.start, position))
                 elif not isinstance(item, Damage) and item[0] >= position:
@@ -288,18 +300,6 @@ class Segment(SegmentFiles):
         elif begin is not None:
             yield begin
             yield from found
-
-    def walk_unknown_end(
-        self, position: int, first_offset: int
-    ) -> Iterator[tuple[int, Batch] | Damage]:
-        """Yield (position, batch) for each batch from `position` on, and each `Damage`, in file order.
-
-        Unlike `walk`, it needs no `next_offset` of the segment, so recovery can use it. `first_offset` is the offset
-        that the first batch should have.
-        """
-        bounds = (first_offset, self.limit_offset, self.next_base)
-        what = Walk(self.read, position, self.size_bytes, *bounds, True, self.gaps)
-        return walk(what._replace(base_offset=self.base_offset, fetch_again=self._fetch_again))
 
     def _fetch_again(self, start: int, end: int) -> bool:
         """Fetch damaged bytes of the .log file again, if it is in a bucket; return whether they have changed."""

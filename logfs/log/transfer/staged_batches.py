@@ -453,7 +453,8 @@ class _ExistingBatches:
             position = self._position if base == self._base else 0
             size = segment.size_bytes
             segment.resume(SegmentEnd(size, base, NO_TEXT), TimeEntry(-1, base))
-            for found in segment.walk_unknown_end(position, max(base, self._next_offset)):
+            first = max(base, self._next_offset)
+            for found in segment.walk(position, first_offset=first, is_end_known=False):
                 if isinstance(found, Damage):
                     continue
                 header = found[1].header
