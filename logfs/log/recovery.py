@@ -332,7 +332,7 @@ class _LogLoader:
             before = kept[-1]
             # In a read-only store the file of a swap still has the suffix `.swap`.
             with suppress(FileNotFoundError):
-                is_empty = not self.disk.stat(segment.path).st_size
+                is_empty = not self.disk.stat(segment.path).size_bytes
                 if is_empty and self._ends_after(before.base_offset, segment.base_offset):
                     what = "%s: is empty and ignored: %s contains its base offset"
                     logger.error(what, segment.path, before.path.name)
@@ -640,4 +640,4 @@ class _LogLoader:
     def _files(self) -> list[str]:
         """Return the names of the regular files, sorted."""
         entries = self.disk.scan(self.directory)
-        return sorted(entry.name for entry in entries if entry.is_file(follow_symlinks=False))
+        return sorted(entry.name for entry in entries if entry.is_file)

@@ -18,7 +18,7 @@ from logfs.format.base.names import parse_directory
 from logfs.format.files import checkpoint
 from logfs.log.disk.bucket_path import as_path
 from logfs.log.disk.disk import Gone
-from logfs.log.remote.disks import inode_of, read_only_disk
+from logfs.log.remote.disks import read_only_disk
 from logfs.log.segment.batch_iterator import DamagedRange
 from logfs.log.transfer import scan_split
 from logfs.spark import workers
@@ -306,12 +306,12 @@ def _is_deleted(file: FileIdentity, gone: Gone) -> bool:
     directory = as_path(file.directory)
     log_dir = directory.parent
     disk = read_only_disk(log_dir)
-    inode = _inode(disk, directory)
-    if inode == file.directory_inode:
+    identity = _identity(disk, directory)
+    if identity == file.directory_identity:
         return False
-    if _inode(disk, log_dir) != file.log_dir_inode:
+    if _identity(disk, log_dir) != file.log_dir_identity:
         raise NotOnHost.because(gone)
-    if inode is not None:
+    if identity is not None:
         return True
     # logfs and Kafka rewrite this checkpoint when they delete a partition.
     try:
@@ -323,9 +323,9 @@ def _is_deleted(file: FileIdentity, gone: Gone) -> bool:
     return True
 
 
-def _inode(disk: Disk, path: Path) -> int | None:
-    """Return the inode number of a directory; None if it does not exist."""
+def _identity(disk: Disk, path: Path) -> int | None:
+    """Return the identity of a directory; None if it does not exist."""
     try:
-        return inode_of(disk, path)
+        return disk.stat(path, follow=True).identity
     except (FileNotFoundError, NotADirectoryError):
         return None

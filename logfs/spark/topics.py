@@ -10,7 +10,6 @@ from logfs.errors import InvalidName, InvalidStore
 from logfs.format.base import names
 from logfs.format.base.names import TopicPartition
 from logfs.format.files import checkpoint
-from logfs.log.remote.disks import inode_of
 from logfs.spark import workers
 from logfs.spark.options import EARLIEST_OFFSET, LATEST_OFFSET, PositionKind, check_partitions
 from logfs.store.directory.recognition import log_dirs_of
@@ -110,10 +109,11 @@ class Topics:
         self._options = options
         self.store = Store(log_dirs_of(options.paths), read_only=True, only=self._is_selected)
         self._log_dirs = {
-            log_dir.path: inode_of(log_dir.disk, log_dir.path) for log_dir in self.store.working
+            log_dir.path: log_dir.disk.stat(log_dir.path, follow=True).identity
+            for log_dir in self.store.working
         }
-        # The inode number of each partition directory at the last look, and the topic id by directory and inode.
-        self._inodes: dict[Path, int] = {}
+        # The identity of each partition directory at the last look, and the topic id by directory and identity.
+        self._identities: dict[Path, int] = {}
         self._ids: dict[tuple[Path, int], str] = {}
         # The last plan made of these partitions, and all that it depends on besides them.
         self._planned: tuple[object, object] | None = None
@@ -139,14 +139,14 @@ class Topics:
 
         Raises `InvalidStore` if a log directory is gone or another directory is in its place, and `OSError`.
         """
-        for path, inode in self._log_dirs.items():
+        for path, identity in self._log_dirs.items():
             try:
-                found = inode_of(self.store.disk, path)
+                found = self.store.disk.stat(path, follow=True).identity
             except FileNotFoundError:
                 raise InvalidStore(
                     f"{path}: the log directory no longer exists; was it unmounted?"
                 ) from None
-            if found != inode:
+            if found != identity:
                 raise InvalidStore(
                     f"{path}: another directory is in the place of the log directory; was it unmounted?"
                 )
@@ -158,31 +158,31 @@ class Topics:
         Raises the error that keeps a selected partition offline, and `OSError`.
         """
         readers, ids, recreated = self._present(), {}, set()
-        inodes: dict[Path, int] = {}
+        identities: dict[Path, int] = {}
         for name, reader in readers.items():
             directory = reader.directory
             try:
-                inode = inode_of(self.store.disk, directory)
+                identity = self.store.disk.stat(directory, follow=True).identity
             except FileNotFoundError:
                 # The directory is being deleted or moved. The next look shows the result.
                 continue
-            inodes[directory] = inode
-            if self._inodes.get(directory, inode) != inode:
+            identities[directory] = identity
+            if self._identities.get(directory, identity) != identity:
                 recreated.add(name)
-            topic_id = self._topic_id(directory, inode)
+            topic_id = self._topic_id(directory, identity)
             if topic_id is not None:
                 ids[name] = topic_id
-        self._inodes = inodes
+        self._identities = identities
         return TopicSnapshot(readers, ids, frozenset(recreated))
 
-    def _topic_id(self, directory: Path, inode: int) -> str | None:
-        known = self._ids.get((directory, inode))
+    def _topic_id(self, directory: Path, identity: int) -> str | None:
+        known = self._ids.get((directory, identity))
         if known is None:
             topic_id = read_topic_id(self.store.disk, directory)
             if topic_id is None:
                 return None
             known = checkpoint.uuid_to_text(topic_id)
-            self._ids[directory, inode] = known
+            self._ids[directory, identity] = known
         return known
 
     def _is_selected(self, directory: str) -> bool:

@@ -31,6 +31,7 @@ from logfs.log.follow.live_partition import ReadOnlyPartition
 from logfs.log.follow.live_segment import LiveSegment
 from logfs.log.segment.file_checks import check_files
 from logfs.log.segment.segment import Segment
+from logfs.log.segment.segment_listing import log_bytes
 from logfs.store.directory.lease import Lease, LeasedLogDir
 from logfs.store.directory.lock import STATUS_FILE
 from logfs.store.directory.log_dir import LogDir
@@ -188,10 +189,10 @@ class PartitionLoader:
         self._is_partial = only is not None
         self._recover = recover
         self._is_lazy = lazy
-        # For `refresh`: the inode numbers of partition directories, and the mtimes (ns) of those that are offline.
-        self._inodes: dict[str, int] = {}
+        # For `refresh`: the identities of partition directories, and the mtimes (ns) of those that are offline.
+        self._identities: dict[str, int] = {}
         self._failed_mtime: dict[str, int] = {}
-        # For `follow`: the partitions by name, each with its directory and the inode number of that.
+        # For `follow`: the partitions by name, each with its directory and the identity of that.
         self._followed: dict[str, tuple[tuple[Path, int], Log]] = {}
 
     def find(self) -> None:
@@ -216,8 +217,8 @@ class PartitionLoader:
                 del found[log_dir]
         move_recovery.finish_or_undo(self._registry, found, self._wanted)
         for log_dir, (partitions, *_) in found.items():
-            for name, path, inode in sorted(partitions):
-                self._inodes[name.directory] = inode
+            for name, path, identity in sorted(partitions):
+                self._identities[name.directory] = identity
                 if self._wanted(name.directory):
                     self._note(log_dir, name, path)
                 else:
@@ -227,19 +228,19 @@ class PartitionLoader:
         """Return the partition directories in a log directory. A store that writes notes deleted ones for removal."""
         found = move_recovery.FoundDirectories([], [], [])
         for entry in log_dir.disk.scan(log_dir.path):
-            if not entry.is_dir(follow_symlinks=False):
+            if not entry.is_directory:
                 continue
             try:
                 kind, name = names.classify_directory(entry.name)
             except LogfsError:
                 # lost+found and the like: a broker refuses the whole log directory, which is not necessary here.
-                logger.info("%s: is not a partition, ignored", entry.path)
+                logger.info("%s: is not a partition, ignored", log_dir.path / entry.name)
                 continue
             path = log_dir.path / entry.name
             if kind is DirectoryKind.DELETED and not self._registry.read_only:
                 self._registry.deletions[path] = self._registry.clock()
             elif kind is DirectoryKind.NORMAL and name.topic != "__cluster_metadata":
-                found.partitions.append((name, path, entry.inode()))
+                found.partitions.append((name, path, entry.identity))
             elif kind is DirectoryKind.FUTURE:
                 found.futures.append((name, path))
             elif kind is DirectoryKind.STRAY:
@@ -280,7 +281,7 @@ class PartitionLoader:
             log_dirs[path] = LogDir(self._registry.disk, path)
         for path, log_dir in log_dirs.items():
             try:
-                where = path / name, log_dir.disk.stat(path / name).st_ino
+                where = path / name, log_dir.disk.stat(path / name).identity
             except (FileNotFoundError, NotADirectoryError):
                 continue
             known = self._followed.get(name)
@@ -374,7 +375,7 @@ class PartitionLoader:
                 raise
             logger.error("%s: offline: %s", path, error)
             with suppress(OSError, RemoteStorageError):
-                self._failed_mtime[unloaded.name.directory] = log_dir.disk.stat(path).st_mtime_ns
+                self._failed_mtime[unloaded.name.directory] = log_dir.disk.stat(path).mtime_ns
             registry.settle(unloaded, error)
         except Exception as error:
             # Unexpected error, perhaps provoked by a hostile file. The other partitions must not suffer from it.
@@ -415,8 +416,7 @@ class PartitionLoader:
         )
         total = 0
         if not clean and not log_dir.live:
-            logs = (e for e in log_dir.disk.scan(path) if e.name.endswith(names.LOG))
-            total = sum(entry.stat(follow_symlinks=False).st_size for entry in logs)
+            total = log_bytes(log_dir.disk, path)
 
         def load() -> recovery.Loaded:
             if log_dir.live:
@@ -477,9 +477,9 @@ class PartitionLoader:
         # First what has left any of them: a partition that has moved is then found in its new log directory.
         found = {log_dir: self._drop_left(log_dir) for log_dir in log_dirs}
         for log_dir, partitions in found.items():
-            for directory, (name, path, inode) in partitions.items():
+            for directory, (name, path, identity) in partitions.items():
                 if directory not in self._registry.homes and self._wanted(directory):
-                    self._inodes[directory] = inode
+                    self._identities[directory] = identity
                     self._note(log_dir, name, path)
                 elif self._registry.homes.get(directory, log_dir) is not log_dir:
                     # It is being moved from one log directory to another, and is in both for a moment.
@@ -500,18 +500,22 @@ class PartitionLoader:
     def _drop_left(self, log_dir: LogDir) -> dict[str, tuple[TopicPartition, Path, int]]:
         """Drop the partitions that have left a log directory or were replaced; return those that are in it.
 
-        Each is (name, path, inode number of its directory), by its name.
+        Each is (name, path, identity of its directory), by its name.
         """
         scanned = self._scan(log_dir)
-        found = {name.directory: (name, path, inode) for name, path, inode in scanned.partitions}
+        found = {
+            name.directory: (name, path, identity) for name, path, identity in scanned.partitions
+        }
         for name, path in scanned.futures:
             # The copy of an interrupted move, which `move_recovery.finish_or_undo` has made the partition.
             loaded = self._registry.partitions.get(name.directory)
             if loaded is not None and loaded.directory == path:
-                found.setdefault(name.directory, (name, path, self._inodes[name.directory]))
+                found.setdefault(name.directory, (name, path, self._identities[name.directory]))
         for directory in [d for d, h in self._registry.homes.copy().items() if h is log_dir]:
-            inode = found[directory][2] if directory in found else None
-            if inode != self._inodes.get(directory) or self._may_work_now(directory, log_dir):
+            identity = found[directory][2] if directory in found else None
+            if identity != self._identities.get(directory) or self._may_work_now(
+                directory, log_dir
+            ):
                 self._registry.forget(directory)
         return found
 
@@ -520,7 +524,7 @@ class PartitionLoader:
         if directory not in self._registry.offline:
             return False
         try:
-            mtime = log_dir.disk.stat(log_dir.path / directory).st_mtime_ns
+            mtime = log_dir.disk.stat(log_dir.path / directory).mtime_ns
         except FileNotFoundError:
             return True
         return mtime != self._failed_mtime.get(directory)

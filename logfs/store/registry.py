@@ -82,7 +82,7 @@ class UnloadedPartition:
         """Return the modification time (ms) of the newest .log file, or of the directory if it has none."""
         logs = [e.name for e in self.disk.scan(self.directory) if e.name.endswith(names.LOG)]
         newest = self.directory / max(logs) if logs else self.directory
-        return self.disk.stat(newest).st_mtime_ns // 1_000_000
+        return self.disk.stat(newest).mtime_ns // 1_000_000
 
 
 class PartitionRegistry:

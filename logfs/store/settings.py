@@ -236,7 +236,7 @@ class Settings:
         times = [self._removed_ns.get(name, 0)]
         for disk, log_dir in self._log_dirs():
             try:
-                times.append(disk.stat(log_dir / name).st_mtime_ns)
+                times.append(disk.stat(log_dir / name).mtime_ns)
             except (OSError, LogDirFailed):
                 continue
         return max(times)

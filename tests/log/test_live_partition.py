@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from logfs import Partition
-    from logfs.log.disk.disk import File
+    from logfs.log.disk.disk import Entry, File, Status
     from logfs.log.read.reader import Reader
     from tests.support.mounts import Mount
 
@@ -316,7 +316,7 @@ class PausingDisk(ReadOnlyDisk):
         self._count()
         return super().read(file, position, size)
 
-    def stat(self, path: Path, *, follow: bool = False) -> os.stat_result:
+    def stat(self, path: Path, *, follow: bool = False) -> Status:
         self._count()
         found = super().stat(path, follow=follow)
         self._count()
@@ -326,7 +326,7 @@ class PausingDisk(ReadOnlyDisk):
         self._count()
         return super().size(file)
 
-    def scan(self, path: Path) -> Iterator[os.DirEntry[str]]:
+    def scan(self, path: Path) -> Iterator[Entry]:
         self._count()
         found = [*super().scan(path)]
         self._count()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,9 +22,9 @@ def remove_oldest(disk: Disk, home: Path, limit_bytes: int) -> None:
     """Remove the files of a cache directory that were unused for longest, until at most `limit_bytes` are left."""
     found = []
     for entry in disk.scan(home):
-        status = entry.stat(follow_symlinks=False)
-        if stat.S_ISREG(status.st_mode):
-            found.append((status.st_mtime_ns, status.st_size, entry.name))
+        if entry.is_file:
+            status = disk.stat(home / entry.name)
+            found.append((status.mtime_ns, status.size_bytes, entry.name))
     size = sum(size for _, size, _ in found)
     for _, length, name in sorted(found):
         if size <= limit_bytes:

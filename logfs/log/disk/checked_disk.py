@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from logfs.errors import LogDirFailed
 from logfs.locks import Level, make_rlock
-from logfs.log.disk.disk import Disk, File
+from logfs.log.disk.disk import Disk, Entry, File
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable, Iterator
 
 logger = logging.getLogger(__name__)
@@ -128,7 +127,7 @@ class CheckedDisk(Disk):
     def release(self) -> None:
         self.disk.release()
 
-    def scan(self, path: Path) -> Iterator[os.DirEntry[str]]:
+    def scan(self, path: Path) -> Iterator[Entry]:
         return iter(self.call(lambda: list(self.disk.scan(path))))
 
     def read(self, file: File, position: int, size: int) -> memoryview:

@@ -17,7 +17,7 @@ import threading
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from logfs.errors import Corrupt, NotWritable, OffsetOutOfRange
 from logfs.locks import Level, make_rlock
@@ -109,6 +109,46 @@ class File:
 
     def __del__(self) -> None:
         self.close()
+
+
+class Status(NamedTuple):
+    """What a disk tells of a file or a directory.
+
+    `identity` tells it from another one of the same name: it is the inode number, on the device `device`, or in an
+    object store a number made of what the objects are. `mtime_ns` and `ctime_ns` are in ns since the epoch. `mode`
+    has the type and the permission bits, as those of `os.stat`.
+    """
+
+    identity: int
+    size_bytes: int
+    mtime_ns: int
+    ctime_ns: int
+    mode: int
+    uid: int
+    gid: int
+    device: int = 0
+
+
+class Entry(NamedTuple):
+    """An entry of a directory. A symlink is neither a file nor a directory."""
+
+    name: str
+    identity: int
+    is_file: bool
+    is_directory: bool
+
+
+def _status(found: os.stat_result) -> Status:
+    return Status(
+        found.st_ino,
+        found.st_size,
+        found.st_mtime_ns,
+        found.st_ctime_ns,
+        found.st_mode,
+        found.st_uid,
+        found.st_gid,
+        found.st_dev,
+    )
 
 
 class Disk:
@@ -276,9 +316,9 @@ class Disk:
         """Return the file's length in bytes."""
         return os.fstat(file.fd).st_size
 
-    def stat_file(self, file: File) -> os.stat_result:
-        """Return the `fstat` of an open file, whatever has become of its name."""
-        return os.fstat(file.fd)
+    def stat_file(self, file: File) -> Status:
+        """Return the status of an open file, whatever has become of its name."""
+        return _status(os.fstat(file.fd))
 
     def sync(self, file: File) -> None:
         """Wait until the file's data, and the metadata that is needed to read it, are safe from a power cut."""
@@ -334,10 +374,13 @@ class Disk:
         finally:
             os.close(fd)
 
-    def scan(self, path: Path) -> Iterator[os.DirEntry[str]]:
+    def scan(self, path: Path) -> Iterator[Entry]:
         """Yield the entries of a directory, in no particular order."""
         with os.scandir(path) as entries:
-            yield from entries
+            for found in entries:
+                is_file = found.is_file(follow_symlinks=False)
+                is_directory = found.is_dir(follow_symlinks=False)
+                yield Entry(found.name, found.inode(), is_file, is_directory)
 
     def free_bytes(self, path: Path) -> int:
         """Return the free bytes of a path's filesystem that are available to non-root users."""
@@ -348,20 +391,20 @@ class Disk:
         """Whether anything of that name exists, a dangling symlink included."""
         return os.path.lexists(path)
 
-    def stat(self, path: Path, *, follow: bool = False) -> os.stat_result:
-        """Return the `lstat` of the path; with `follow` the `stat`, which follows symlinks."""
-        return os.stat(path) if follow else os.lstat(path)
+    def stat(self, path: Path, *, follow: bool = False) -> Status:
+        """Return the status of what the path leads to; of a symlink itself, unless `follow`."""
+        return _status(os.stat(path) if follow else os.lstat(path))
 
     def stat_settled(
         self, path: Path, since_ns: int | None = None, *, follow: bool = False
-    ) -> tuple[os.stat_result, bool]:
-        """Return the state of a path as `stat` does, and whether every change since the call shows by another mtime.
+    ) -> tuple[Status, bool]:
+        """Return the status of a path as `stat` does, and whether every change since the call shows by another mtime.
 
         With `since_ns` (ns since the epoch), whether every change since then shows.
         """
         since_ns = since_ns or time.time_ns()
         found = self.stat(path, follow=follow)
-        return found, since_ns - found.st_mtime_ns > _SETTLED_NS
+        return found, since_ns - found.mtime_ns > _SETTLED_NS
 
     def set_mtime(self, path: Path, mtime_ms: int) -> None:
         """Set a file's modification time, in ms since the epoch."""

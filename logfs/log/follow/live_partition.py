@@ -26,13 +26,12 @@ from logfs.log.state.leader_epochs import LeaderEpochs
 from logfs.log.state.producer_snapshots import ProducerSnapshots, replay
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from logfs.config import LogConfig
     from logfs.format.base.names import TopicPartition
-    from logfs.log.disk.disk import Disk
+    from logfs.log.disk.disk import Disk, Status
     from logfs.log.segment.segment import Segment
     from logfs.log.segment.segment_listing import Files, Listing
     from logfs.log.state.log_state import LogState
@@ -144,7 +143,7 @@ class _Look(NamedTuple):
     """
 
     number: int
-    inode: int
+    identity: int
     mtime_ns: int | None
     listing: Listing | None
     remote: Sequence[Segment]
@@ -176,13 +175,13 @@ class ReadOnlyPartition(Log):
         self._producers_end = 0
         super().__init__(disk, directory, name, config, clock, loaded)
         self._recovery_point = loaded.recovery_point
-        self._inode = before.st_ino
+        self._identity = before.identity
         # The log start of the checkpoint. A broker writes it once a minute, so the files may show a later one.
         self._checkpointed_start = loaded.log_start_offset
         # How often what readers know was brought up to date.
         self._looks = 0
         # The last state seen of the directory and of the last .log file; None if another look may show more.
-        self._seen_directory = before.st_mtime_ns if is_settled else None
+        self._seen_directory = before.mtime_ns if is_settled else None
         self._seen_log: tuple[int, int, int] | None = None
         with suppress(FileNotFoundError):
             # What was appended since the load read the file is not in its result.
@@ -283,9 +282,9 @@ class ReadOnlyPartition(Log):
             log, _ = self._stat_log()
         except FileNotFoundError:
             return False
-        return directory.st_mtime_ns == self._seen_directory and _state(log) == self._seen_log
+        return directory.mtime_ns == self._seen_directory and _state(log) == self._seen_log
 
-    def _stat_log(self, since_ns: int | None = None) -> tuple[os.stat_result | None, bool]:
+    def _stat_log(self, since_ns: int | None = None) -> tuple[Status | None, bool]:
         """Return the state of the last .log file, and whether every change since the call, or `since_ns`, shows.
 
         The state is None in a bucket, where the file does not change.
@@ -294,7 +293,7 @@ class ReadOnlyPartition(Log):
             return None, True
         return self.disk.stat_settled(self.active.path, since_ns)
 
-    def _note_log(self, log: os.stat_result | None, is_settled: bool) -> None:
+    def _note_log(self, log: Status | None, is_settled: bool) -> None:
         """Remember a state of the last .log file that this partition has taken in, if every later change shows."""
         self._seen_log = _state(log) if is_settled else None
 
@@ -302,19 +301,19 @@ class ReadOnlyPartition(Log):
         """Look at the directory, and at the descriptions of remote segments, which are the records of another log."""
         number = self._looks
         found, is_settled = self.disk.stat_settled(self.directory)
-        mtime_ns = found.st_mtime_ns if is_settled else None
-        if found.st_ino != self._inode or found.st_mtime_ns == self._seen_directory:
-            return _Look(number, found.st_ino, mtime_ns, None, ())
+        mtime_ns = found.mtime_ns if is_settled else None
+        if found.identity != self._identity or found.mtime_ns == self._seen_directory:
+            return _Look(number, found.identity, mtime_ns, None, ())
         listing = _list(self.disk, self.directory)
         remote: Sequence[Segment] = ()
         if listing and self.remote_between is not None:
             # After the listing: what a writer has dropped since is described by then.
             remote = self.remote_between(self._checkpointed_start, next(iter(listing)))
-        return _Look(number, found.st_ino, mtime_ns, listing, remote)
+        return _Look(number, found.identity, mtime_ns, listing, remote)
 
     def _take(self, look: _Look) -> bool:
         """Publish what a look has shown, and what was appended; return whether that is anything. Under `lock`."""
-        if look.inode != self._inode:
+        if look.identity != self._identity:
             # The name leads to a new partition; noticing it is up to the store.
             return False
         changed = False
@@ -340,7 +339,7 @@ class ReadOnlyPartition(Log):
                 return False
         except Gone:
             fresh = LiveSegment(self.disk, self.directory, active.base_offset)
-            fresh.identify(active.inodes)
+            fresh.identify(active.identities)
             fresh.gaps = True
             fresh.follow_end()
             active.is_lost = True
@@ -426,5 +425,5 @@ def _retire(segment: LiveSegment, segments: Sequence[LiveSegment]) -> None:
             segment.seal_at(following[0])
 
 
-def _state(found: os.stat_result | None) -> tuple[int, int, int]:
-    return (0, 0, 0) if found is None else (found.st_ino, found.st_size, found.st_mtime_ns)
+def _state(found: Status | None) -> tuple[int, int, int]:
+    return (0, 0, 0) if found is None else (found.identity, found.size_bytes, found.mtime_ns)

@@ -21,7 +21,7 @@ from logfs.log.segment.segment import (
     Segment,
 )
 from logfs.log.segment.segment_end import UNMEASURED, SegmentEnd
-from logfs.log.segment.segment_listing import open_by_inode
+from logfs.log.segment.segment_listing import open_by_identity
 from logfs.log.segment.txn_index import TransactionIndex
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ _SUFFIXES = (names.OFFSET_INDEX, names.TIME_INDEX, names.TEXT_INDEX)
 
 
 class LiveSegment(Segment):
-    """A segment of a read-only store, identified by the inodes of its files rather than by their names.
+    """A segment of a read-only store, known by the identities of its files rather than by their names.
 
     The last segment grows when `advance` is called, up to the last whole batch. An open file stays readable
     after it is renamed or deleted. Reading raises `Gone` if a file was deleted before it was opened, or if the .log
@@ -52,9 +52,9 @@ class LiveSegment(Segment):
 
     def __init__(self, disk: Disk, directory: Path, base_offset: int) -> None:
         super().__init__(disk, directory, base_offset)
-        # The inode numbers by suffix. Empty until `identify`: the files are then those that loading found under the
+        # The identities by suffix. Empty until `identify`: the files are then those that loading found under the
         # path.
-        self.inodes: Files = {}
+        self.identities: Files = {}
         self.last_timestamp = -1
         # Whether its bytes were cut off, and perhaps written again: nothing of it may be shown any more.
         self.is_lost = False
@@ -69,8 +69,8 @@ class LiveSegment(Segment):
         self.unreadable: Corrupt | None = None
 
     def identify(self, files: Files) -> None:
-        """Read from now on the files with the inode numbers in `files`, which are given by suffix (".log")."""
-        before, self.inodes = self.inodes, files
+        """Read from now on the files with the identities in `files`, which are given by suffix (".log")."""
+        before, self.identities = self.identities, files
         if files == before:
             return
         if before.get(names.TXN_INDEX) != files.get(names.TXN_INDEX) or not before:
@@ -88,32 +88,32 @@ class LiveSegment(Segment):
             self._watch_indexes()
         for index, suffix in zip(self.indexes, _SUFFIXES, strict=True):
             if index.source is None:
-                inode = files.get(suffix)
+                identity = files.get(suffix)
                 # Of the three, only the text index may vanish alone: only logfs needs it, and it is rebuilt.
                 may_go = index is self.text_index
-                index.source = partial(_open_index, self._disk, index.path, inode, may_go=may_go)
+                index.source = partial(_open_index, self._disk, index.path, identity, may_go=may_go)
 
     def is_same(self, files: Files) -> bool:
-        """Whether the .log file in `files` (inode numbers by suffix) is the one that this segment reads."""
-        inode, file = files[names.LOG], self._file
-        if not self.inodes and file is not None:
-            return self._disk.stat_file(file).st_ino == inode
-        return self.inodes.get(names.LOG, inode) == inode
+        """Whether the .log file in `files` (identities by suffix) is the one that this segment reads."""
+        identity, file = files[names.LOG], self._file
+        if not self.identities and file is not None:
+            return self._disk.stat_file(file).identity == identity
+        return self.identities.get(names.LOG, identity) == identity
 
     def _size_of_file(self) -> int:
         if self._file is None:
             with suppress(FileNotFoundError):
                 found = self._disk.stat(self.path)
-                if found.st_ino == self.inodes.get(names.LOG):
-                    return found.st_size
+                if found.identity == self.identities.get(names.LOG):
+                    return found.size_bytes
         return self._disk.size(self.file)
 
     def _open(self) -> File:
-        return open_by_inode(self._disk, self.path, self.inodes.get(names.LOG))
+        return open_by_identity(self._disk, self.path, self.identities.get(names.LOG))
 
     def mtime_ms(self) -> int:
         try:
-            return self._disk.stat_file(self.file).st_mtime_ns // 1_000_000
+            return self._disk.stat_file(self.file).mtime_ns // 1_000_000
         except Gone:
             return 0
 
@@ -428,7 +428,7 @@ class LiveSegment(Segment):
 
 
 class _LiveTxnIndex(TransactionIndex):
-    """A transaction index that is read by the inode of its file, once that is known.
+    """A transaction index that is read by the identity of its file, once that is known.
 
     A broker writes an entry after the marker that it is about. The transactions that a reading of the log has found
     are therefore added to those in the file.
@@ -436,16 +436,16 @@ class _LiveTxnIndex(TransactionIndex):
 
     def __init__(self, disk: Disk, path: Path) -> None:
         super().__init__(disk, path)
-        self._inode: int | None = None
+        self._identity: int | None = None
         self._is_known = False
         self._found: tuple[AbortedTransaction, ...] = ()
 
-    def follow(self, inode: int | None) -> None:
-        """Use the file with this inode number; None stands for no file."""
+    def follow(self, identity: int | None) -> None:
+        """Use the file with this identity; None stands for no file."""
         if self._is_known:
-            # Until the inode is known, the entries are those that recovery found, perhaps in memory alone.
+            # Until the identity is known, the entries are those that recovery found, perhaps in memory alone.
             self.forget()
-        self._inode, self._is_known = inode, True
+        self._identity, self._is_known = identity, True
 
     def read_again(self) -> None:
         """Read the file once more if it is there: a writer that has rolled has written all entries of the segment."""
@@ -468,17 +468,17 @@ class _LiveTxnIndex(TransactionIndex):
     def _read(self) -> bytes:
         if not self._is_known:
             return super()._read()
-        if self._inode is None:
+        if self._identity is None:
             return b""
-        file = open_by_inode(self._disk, self.path, self._inode)
+        file = open_by_identity(self._disk, self.path, self._identity)
         return self._disk.read_all(file)
 
 
-def _open_index(disk: Disk, path: Path, inode: int | None, *, may_go: bool) -> File | None:
-    if inode is None:
+def _open_index(disk: Disk, path: Path, identity: int | None, *, may_go: bool) -> File | None:
+    if identity is None:
         return None
     try:
-        return open_by_inode(disk, path, inode)
+        return open_by_identity(disk, path, identity)
     except Gone:
         if may_go:
             return None

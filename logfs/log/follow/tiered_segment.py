@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from logfs.format.base import names
 from logfs.format.text.rendering import TextSize
 from logfs.log.follow.live_segment import LiveSegment
-from logfs.log.remote.bucket_disk import inode_number
+from logfs.log.remote.bucket_disk import identity_of
 from logfs.log.segment.index import TimeEntry
 from logfs.log.segment.segment_end import UNMEASURED, SegmentEnd
 
@@ -44,11 +44,11 @@ class TieredSegment(LiveSegment):
         # The arguments of `disks.tiered_disk`, for other processes.
         self.source = str(disk.root), str(disk.home), disk.place
         found = disk.add(directory, remote, stored)
-        self.inode = found.inode
+        self.identity = found.identity
         # As a process that opens the bucket alone finds it.
-        self.directory_inode = inode_number(type(found).directory(remote.partition, disk.place))
+        self.directory_identity = identity_of(type(found).directory(remote.partition, disk.place))
         self.identify(
-            {suffix: found.inode for suffix in found.files if suffix in names.SEGMENT_FILES}
+            {suffix: found.identity for suffix in found.files if suffix in names.SEGMENT_FILES}
         )
         self.next_base = remote.end_offset + 1
         self.first_record_offset = remote.start_offset
@@ -89,7 +89,7 @@ class MissingSegment(LiveSegment):
     ) -> None:
         """Stand for the offsets [base_offset, next_offset)."""
         super().__init__(disk, directory, base_offset)
-        self.inode = self.directory_inode = 0
+        self.identity = self.directory_identity = 0
         disk.note_missing(directory, base_offset, next_offset)
         self.identify(dict.fromkeys(names.SEGMENT_FILES, 0))
         self.next_base = next_offset

@@ -233,7 +233,7 @@ class KeyIndex:
             found = log.disk.stat(log.directory)
         except OSError:
             return None
-        state = (found.st_dev, found.st_ino, log.name.directory, self._isolation)
+        state = (found.device, found.identity, log.name.directory, self._isolation)
         digest = hashlib.sha256(repr(state).encode()).hexdigest()
         return None if home is None else home / digest[:40]
 

@@ -7,9 +7,9 @@
             leader-epoch-checkpoint, partition.metadata
 
 A broker copies segments into a bucket, and deletes them there. So a bucket is read as a log directory that another
-process writes: its inode numbers tell one copy of a segment from another, and its directories have new modification
-times when a later listing shows other files. Two replicas may have rolled at other offsets, and their copies overlap:
-a .log file then ends where the next one begins.
+process writes: the identities of its files tell one copy of a segment from another, and its directories have new
+modification times when a later listing shows other files. Two replicas may have rolled at other offsets, and their
+copies overlap: a .log file then ends where the next one begins.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from bisect import bisect_right
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -34,7 +34,7 @@ from logfs.format.batches.batch import LENGTH_OVERHEAD, START
 from logfs.format.files.checkpoint import format_partition_metadata, text_to_uuid
 from logfs.format.tiered.custom_metadata import EPOCHS
 from logfs.locks import Level, make_lock
-from logfs.log.disk.disk import Disk, File, Gone, ReadOnlyDisk, WouldBlock
+from logfs.log.disk.disk import Disk, Entry, File, Gone, ReadOnlyDisk, Status, WouldBlock
 from logfs.log.remote.bucket_listing import PartitionPlace, find_partitions, list_segments
 from logfs.log.remote.chunk_cache import LIMIT_BYTES, ChunkCache
 from logfs.log.remote.chunk_reader import ChunkReader, StoredFile
@@ -137,7 +137,7 @@ class _Listing(Generic[T]):
         return found
 
 
-class Entry(NamedTuple):
+class StoredEntry(NamedTuple):
     """A file of a partition: that of a segment with a suffix, or a small one whose bytes are known."""
 
     segment: BucketSegment | None
@@ -148,55 +148,36 @@ class Entry(NamedTuple):
 class _Partition(NamedTuple):
     """What a listing has shown of a partition: its segments, and its files by name.
 
-    `inode` is a number that the partition of another topic of the same name does not have.
+    The partition of another topic of the same name has another `identity`.
     """
 
-    inode: int
+    identity: int
     segments: Sequence[BucketSegment]
-    files: Mapping[str, Entry]
+    files: Mapping[str, StoredEntry]
 
 
 def _partition_of(place: PartitionPlace, segments: Sequence[BucketSegment]) -> _Partition:
     metadata = format_partition_metadata(text_to_uuid(place.topic_id))
-    files = {names.PARTITION_METADATA: Entry(None, "", metadata)}
+    files = {names.PARTITION_METADATA: StoredEntry(None, "", metadata)}
     for segment, following in zip(segments, [*segments[1:], None], strict=True):
         for suffix in segment.files:
             if suffix in names.SEGMENT_FILES:
-                files[names.stem(segment.start_offset) + suffix] = Entry(segment, suffix)
+                files[names.stem(segment.start_offset) + suffix] = StoredEntry(segment, suffix)
             elif suffix == names.SNAPSHOT and following is not None:
                 # The state of the producers after the segment.
-                files[names.stem(following.start_offset) + suffix] = Entry(segment, suffix)
+                files[names.stem(following.start_offset) + suffix] = StoredEntry(segment, suffix)
     if segments:
-        files[names.LEADER_EPOCHS] = Entry(segments[-1], EPOCHS)
-    return _Partition(inode_number(place.prefix), segments, files)
+        files[names.LEADER_EPOCHS] = StoredEntry(segments[-1], EPOCHS)
+    return _Partition(identity_of(place.prefix), segments, files)
 
 
 @dataclass(slots=True, eq=False)
 class BucketFile(File):
     """An open file of a bucket. It has no descriptor."""
 
-    entry: Entry
+    entry: StoredEntry
     # The segment after the file's own, None for the last.
     following: BucketSegment | None
-
-
-class _DirEntry:
-    """What `os.scandir` yields, for a bucket."""
-
-    def __init__(self, path: Path, inode: int, *, is_directory: bool) -> None:
-        self.name = path.name
-        self.path = str(path)
-        self._inode = inode
-        self._is_directory = is_directory
-
-    def inode(self) -> int:
-        return self._inode
-
-    def is_dir(self, *, follow_symlinks: bool = True) -> bool:
-        return self._is_directory
-
-    def is_file(self, *, follow_symlinks: bool = True) -> bool:
-        return not self._is_directory
 
 
 class BucketDisk(ReadOnlyDisk):
@@ -244,23 +225,16 @@ class BucketDisk(ReadOnlyDisk):
 
     # What there is.
 
-    def scan(self, path: Path) -> Iterator[os.DirEntry[str]]:
+    def scan(self, path: Path) -> Iterator[Entry]:
         below = self._below(path)
-        found: list[_DirEntry] = []
         if not below:
-            found = [
-                _DirEntry(path / name, inode_number(str(places)), is_directory=True)
-                for name, places in self._places.get().items()
-            ]
+            found = [(name, identity_of(str(p))) for name, p in self._places.get().items()]
         elif len(below) == 1:
             files = self._partition(path).get().files
-            found = [
-                _DirEntry(path / name, _inode(entry), is_directory=False)
-                for name, entry in files.items()
-            ]
+            found = [(name, _identity(each)) for name, each in files.items()]
         else:
             raise missing(path)
-        return iter(cast("list[os.DirEntry[str]]", found))
+        return (Entry(*each, bool(below), not below) for each in found)
 
     def exists(self, path: Path) -> bool:
         try:
@@ -269,16 +243,16 @@ class BucketDisk(ReadOnlyDisk):
             return False
         return True
 
-    def stat(self, path: Path, *, follow: bool = False) -> os.stat_result:
+    def stat(self, path: Path, *, follow: bool = False) -> Status:
         below = self._below(path)
         if len(below) > 1:
             return self.stat_file(self.open(path))
         if not below:
             self._places.get()
-            return _stat(_DIRECTORY, ROOT_INODE, 0, self._places.changed_ns)
+            return _status(_DIRECTORY, ROOT_IDENTITY, 0, self._places.changed_ns)
         partition = self._partition(path)
-        inode = partition.get().inode
-        return _stat(_DIRECTORY, inode, 0, partition.changed_ns)
+        identity = partition.get().identity
+        return _status(_DIRECTORY, identity, 0, partition.changed_ns)
 
     def open(self, path: Path, *, write: bool = False, create: bool = False) -> File:
         if write or create:
@@ -326,9 +300,9 @@ class BucketDisk(ReadOnlyDisk):
             raise missing(path)
         place, segments = list_segments(self.objects, places)
         listing = self._partitions[path.name]
-        known = {each.inode: each for each in listing.found.segments} if listing.found else {}
+        known = {each.identity: each for each in listing.found.segments} if listing.found else {}
         for number, segment in enumerate(segments):
-            before = known.get(segment.inode)
+            before = known.get(segment.identity)
             if before is not None and before.objects == segment.objects:
                 # A copy that is known stays the same object, which has its manifest.
                 segments[number] = before
@@ -382,10 +356,10 @@ class BucketDisk(ReadOnlyDisk):
         stored = self._stored(file)
         return not isinstance(stored, bytes) and self.size(file) < stored.size
 
-    def stat_file(self, file: File) -> os.stat_result:
+    def stat_file(self, file: File) -> Status:
         entry, _ = _entry(file)
         changed_ns = entry.segment.modified_ms * 1_000_000 if entry.segment else 0
-        return _stat(_FILE, _inode(entry), self.size(file), changed_ns)
+        return _status(_FILE, _identity(entry), self.size(file), changed_ns)
 
     def read_file(self, path: Path) -> bytes:
         return bytes(self.read_all(self.open(path)))
@@ -457,14 +431,14 @@ class BucketDisk(ReadOnlyDisk):
         return log.size
 
 
-# In place of the inode number of a bucket.
-ROOT_INODE = 1
+# The identity of a bucket.
+ROOT_IDENTITY = 1
 
 _FILE = stat.S_IFREG | 0o444
 _DIRECTORY = stat.S_IFDIR | 0o755
 
 
-def _entry(file: File) -> tuple[Entry, BucketSegment | None]:
+def _entry(file: File) -> tuple[StoredEntry, BucketSegment | None]:
     assert isinstance(file, BucketFile), "opened by this disk"
     return file.entry, file.following
 
@@ -474,17 +448,14 @@ def missing(path: Path) -> FileNotFoundError:
     return FileNotFoundError(errno.ENOENT, "no such object", str(path))
 
 
-def inode_number(text: str) -> int:
-    """Return a number in place of an inode number for a name."""
+def identity_of(text: str) -> int:
+    """Return the identity of what has a name of its own."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big") | 1
 
 
-def _inode(entry: Entry) -> int:
-    return inode_number(entry.content.decode()) if entry.segment is None else entry.segment.inode
+def _identity(entry: StoredEntry) -> int:
+    return identity_of(entry.content.decode()) if entry.segment is None else entry.segment.identity
 
 
-def _stat(mode: int, inode: int, size: int, changed_ns: int) -> os.stat_result:
-    seconds = changed_ns // _SECOND_NS
-    numbers = (mode, inode, 0, 1, os.geteuid(), os.getegid(), size, seconds, seconds, seconds)
-    times = dict.fromkeys(("st_atime_ns", "st_mtime_ns", "st_ctime_ns"), changed_ns)
-    return os.stat_result(numbers, times)
+def _status(mode: int, identity: int, size: int, changed_ns: int) -> Status:
+    return Status(identity, size, changed_ns, changed_ns, mode, os.geteuid(), os.getegid())

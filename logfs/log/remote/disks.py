@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from typing import TYPE_CHECKING
 
 from logfs.log.disk.bucket_path import BucketPath
@@ -45,8 +44,3 @@ def tiered_disk(root: Path, home: Path, place: str) -> TieredDisk:
     assert isinstance(root, BucketPath)
     assert isinstance(home, BucketPath)
     return TieredDisk(root, home, place, lambda _: False, LIMIT_BYTES)
-
-
-def inode_of(disk: Disk, path: Path) -> int:
-    """Return the inode number of a directory, through symlinks. Raises `FileNotFoundError`, and `OSError`."""
-    return disk.stat(path).st_ino if disk.is_remote else os.stat(path).st_ino

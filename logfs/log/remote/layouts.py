@@ -63,8 +63,8 @@ def key_of(segment: RemoteSegment) -> SegmentKey:
 class BucketSegment:
     """A segment in a bucket: the objects of one copy. Any thread may call any method.
 
-    `key_of_segment` is what the names of its objects tell, `start_offset` its first offset, `inode` a number that no
-    other copy has, and `modified_ms` when the last of its objects was stored (ms since the epoch).
+    `key_of_segment` is what the names of its objects tell, `start_offset` its first offset, `identity` a number that
+    no other copy has, and `modified_ms` when the last of its objects was stored (ms since the epoch).
     """
 
     # The suffixes of the files that a segment may have.
@@ -77,7 +77,7 @@ class BucketSegment:
         """Make a segment of `objects`, by the suffixes of their keys."""
         self.key_of_segment = key
         self.start_offset = key.start_offset
-        self.inode = key.segment_id.int >> 65 or 1
+        self.identity = key.segment_id.int >> 65 or 1
         self.modified_ms = max(each.modified_ms for each in objects.values())
         self.objects = objects
         # The last offset, None if only the log tells it.

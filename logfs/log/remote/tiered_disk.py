@@ -9,7 +9,7 @@ from logfs.errors import RemoteStorageError
 from logfs.format.base import names
 from logfs.format.tiered.metadata_record import TOPIC
 from logfs.log.disk.disk import Gone
-from logfs.log.remote.bucket_disk import BucketDisk, BucketFile, Entry, missing
+from logfs.log.remote.bucket_disk import BucketDisk, BucketFile, StoredEntry, missing
 from logfs.log.remote.bucket_listing import copies_in
 from logfs.log.remote.layouts import LAYOUTS, key_of
 
@@ -109,7 +109,7 @@ class TieredDisk(BucketDisk):
             raise missing(path)
         end = segment.end_offset
         following = None if end is None else known.get(end + 1)
-        return BucketFile(path, -1, Entry(segment, suffix), following)
+        return BucketFile(path, -1, StoredEntry(segment, suffix), following)
 
     def lost(self, file: File, error: FileNotFoundError) -> Exception:
         assert isinstance(file, BucketFile)

@@ -32,9 +32,9 @@ def check_files(disk: Disk, directory: Path) -> None:
         if entry.name.endswith(names.CLEANED):
             unfinished.append(names.parse_stem(entry.name))
         if entry.name.endswith((*names.SEGMENT_FILES, names.SNAPSHOT, _SWAP)):
-            if not entry.is_file(follow_symlinks=False):
+            if not entry.is_file:
                 raise InvalidName(
-                    f"{entry.path}: is not a regular file; move it out of the partition"
+                    f"{directory / entry.name}: is not a regular file; move it out of the partition"
                 )
             found.add(entry.name)
     bases = {names.parse_stem(name) for name in found if name.endswith(names.LOG)}
@@ -51,7 +51,7 @@ def check_files(disk: Disk, directory: Path) -> None:
 
 
 def _check_size(disk: Disk, path: Path) -> None:
-    size = disk.stat(path).st_size
+    size = disk.stat(path).size_bytes
     if size > names.MAX_SEGMENT_BYTES:
         raise Corrupt(
             f"{path}: is {size} bytes long, but a segment has at most {names.MAX_SEGMENT_BYTES}; move it out of "

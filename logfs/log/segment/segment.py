@@ -144,7 +144,7 @@ class Segment(SegmentFiles):
         # A file that is not open stays closed: there may be very many.
         file = self._file
         with self._disk.hold(self._disk.naming):
-            return self._disk.size(file) if file else self._disk.stat(self.path).st_size
+            return self._disk.size(file) if file else self._disk.stat(self.path).size_bytes
 
     @property
     def next_offset(self) -> int:
@@ -175,7 +175,7 @@ class Segment(SegmentFiles):
     def mtime_ms(self) -> int:
         """Return the .log file's modification time (ms), which counts where no record has a timestamp."""
         with self._disk.hold(self._disk.naming):
-            return self._disk.stat(self.path).st_mtime_ns // 1_000_000
+            return self._disk.stat(self.path).mtime_ns // 1_000_000
 
     @property
     def largest_timestamp(self) -> int:

@@ -93,7 +93,7 @@ class SegmentFiles(NamedFile):
         return "offset_index" in self.__dict__
 
     def identify(self, files: Files) -> None:
-        """Take the inode numbers of the files that belong to the segment, by suffix (".log").
+        """Take the identities of the files that belong to the segment, by suffix (".log").
 
         This class ignores them and opens its files by name. `LiveSegment` opens only files with these numbers.
         """

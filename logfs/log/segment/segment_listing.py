@@ -1,6 +1,6 @@
 """The segments in a partition directory that another process is changing.
 
-A name may lead to another file at the next lookup. A file is therefore identified by its inode number, and found
+A name may lead to another file at the next lookup. A file is therefore known by its identity, and found
 again under any name that it may have by then: a compacted segment arrives as `.swap` and loses that suffix, and a
 segment that leaves the log is renamed to `.deleted` before it is removed (kafka-storage 7, 8.8).
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from logfs.log.disk.disk import Disk, File
 
-    # `Files`: the inode numbers of a segment's files by suffix (".log", ".index"). `Listing`: the files of all
+    # `Files`: the identities of a segment's files by suffix (".log", ".index"). `Listing`: the files of all
     # segments by base offset.
     Files = Mapping[str, int]
     Listing = dict[int, dict[str, int]]
@@ -32,7 +32,7 @@ _LOOKS = 10
 
 
 def list_segments(disk: Disk, directory: Path, end_of: Callable[[int, Files], int]) -> Listing:
-    """Return the inode numbers of the segments' files, by base offset (in order) and suffix (".log").
+    """Return the identities of the segments' files, by base offset (in order) and suffix (".log").
 
     The segments are those that recovery would find after a crash at this moment. A swap that is in progress
     (kafka-storage 8.8) is therefore seen as not begun or as done, never as half done. `end_of` takes the base offset
@@ -42,7 +42,7 @@ def list_segments(disk: Disk, directory: Path, end_of: Callable[[int, Files], in
     plain: Listing = {}
     swapped: Listing = {}
     cleaned: list[int] = []
-    for name, inode in _names(disk, directory).items():
+    for name, identity in _names(disk, directory).items():
         match = _NAME.fullmatch(name)
         assert match is not None
         base_offset = int(match[1])
@@ -50,7 +50,7 @@ def list_segments(disk: Disk, directory: Path, end_of: Callable[[int, Files], in
             cleaned.append(base_offset)
         else:
             kept = swapped if match[3] else plain
-            kept.setdefault(base_offset, {})[match[2]] = inode
+            kept.setdefault(base_offset, {})[match[2]] = identity
     if cleaned:
         swapped = {base: files for base, files in swapped.items() if base < min(cleaned)}
     ends = {base: end_of(base, files) for base, files in swapped.items() if names.LOG in files}
@@ -64,14 +64,14 @@ def list_segments(disk: Disk, directory: Path, end_of: Callable[[int, Files], in
 
 
 def _names(disk: Disk, directory: Path) -> dict[str, int]:
-    """Return the names of segment files with their inode numbers.
+    """Return the names of segment files with their identities.
 
     A rename during a scan may hide a file, or show it twice. If the directory may have changed during the scan, scan
     again until two scans agree.
     """
     before, is_settled = disk.stat_settled(directory)
     seen = _look(disk, directory)
-    if is_settled and disk.stat(directory).st_mtime_ns == before.st_mtime_ns:
+    if is_settled and disk.stat(directory).mtime_ns == before.mtime_ns:
         return seen
     for _ in range(_LOOKS):
         again = _look(disk, directory)
@@ -83,22 +83,32 @@ def _names(disk: Disk, directory: Path) -> dict[str, int]:
 
 def _look(disk: Disk, directory: Path) -> dict[str, int]:
     return {
-        entry.name: entry.inode()
+        entry.name: entry.identity
         for entry in disk.scan(directory)
-        if _NAME.fullmatch(entry.name) and entry.is_file(follow_symlinks=False)
+        if _NAME.fullmatch(entry.name) and entry.is_file
     }
 
 
-def open_by_inode(disk: Disk, path: Path, inode: int | None) -> File:
-    """Open the file that was listed as `path` with `inode`, even if a swap or a deletion has renamed it since.
+def log_bytes(disk: Disk, directory: Path) -> int:
+    """Return the bytes of all .log files in a directory. Raises `FileNotFoundError` if one goes meanwhile."""
+    logs = [entry.name for entry in disk.scan(directory) if entry.name.endswith(names.LOG)]
+    return sum(disk.stat(directory / name).size_bytes for name in logs)
 
-    With `inode` None, any file of that name will do. Raises `Gone` if no such file is found.
+
+def open_by_identity(
+    disk: Disk, path: Path, identity: int | None, *, may_have_left: bool = True
+) -> File:
+    """Open the file that was listed as `path` with `identity`, even if a swap has renamed it since.
+
+    With `identity` None, any file of that name will do. With `may_have_left`, a file that a deletion has renamed is
+    found, too. Raises `Gone` if no such file is found.
     """
-    for suffix in ("", names.SWAP, names.DELETED, ""):
+    # The last try finds a file that got its name after the first one.
+    for suffix in ("", names.SWAP, *([names.DELETED] if may_have_left else []), ""):
         try:
             file = disk.open(path.with_name(path.name + suffix) if suffix else path)
         except FileNotFoundError:
             continue
-        if inode is None or disk.stat_file(file).st_ino == inode:
+        if identity is None or disk.stat_file(file).identity == identity:
             return file
     raise Gone(f"{path}: has left the log since the directory was listed; read again")

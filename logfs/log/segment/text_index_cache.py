@@ -89,14 +89,14 @@ def _path(disk: Disk, log: File, index: TextIndex) -> Path | None:
     """Return the file for a segment as it is now; None if the segment is too small, or if there is no cache."""
     found = disk.stat_file(log)
     home = cache_directory("text")
-    if found.st_size < SMALLEST_BYTES or home is None:
+    if found.size_bytes < SMALLEST_BYTES or home is None:
         return None
     state = (
-        found.st_dev,
-        found.st_ino,
-        found.st_size,
-        found.st_mtime_ns,
-        found.st_ctime_ns,
+        found.device,
+        found.identity,
+        found.size_bytes,
+        found.mtime_ns,
+        found.ctime_ns,
         index.base_offset,
     )
     digest = hashlib.sha256(_VERSION)

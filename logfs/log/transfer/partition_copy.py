@@ -77,7 +77,7 @@ class PartitionCopy:
         # After `take_over`: the segments of the original, each with its copy.
         self.copies: dict[Segment, Segment] = {}
         self._snapshots: ProducerSnapshots | None = None
-        mode = stat.S_IMODE(partition.disk.stat(partition.directory).st_mode)
+        mode = stat.S_IMODE(partition.disk.stat(partition.directory).mode)
         disk.mkdir(directory, mode=mode)
 
     @property
@@ -117,7 +117,7 @@ class PartitionCopy:
         found = {
             entry.name
             for entry in source.scan(directory)
-            if entry.is_file(follow_symlinks=False) and not entry.name.endswith(_NOT_COPIED)
+            if entry.is_file and not entry.name.endswith(_NOT_COPIED)
         }
         for name in self._others.keys() - found:
             del self._others[name]
@@ -125,7 +125,7 @@ class PartitionCopy:
         for name in sorted(found):
             with suppress(FileNotFoundError):
                 status, is_settled = source.stat_settled(directory / name)
-                seen = status.st_ino, status.st_size, status.st_mtime_ns
+                seen = status.identity, status.size_bytes, status.mtime_ns
                 if self._others.get(name) == seen:
                     continue
                 # A file that may still be changed without a new mtime is copied again the next time.

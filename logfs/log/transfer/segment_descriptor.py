@@ -1,8 +1,8 @@
 """Descriptions of segments, with which other processes find and open them: they share only the files.
 
-A description carries inode numbers. A process on another machine therefore notices that it sees other files than the
-describing process did: a log directory that is not mounted there, an old copy, a file that is missing. A segment may
-also leave the log after it was described; `FileIdentity.has_left` distinguishes the two cases.
+A description carries the identities of files. A process on another machine therefore notices that it sees other files
+than the describing process did: a log directory that is not mounted there, an old copy, a file that is missing. A
+segment may also leave the log after it was described; `FileIdentity.has_left` distinguishes the two cases.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from logfs.format.tiered import custom_metadata
 from logfs.log.disk.bucket_path import BucketPath, as_path
 from logfs.log.disk.disk import Gone
 from logfs.log.follow.tiered_segment import TieredSegment
-from logfs.log.remote.bucket_disk import ROOT_INODE
+from logfs.log.remote.bucket_disk import ROOT_IDENTITY
 from logfs.log.remote.disks import read_only_disk, tiered_disk
 from logfs.log.segment.index import TimeEntry
 from logfs.log.segment.segment import Segment
 from logfs.log.segment.segment_end import SegmentEnd
+from logfs.log.segment.segment_listing import open_by_identity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -53,19 +54,20 @@ class TieredSource(NamedTuple):
 class FileIdentity:
     """The .log file of a segment as it was when a scan or job was planned; it can be pickled.
 
-    `next_offset` is the offset after the segment, `size_bytes` the valid length of the file. The inode numbers
-    identify the file, its partition directory and its log directory; `inode` is None for the segment of an empty log
-    that has no file yet. `previous` is the base offset and the inode number of the segment before this one, None for
-    the first segment of the log. `tiered` tells how a segment in an object store is found, None for a local file.
+    `next_offset` is the offset after the segment, `size_bytes` the valid length of the file. The identities are those
+    of the file, of its partition directory and of its log directory (`disk.Status`); `identity` is None for the
+    segment of an empty log that has no file yet. `previous` is the base offset and the identity of the segment before
+    this one, None for the first segment of the log. `tiered` tells how a segment in an object store is found, None
+    for a local file.
     """
 
     directory: str
     base_offset: int
     next_offset: int
     size_bytes: int
-    inode: int | None
-    directory_inode: int
-    log_dir_inode: int
+    identity: int | None
+    directory_identity: int
+    log_dir_identity: int
     previous: tuple[int, int | None] | None
     tiered: TieredSource | None = None
 
@@ -89,8 +91,8 @@ class FileIdentity:
         if self.tiered is not None:
             return self.tiered.open(directory)
         disk = read_only_disk(directory.parent)
-        segment = _SegmentByInode(disk, directory, self.base_offset, self.inode)
-        if self.inode is None:
+        segment = _SegmentByIdentity(disk, directory, self.base_offset, self.identity)
+        if self.identity is None:
             return segment
         try:
             size = disk.size(segment.file)
@@ -104,10 +106,12 @@ class FileIdentity:
         return segment
 
     def _why_gone(self, disk: Disk) -> str:
-        found = _inode_of(disk, self.path)
+        found = _identity_at(disk, self.path)
         if found is None:
             return f"{self.path}: the planned segment file does not exist"
-        return f"{self.path}: is not the planned segment file (inode {found}, planned {self.inode})"
+        return (
+            f"{self.path}: is not the planned segment file (inode {found}, planned {self.identity})"
+        )
 
     def check_in_place(self) -> None:
         """Raise `Gone` unless the planned file is still there, under its own name or with the suffix `.swap`.
@@ -119,7 +123,10 @@ class FileIdentity:
         disk = read_only_disk(self.path.parent.parent)
         swapped = self.path.with_name(self.path.name + names.SWAP)
         # A swap is renamed to the final name, so the final name is looked up last.
-        if self.inode not in (None, *(_inode_of(disk, each) for each in (swapped, self.path))):
+        if self.identity not in (
+            None,
+            *(_identity_at(disk, each) for each in (swapped, self.path)),
+        ):
             raise Gone(self._why_gone(disk))
 
     def has_left(self, reader: Reader) -> bool:
@@ -130,7 +137,7 @@ class FileIdentity:
         again. Raises `OSError`.
         """
         is_tiered = isinstance(as_path(self.directory), BucketPath) and not reader.disk.is_remote
-        if not is_tiered and reader.disk.stat(reader.directory).st_ino != self.directory_inode:
+        if not is_tiered and reader.disk.stat(reader.directory).identity != self.directory_identity:
             # The partition was deleted and recreated, or moved to another log directory.
             return True
         for _ in range(_TRIES):
@@ -148,41 +155,31 @@ class FileIdentity:
             return True
         # Compaction writes a new file for each group of segments, under the first base offset of the group.
         holder = state.segments_from(self.base_offset)[0]
-        identity = holder.base_offset, _inode(reader.log, holder)
-        if identity == (self.base_offset, self.inode):
+        identity = holder.base_offset, _identity(reader.log, holder)
+        if identity == (self.base_offset, self.identity):
             # A truncation cuts the last segment; any other segment keeps its size.
             return holder is state.segments[-1] and holder.size_bytes < self.size_bytes
         return identity != self.previous
 
 
-class _SegmentByInode(Segment):
-    """A segment whose .log file is known by its inode number, and may still have the name of a swap.
+class _SegmentByIdentity(Segment):
+    """A segment whose .log file is known by its identity, and may still have the name of a swap.
 
     Compaction renames a new segment from .swap (kafka-storage 8.8). A segment that has left the log but is not
     removed yet counts as gone: its records are those of the segment that took its place.
     """
 
-    def __init__(self, disk: Disk, directory: Path, base_offset: int, inode: int | None) -> None:
+    def __init__(self, disk: Disk, directory: Path, base_offset: int, identity: int | None) -> None:
         super().__init__(disk, directory, base_offset)
-        self._inode = inode
+        self._identity = identity
 
     def _open(self) -> File:
-        # The last try finds a file that got its name after the first one.
-        for suffix in ("", names.SWAP, ""):
-            try:
-                path = self.path
-                file = self._disk.open(path.with_name(path.name + suffix) if suffix else path)
-            except FileNotFoundError:
-                continue
-            if self._inode in (None, self._disk.stat_file(file).st_ino):
-                return file
-            file.close()
-        raise Gone(f"{self.path}: the planned segment file does not exist")
+        return open_by_identity(self._disk, self.path, self._identity, may_have_left=False)
 
 
-def _inode_of(disk: Disk, path: Path) -> int | None:
+def _identity_at(disk: Disk, path: Path) -> int | None:
     try:
-        return disk.stat(path).st_ino
+        return disk.stat(path).identity
     except (FileNotFoundError, NotADirectoryError):
         return None
 
@@ -221,12 +218,12 @@ class SegmentDescriptor:
         return segment
 
 
-def _inode(reader: Reader, segment: Segment) -> int | None:
-    """Return the inode number of the .log file that a segment reads. Raises `Gone`, `OSError`."""
+def _identity(reader: Reader, segment: Segment) -> int | None:
+    """Return the identity of the .log file that a segment reads. Raises `Gone`, `OSError`."""
     if isinstance(segment, TieredSegment):
-        return segment.inode
+        return segment.identity
     try:
-        return reader.disk.stat_file(segment.file).st_ino
+        return reader.disk.stat_file(segment.file).identity
     except (FileNotFoundError, Gone):
         if segment.size_bytes or len(reader.log.state.segments) > 1:
             raise
@@ -241,27 +238,27 @@ def describe_segments(
     Raises `Gone` or `FileNotFoundError` if a file leaves the log meanwhile: refresh the reader and call again.
     """
     disk, directory = reader.disk, reader.directory
-    directory_inode = disk.stat(directory).st_ino
+    directory_identity = disk.stat(directory).identity
     # The parent is found through the directory, because the path of a log directory may be a symlink.
     parent = directory.parent if disk.is_remote else directory / ".."
-    log_dir_inode = disk.stat(parent).st_ino
+    log_dir_identity = disk.stat(parent).identity
     every = reader.log.state.segments
     previous: tuple[int, int | None] | None = None
     for segment in segments:
         if previous is None and segment is not every[0] and segment in every:
             before = every[every.index(segment) - 1]
-            previous = before.base_offset, _inode(reader, before)
+            previous = before.base_offset, _identity(reader, before)
         # Before its end is read: a segment that grows meanwhile must not count as one that ends there.
         is_last = segment.next_base is None
-        inode = _inode(reader, segment)
+        identity = _identity(reader, segment)
         file = FileIdentity(
             directory=str(directory),
             base_offset=segment.base_offset,
             next_offset=segment.next_offset,
             size_bytes=segment.size_bytes,
-            inode=inode,
-            directory_inode=directory_inode,
-            log_dir_inode=log_dir_inode,
+            identity=identity,
+            directory_identity=directory_identity,
+            log_dir_identity=log_dir_identity,
             previous=previous,
         )
         if isinstance(segment, TieredSegment):
@@ -270,11 +267,11 @@ def describe_segments(
                 file,
                 tiered=TieredSource(*segment.source, segment.remote),
                 directory=str(segment.path.parent),
-                directory_inode=segment.directory_inode,
-                log_dir_inode=ROOT_INODE,
+                directory_identity=segment.directory_identity,
+                log_dir_identity=ROOT_IDENTITY,
             )
         yield segment, SegmentDescriptor(file, is_last, segment.gaps)
-        previous = segment.base_offset, inode
+        previous = segment.base_offset, identity
 
 
 def describe_segment(reader: Reader) -> list[tuple[Segment, SegmentDescriptor]]:

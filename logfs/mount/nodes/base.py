@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from logfs.log.append.partition import Partition
+    from logfs.log.disk.disk import Status
     from logfs.log.read.reader import Reader
     from logfs.mount.admin_requests import AdminRequests
     from logfs.mount.errnos import ErrorLog
@@ -31,8 +32,8 @@ WRITE_BITS = 0o222
 DIRECTORY_BITS = 0o555
 
 
-def first_found(store: Store) -> os.stat_result:
-    """Return the `os.stat` result of the first log directory that works.
+def first_found(store: Store) -> Status:
+    """Return the status of the first log directory that works.
 
     If none works, return the result that was stored for the first one when it was opened.
     """
@@ -114,7 +115,7 @@ class Node:
     def access(self) -> Access:
         """Return permission bits and owner; by default those of the store's first log directory."""
         found = first_found(self.context.store)
-        return Access(stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid)
+        return Access(stat.S_IMODE(found.mode), found.uid, found.gid)
 
     def set_access(self, access: Access) -> None:
         """Store new permission bits or a new owner. Raises EPERM for a node that cannot store them."""

@@ -51,8 +51,8 @@ class RootDirectory(DirectoryNode):
 
     def stat(self) -> Stat:
         found = first_found(self.context.store)
-        mode = stat.S_IFDIR | stat.S_IMODE(found.st_mode)
-        return Stat(mode, found.st_uid, found.st_gid, 0, found.st_mtime_ns)
+        mode = stat.S_IFDIR | stat.S_IMODE(found.mode)
+        return Stat(mode, found.uid, found.gid, 0, found.mtime_ns)
 
     def known(self, name: str) -> Node | None:
         if name in self._fixed:

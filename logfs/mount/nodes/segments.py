@@ -48,11 +48,11 @@ class SegmentsDirectory(PartitionFolder):
             found = self.partition.disk.stat(self.partition.directory / name)
         except FileNotFoundError:
             return None
-        return SegmentFile(self.context, name, self) if stat.S_ISREG(found.st_mode) else None
+        return SegmentFile(self.context, name, self) if stat.S_ISREG(found.mode) else None
 
     def names(self) -> Iterator[str]:
         for entry in self.partition.disk.scan(self.partition.directory):
-            if entry.is_file(follow_symlinks=False) and not entry.name.endswith(_HIDDEN):
+            if entry.is_file and not entry.name.endswith(_HIDDEN):
                 yield entry.name
 
     def is_current(self, node: Node) -> bool:
@@ -84,7 +84,7 @@ class SegmentFile(GrowingFile):
         self.modes = parent.modes
         self.mode_name = parent.name
         self._disk = parent.partition.disk
-        self._inode = self._disk.stat(self._real).st_ino
+        self._inode = self._disk.stat(self._real).identity
         self.file_number = file_number_of(parent.inode, self._inode)
         self._grows = parent.segment(name) is not None
 
@@ -114,7 +114,7 @@ class SegmentFile(GrowingFile):
     def _is_in_place(self) -> bool:
         """Whether the name still leads to this file. Compaction puts another file in its place."""
         try:
-            return self._disk.stat(self._real).st_ino == self._inode
+            return self._disk.stat(self._real).identity == self._inode
         except FileNotFoundError:
             return False
 
@@ -130,7 +130,7 @@ class SegmentFile(GrowingFile):
             for index in segment.indexes:
                 if index.path.name == self.name:
                     return index.size_bytes
-        return self._disk.stat(self._real).st_size
+        return self._disk.stat(self._real).size_bytes
 
     def stat(self) -> Stat:
         self._folder.partition.refresh()
@@ -138,12 +138,12 @@ class SegmentFile(GrowingFile):
         opened = next(self._opened(), None)
         found = self._disk.stat_file(opened) if opened else self._disk.stat(self._real)
         mode = stat.S_IFREG | access.mode
-        return Stat(mode, access.uid, access.gid, self.size(), found.st_mtime_ns)
+        return Stat(mode, access.uid, access.gid, self.size(), found.mtime_ns)
 
     def open(self, flags: int, caller: Caller) -> Handle:
         self.refuse_writing(flags)
         file = self._disk.open(self._real)
-        found = self._disk.stat_file(file).st_ino
+        found = self._disk.stat_file(file).identity
         if found != self._inode and self.handles:
             # The file was replaced since the lookup, while other handles have the former file open.
             return OtherHandle(self, file, self._disk)

@@ -62,8 +62,8 @@ class _Folder(DirectoryNode):
 
     def stat(self) -> Stat:
         found = first_found(self.context.store)
-        mode = stat.S_IFDIR | stat.S_IMODE(found.st_mode) & (DIRECTORY_BITS | 0o200)
-        return Stat(mode, found.st_uid, found.st_gid, 0, found.st_mtime_ns)
+        mode = stat.S_IFDIR | stat.S_IMODE(found.mode) & (DIRECTORY_BITS | 0o200)
+        return Stat(mode, found.uid, found.gid, 0, found.mtime_ns)
 
 
 class TopicsDirectory(_Folder):
@@ -145,7 +145,7 @@ class PartitionLink(SymlinkNode):
     """A link from the number of a partition to its directory."""
 
     def timestamp(self) -> int:
-        return first_found(self.context.store).st_mtime_ns // 1_000_000
+        return first_found(self.context.store).mtime_ns // 1_000_000
 
     def target(self) -> str:
         assert self.parent is not None
@@ -169,7 +169,7 @@ class _TopicAccess(PartitionAccess):
         if len(found) == 1:
             return found.pop()
         owner = first_found(self.context.store)
-        return Access(self.allowed_bits & 0o700, owner.st_uid, owner.st_gid)
+        return Access(self.allowed_bits & 0o700, owner.uid, owner.gid)
 
     def follows(self, modes: PermissionTable) -> bool:
         return any(partition.directory == modes.directory for partition in self.partitions)
@@ -212,7 +212,7 @@ class TopicGroupsDirectory(TopicGroups, _TopicAccess):
         access = self.access()
         found = first_found(self.context.store)
         mode = stat.S_IFDIR | access.mode
-        return Stat(mode, access.uid, access.gid, 0, found.st_mtime_ns)
+        return Stat(mode, access.uid, access.gid, 0, found.mtime_ns)
 
 
 class TopicAppendFile(_TopicAccess, AppendFile):

@@ -72,7 +72,7 @@ def still_in_log(paths: Paths, missing: Iterable[MissingSegment]) -> list[Missin
             partition = store.partitions.get(each.file.partition)
             if partition is None:
                 homes = [log_dir.path.stat().st_ino for log_dir in store.log_dirs]
-                if each.file.partition in store.offline or each.file.log_dir_inode not in homes:
+                if each.file.partition in store.offline or each.file.log_dir_identity not in homes:
                     found.append(each)
                 continue
             with suppress(FileNotFoundError):

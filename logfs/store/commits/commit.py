@@ -538,7 +538,7 @@ class Commits:
             if not entry.name.endswith(commit_file.STAGED) or entry.name in wanted:
                 continue
             path = partition.directory / entry.name
-            age_ms = now_ms - partition.disk.stat(path).st_mtime_ns // 1_000_000
+            age_ms = now_ms - partition.disk.stat(path).mtime_ns // 1_000_000
             if age_ms > ORPHAN_MS or commit_file.is_over(entry.name, writers):
                 found.append(path)
         return found

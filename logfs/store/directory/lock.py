@@ -68,7 +68,7 @@ class Lock:
                 advice = f"it is mounted at {mounted}: use the files there, or unmount it first"
             raise StoreLocked(f"{log_dir}: in use by {_describe(holder)}; {advice}") from None
         found = disk.stat_file(self._file)
-        self.identity = found.st_dev, found.st_ino
+        self.identity = found.device, found.identity
         if not self.is_in_place():
             self._file.close()
             return False
@@ -132,11 +132,11 @@ class Turn:
             self._file: File = disk.open(self._path, write=True, create=True)
             fcntl.lockf(self._file.fd, fcntl.LOCK_EX)
             found = disk.stat_file(self._file)
-            if _identity(disk, self._path) == (found.st_dev, found.st_ino):
+            if _identity(disk, self._path) == (found.device, found.identity):
                 break
             # The previous process has removed the file that this one was waiting for.
             self._file.close()
-        self.was_left_behind = found.st_size > 0
+        self.was_left_behind = found.size_bytes > 0
         disk.write(self._file, 0, b"%d\n" % os.getpid())
 
     def release(self) -> None:
@@ -188,7 +188,7 @@ def _identity(disk: Disk, path: Path) -> tuple[int, int]:
         found = disk.stat(path)
     except FileNotFoundError:
         return 0, 0
-    return found.st_dev, found.st_ino
+    return found.device, found.identity
 
 
 def _holder(fd: int) -> int | None:

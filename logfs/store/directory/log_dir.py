@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from logfs.format.base.names import TopicPartition
-    from logfs.log.disk.disk import Disk
+    from logfs.log.disk.disk import Disk, Status
 
 logger = logging.getLogger(__name__)
 
@@ -125,7 +125,7 @@ class LogDir:
         self.path = path
         self.disk = CheckedDisk(disk, path, lambda: failed(self))
         # The directory's attributes when it was opened; its mode and owner become those of the mount.
-        self.found: os.stat_result | None = None
+        self.found: Status | None = None
         self.live = self.clean = self.is_brokers = False
         # Whether the names of its partitions have been read.
         self.is_known = False
@@ -189,7 +189,7 @@ class LogDir:
             found = self.disk.stat(self.path, follow=True)
             before = self.found
             assert before is not None, "opened"
-            if (found.st_dev, found.st_ino) != (before.st_dev, before.st_ino):
+            if (found.device, found.identity) != (before.device, before.identity):
                 self.disk.fail("another directory is in its place; was it unmounted?")
             elif not self._lock.is_in_place():
                 self.disk.fail("its .lock is missing or was replaced; was its content replaced?")
@@ -204,7 +204,7 @@ class LogDir:
         be read.
         """
         found, is_settled = self.disk.stat_settled(self.path, follow=True)
-        if found.st_mtime_ns == self._seen:
+        if found.mtime_ns == self._seen:
             return False
         self._note(found, is_settled)
         self.live = self._is_live()
@@ -222,12 +222,12 @@ class LogDir:
         """Whether no name in the directory has changed since it was read, and it is still the same directory."""
         found, before = self.disk.stat(self.path, follow=True), self.found
         assert before is not None, "opened"
-        is_same = (found.st_dev, found.st_ino) == (before.st_dev, before.st_ino)
-        return is_same and found.st_mtime_ns == self._seen
+        is_same = (found.device, found.identity) == (before.device, before.identity)
+        return is_same and found.mtime_ns == self._seen
 
-    def _note(self, found: os.stat_result, is_settled: bool) -> None:
+    def _note(self, found: Status, is_settled: bool) -> None:
         """Remember the state of the directory before it is read, unless a later change might not show."""
-        self._seen = found.st_mtime_ns if is_settled else None
+        self._seen = found.mtime_ns if is_settled else None
 
     def look_again(self) -> None:
         """Make the next `has_changed` read everything again and return True."""

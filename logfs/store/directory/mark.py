@@ -24,7 +24,7 @@ class Mark(NamedTuple):
 def read_mark(disk: Disk, path: Path) -> Mark | None:
     """Return the mark at `path`; None without one. A damaged one counts as a copy. Raises `OSError`."""
     try:
-        data, inode = disk.read_file(path), disk.stat(path).st_ino
+        data, inode = disk.read_file(path), disk.stat(path).identity
     except (FileNotFoundError, NotADirectoryError):
         return None
     try:
@@ -42,7 +42,7 @@ def write_mark(disk: Disk, path: Path, told: Mapping[str, Any]) -> None:
     disk.unlink(temporary)
     file = disk.open(temporary, write=True, create=True)
     try:
-        whole = {**told, "inode": disk.stat_file(file).st_ino}
+        whole = {**told, "inode": disk.stat_file(file).identity}
         disk.write(file, 0, json.dumps(whole).encode() + b"\n")
         disk.sync(file)
     finally:

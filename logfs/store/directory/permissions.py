@@ -56,7 +56,7 @@ class PermissionTable:
         self._partition = partition
         disk = partition.disk
         found = disk.stat(partition.directory)
-        self._default = Access(stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid)
+        self._default = Access(stat.S_IMODE(found.mode), found.uid, found.gid)
         self._set: dict[str, Access] = {}
         # Held while the file is replaced: two threads may change the access of two files.
         self._changing = make_lock(Level.PERMISSIONS)
@@ -69,7 +69,7 @@ class PermissionTable:
             found = self._partition.disk.stat(self._path)
         except FileNotFoundError:
             return 0, 0
-        return found.st_ino, found.st_mtime_ns
+        return found.identity, found.mtime_ns
 
     def _read(self) -> None:
         try:

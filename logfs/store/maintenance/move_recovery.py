@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from logfs.errors import InvalidName, InvalidStore, LogfsError
 from logfs.format.base import names
 from logfs.format.base.names import DirectoryKind
+from logfs.log.segment.segment_listing import log_bytes
 from logfs.log.transfer.partition_copy import MOVED, remove_directory
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ logger = logging.getLogger(__name__)
 class FoundDirectories(NamedTuple):
     """The partition directories in a log directory, by kind.
 
-    `partitions` have (name, path, inode number). `futures` are the copies of unfinished moves. `strays` are originals
+    `partitions` have (name, path, identity). `futures` are the copies of unfinished moves. `strays` are originals
     that a copy has replaced, or directories that a broker has set aside.
     """
 
@@ -47,9 +48,7 @@ def futures(log_dir: LogDir) -> Iterator[tuple[TopicPartition, int]]:
         with suppress(InvalidName, FileNotFoundError):
             kind, name = names.classify_directory(entry.name)
             if kind is DirectoryKind.FUTURE:
-                files = log_dir.disk.scan(log_dir.path / entry.name)
-                logs = [file for file in files if file.name.endswith(names.LOG)]
-                yield name, sum(file.stat(follow_symlinks=False).st_size for file in logs)
+                yield name, log_bytes(log_dir.disk, log_dir.path / entry.name)
 
 
 def finish_or_undo(
@@ -83,7 +82,7 @@ def finish_or_undo(
                     has_original_left=has_original_left,
                 )
                 if final is not None:
-                    each.partitions.append((name, final, log_dir.disk.stat(final).st_ino))
+                    each.partitions.append((name, final, log_dir.disk.stat(final).identity))
                     homes[name] = log_dir
             except (LogfsError, OSError) as error:
                 logger.error("%s: %s", path, error)

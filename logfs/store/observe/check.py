@@ -137,7 +137,7 @@ def check_small_files(store: Store, partition: Log) -> Iterator[Finding]:
             path, "a torn tail that recovery cut off and kept; remove it if it is not needed"
         )
     for path in sorted(directory.glob("*" + commit_file.STAGED)):
-        age_ms = store.clock() - store.disk.stat(path).st_mtime_ns // 1_000_000
+        age_ms = store.clock() - store.disk.stat(path).mtime_ns // 1_000_000
         if age_ms > ORPHAN_MS:
             yield note(path, "staged more than a day ago, but in no commit; upkeep removes it")
     yield from _check_snapshots(partition)
