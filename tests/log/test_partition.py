@@ -288,6 +288,17 @@ def test_a_full_index_rolls_the_log(store: Store, orders: Partition) -> None:
     assert [len(segment.time_index) for segment in orders.segments] == [3, 3, 1]
 
 
+def test_a_failed_partition_does_not_roll(store: Store, orders: Partition) -> None:
+    """Its records may not be in the file: a next segment would begin after records that the next opening drops."""
+    orders.append([b"a"])
+    orders.fail("a test ended the appends", OSError(errno.EIO, "Input/output error"))
+    before = sorted(path.name for path in orders.directory.iterdir())
+    with pytest.raises(PartitionFailed, match="a test ended the appends"):
+        orders.roll(store.clock())
+    assert sorted(path.name for path in orders.directory.iterdir()) == before
+    assert len(orders.segments) == 1
+
+
 def test_an_explicit_roll_begins_at_the_end(orders: Partition) -> None:
     """A roll begins a segment at the log end; an empty one stays active (kafka-storage 4.2, 14.6 items 73, 98)."""
     orders.roll(0)

@@ -14,7 +14,7 @@ import pytest
 from logfs.cli import main
 from logfs.errors import LogDirFailed
 from logfs.log.disk.disk import Disk
-from logfs.store.directory.log_dir import CLEAN_SHUTDOWN, RECOVERY_POINTS
+from logfs.store.directory.log_dir import CLEAN_SHUTDOWN, RECOVERY_POINTS, STORE_DIRS
 from logfs.store.observe.metrics import metrics
 from logfs.store.observe.status import store_status
 from logfs.store.store import Store
@@ -268,3 +268,20 @@ def test_a_disk_that_is_unmounted_under_the_daemon(disks: list[Path], tmp_path: 
         mount.stop()
     assert (disks[1] / CLEAN_SHUTDOWN).exists()
     assert_clean(disks[1])
+
+
+def test_a_directory_with_the_list_of_its_store_alone_opens(tmp_path: Path) -> None:
+    """As after the last partition has left it, and a cleanup of the files that a store writes again."""
+    one, other = tmp_path / "one", tmp_path / "other"
+    with Store([one, other]) as store:
+        store.create("orders-0").append([b"kept"])
+        has_it = store.home("orders-0")
+    empty = other if has_it == one else one
+    for path in empty.iterdir():
+        if path.name != STORE_DIRS:
+            path.unlink()
+    assert [path.name for path in empty.iterdir()] == [STORE_DIRS]
+    with Store([one, other]) as store:
+        assert [record.value for record in store["orders-0"].read()] == [b"kept"]
+    with Store(empty, create=False) as store:
+        assert list(store) == []

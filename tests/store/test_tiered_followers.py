@@ -183,6 +183,30 @@ def test_a_reader_that_was_opened_before_the_first_copy_learns_of_it(
             assert values(partition) == values(store["orders-0"])
 
 
+def test_records_that_were_deleted_before_they_were_copied_are_not_missing(
+    log_dir: Path, bucket: Path, clock: Clock
+) -> None:
+    """A reader that looks at the partition alone still has the old log start; nothing describes these records."""
+    with Store(log_dir, clock=clock) as store:
+        orders = tiered(store, bucket)
+        fill(orders)
+        tier(store)
+        with Store(log_dir, read_only=True, clock=clock) as reading:
+            partition = reading["orders-0"]
+            assert values(partition) == values(orders)
+            fill(orders)
+            start = orders.segments[-1].base_offset
+            copied = store.tiered.of(orders)
+            assert copied is not None
+            assert copied.end_offset < orders.segments[-2].base_offset
+            store.delete_records("orders-0", start)
+            store.retain(["orders-0"])
+            assert orders.segments[0].base_offset == start
+            partition.refresh()
+            assert partition.log_start_offset == start
+            assert values(partition) == values(orders)
+
+
 def test_the_command_asks_only_for_what_it_reads(
     log_dir: Path, server: ObjectServer, clock: Clock
 ) -> None:
