@@ -55,7 +55,9 @@ FOLDERS = {
         "append",
         "follow",
         "compaction",
-        "transfer",
+        "scan",
+        "partition_copy",
+        "audit",
     ],
     "format": [
         "base",

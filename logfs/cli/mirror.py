@@ -15,7 +15,7 @@ from logfs.log.disk.memory import keep_memory
 if TYPE_CHECKING:
     import argparse
 
-    from logfs.mirror.mirror import Progress
+    from logfs.mirror.mirror import MirrorProgress
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -88,7 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
         Mirror(store, arguments.servers, topics, options) as mirror,
     ):
 
-        def tick(progress: Progress) -> None:
+        def tick(progress: MirrorProgress) -> None:
             shown.update(progress)
             store.upkeep()
 
@@ -108,7 +108,7 @@ class _Shown:
     def __init__(self) -> None:
         self._bar: Any = None
 
-    def update(self, progress: Progress) -> None:
+    def update(self, progress: MirrorProgress) -> None:
         """Show the progress of a mirror."""
         if not sys.stderr.isatty():
             return

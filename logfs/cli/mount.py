@@ -170,7 +170,7 @@ def _session(arguments: argparse.Namespace) -> Callable[..., None]:
 
 def _store_session(arguments: argparse.Namespace, words: list[str]) -> Callable[..., None]:
     from logfs.log.read.read_committed import Isolation
-    from logfs.mount.session import Options, run
+    from logfs.mount.session import MountOptions, run
 
     *log_dirs, mountpoint = arguments.paths
     if not log_dirs:
@@ -197,7 +197,7 @@ def _store_session(arguments: argparse.Namespace, words: list[str]) -> Callable[
             isolation = isolation_level(word.removeprefix("isolation="))
         elif word not in _REMOUNT_ONLY:
             raise _no_such_option(word)
-    options = Options(
+    options = MountOptions(
         log_dirs=[path.absolute() for path in log_dirs],
         mountpoint=mountpoint.absolute(),
         read_only=read_only,
@@ -225,7 +225,7 @@ def _mirror(arguments: argparse.Namespace, *, read_only: bool) -> MirrorOptions 
 
 
 def _write_behind_session(arguments: argparse.Namespace, words: list[str]) -> Callable[..., None]:
-    from logfs.mount.write_behind.session import DEFAULT_LINGER_MS, Options, run
+    from logfs.mount.write_behind.session import DEFAULT_LINGER_MS, WriteBehindOptions, run
 
     if len(arguments.paths) != 2:
         raise InvalidStore(
@@ -245,7 +245,7 @@ def _write_behind_session(arguments: argparse.Namespace, words: list[str]) -> Ca
         raise InvalidStore("--write-behind: a mount that takes appends cannot be read-only")
     if arguments.mirror is not None:
         raise InvalidStore("--mirror: give it to the mount of the log directories")
-    options = Options(
+    options = WriteBehindOptions(
         mount=main.absolute(),
         mountpoint=mountpoint.absolute(),
         linger_ms=DEFAULT_LINGER_MS if linger_ms is None else linger_ms,

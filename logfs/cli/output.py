@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from logfs.cli.decoding import RecordDecoder, add_schemas
 from logfs.cli.scanning import FEW, LogScan, read_chunks, read_records, read_text
-from logfs.cli.selection import RecordFilter
+from logfs.cli.selection import RecordSelector
 from logfs.format.text import envelope
 from logfs.format.text.format_string import HELP, FormatString
 from logfs.log.disk.memory import keep_memory
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from logfs.cli.scanning import ReadNext
     from logfs.format.base.names import TopicPartition
     from logfs.format.batches.record import Record
-    from logfs.log.read.merge import Chunk, Rows
+    from logfs.log.read.merge import Chunk, MergedRows
     from logfs.log.read.reader import Reader
 
     Range = tuple[int, int | None]
@@ -59,11 +59,11 @@ class Printer:
     ) -> None:
         """Print at most `most` records in all, None stands for no limit, to `out`, by default standard output.
 
-        Raises what `RecordFilter.of` and `RecordDecoder.of` raise.
+        Raises what `RecordSelector.of` and `RecordDecoder.of` raise.
         """
         self._json = arguments.json
         self._format = None if arguments.format is None else os.fsencode(arguments.format)
-        self._filter = RecordFilter.of(arguments)
+        self._filter = RecordSelector.of(arguments)
         self._decoder = RecordDecoder.of(arguments)
         self.left = most
         self.out = sys.stdout.buffer if out is None else out
@@ -118,7 +118,7 @@ class Printer:
         if self._decoder is not None:
             self._decoder.report()
 
-    def print_rows(self, rows: Iterable[Rows]) -> None:
+    def print_rows(self, rows: Iterable[MergedRows]) -> None:
         """Print rows, up to the limit."""
         for each in rows:
             shown = each
@@ -151,14 +151,14 @@ class Printer:
             return partial(read_chunks, split_bytes=_SMALL_SPLIT_BYTES)
         return read_chunks
 
-    def _merged(self, scans: Sequence[LogScan[Chunk]]) -> Iterator[Rows]:
+    def _merged(self, scans: Sequence[LogScan[Chunk]]) -> Iterator[MergedRows]:
         from logfs.log.read.merge import merge
 
         streams = [self._rows(scan) for scan in scans]
         return streams[0] if len(streams) == 1 else merge(streams)
 
-    def _rows(self, scan: LogScan[Chunk]) -> Iterator[Rows]:
-        from logfs.log.read.merge import Rows, rising
+    def _rows(self, scan: LogScan[Chunk]) -> Iterator[MergedRows]:
+        from logfs.log.read.merge import MergedRows, rising
 
         reached = -1
         for chunk in scan:
@@ -175,7 +175,7 @@ class Printer:
                     else decoded.select(numbers)
                 )
             if len(times):
-                yield Rows(times, *self._rendered(admitted, scan.log.reader.name))
+                yield MergedRows(times, *self._rendered(admitted, scan.log.reader.name))
 
     def _decoded(self, chunk: Chunk, name: TopicPartition, *, is_counted: bool = True) -> Chunk:
         if self._decoder is None:

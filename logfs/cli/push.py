@@ -13,7 +13,7 @@ from logfs.cli.mirror import add_source, source_of
 from logfs.log.disk.memory import keep_memory
 
 if TYPE_CHECKING:
-    from logfs.push.plan import Progress, TopicPlan
+    from logfs.push.plan import PushProgress, TopicPlan
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -112,7 +112,7 @@ class _Shown:
         self._bar: Any = None
         self._work = ""
 
-    def update(self, progress: Progress) -> None:
+    def update(self, progress: PushProgress) -> None:
         """Show the progress of a push."""
         if progress.work != self._work:
             self.close()

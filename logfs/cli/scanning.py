@@ -136,7 +136,7 @@ def read_chunks(
     if by_record or stop - start <= FEW:
         yield from read_records(reader, start, stop, by_record)
         return
-    from logfs.log.transfer import scan_split
+    from logfs.log.scan import scan_split
 
     for split in scan_split.plan(reader, start, stop, split_bytes=split_bytes):
         for found in scan_split.read(split):

@@ -157,7 +157,7 @@ def _at_time(reader: Reader, timestamp: int) -> int:
 
 
 @dataclass(frozen=True)
-class RecordFilter:
+class RecordSelector:
     """What a record must contain: a key, a match of a regular expression in its value, and headers.
 
     Each header is a name, and a value or None for any.
@@ -168,7 +168,7 @@ class RecordFilter:
     headers: Sequence[tuple[str, bytes | None]]
 
     @classmethod
-    def of(cls, arguments: argparse.Namespace) -> RecordFilter | None:
+    def of(cls, arguments: argparse.Namespace) -> RecordSelector | None:
         """Make the filter of the options of `add_filter`; None if there are none.
 
         Raises `InvalidName` for a malformed regular expression.

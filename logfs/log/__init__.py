@@ -2,7 +2,9 @@
 
 Each folder imports only from those below it in this list:
 
-- `transfer`: partitions for other processes and places: copies, staged batches, splits of a scan, the audit.
+- `audit`: a segment compared with its indexes, in one pass.
+- `partition_copy`: a copy of a partition in another directory, which then replaces the original.
+- `scan`: segments for readers in other processes: descriptions, splits of a scan, counts.
 - `compaction`: one round of log compaction.
 - `follow`: a partition that another process writes, kept up to date with its files.
 - `append`: the partition that grows (Kafka's UnifiedLog), validation, and lines from a stream of writes.

@@ -1,8 +1,8 @@
 """The mirror of a Kafka cluster: topics, their settings and the offsets of groups, kept up to date in a store.
 
 Data goes straight through: a `Fetcher` for each broker gets raw batches, a `PartitionMirror` appends them as they
-are (`log.append.follower`). This module decides what is mirrored: which topics and partitions there are, who leads
-them, and what their settings and groups are.
+are (`log.append.fetched_batches`). This module decides what is mirrored: which topics and partitions there are, who
+leads them, and what their settings and groups are.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _OWN_SETTINGS = ("local.", "logfs.", "remote.")
 _GIVE_UP_SECONDS = 30.0
 
 
-class Progress(NamedTuple):
+class MirrorProgress(NamedTuple):
     """What a mirror has done since it began, and what is left: bytes, offsets behind the sources, partitions."""
 
     fetched_bytes: int
@@ -111,7 +111,9 @@ class Mirror:
     # Running.
 
     def run(
-        self, report: Callable[[Progress], object], is_over: Callable[[], bool] = lambda: False
+        self,
+        report: Callable[[MirrorProgress], object],
+        is_over: Callable[[], bool] = lambda: False,
     ) -> None:
         """Mirror until `is_over()`. `report` is called every 0.1 seconds, and may raise an error to end it.
 
@@ -137,7 +139,7 @@ class Mirror:
                 except (LogfsError, OSError) as error:
                     each.fail(str(error))
 
-    def _told_progress(self) -> Progress:
+    def _told_progress(self) -> MirrorProgress:
         """Return the progress, and log the problems that are new."""
         progress = self.progress()
         for where, problem in progress.problems.items():
@@ -146,7 +148,7 @@ class Mirror:
         self._told = progress.problems
         return progress
 
-    def run_once(self, report: Callable[[Progress], object]) -> None:
+    def run_once(self, report: Callable[[MirrorProgress], object]) -> None:
         """Mirror what the cluster has at this moment, and make it durable.
 
         A partition that has no leader now, or could not be mirrored for 30 seconds, is left as it is; `progress` says
@@ -177,13 +179,13 @@ class Mirror:
         of_broker = 0.0 if fetcher is None else fetcher.failing_seconds
         return max(mirror.failing_seconds, of_broker)
 
-    def progress(self) -> Progress:
+    def progress(self) -> MirrorProgress:
         """Return what was done, and what is left."""
         mirrors = list(self._partitions.values())
         problems = dict(self._problems)
         problems |= {f"broker {n}": f.problem for n, f in list(self._fetchers.items()) if f.problem}
         problems |= {each.name: each.problem for each in mirrors if each.problem}
-        return Progress(
+        return MirrorProgress(
             self._past_bytes + sum(each.fetched_bytes for each in mirrors),
             sum(each.lag for each in mirrors),
             len(mirrors),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from logfs.cluster.cluster import NONE, OFFSET_OUT_OF_RANGE, Wanted
 from logfs.cluster.library import error_name
-from logfs.log.append import follower
+from logfs.log.append import fetched_batches
 
 if TYPE_CHECKING:
     from logfs.cluster.cluster import Cluster, EpochEnd, Fetched
@@ -178,7 +178,7 @@ class PartitionMirror:
         """Append what was fetched, and follow the log start; return False if the metadata are out of date.
 
         `cluster` tells the bounds of the source's log if they have passed the copy. Raises `ClusterError`, and the
-        errors of `follower.append_fetched`.
+        errors of `fetched_batches.append_fetched`.
         """
         if found.error == OFFSET_OUT_OF_RANGE:
             self._return_to_range(cluster)
@@ -194,7 +194,7 @@ class PartitionMirror:
         # Before the append: if the source has deleted all that is here, its first batch may begin below our end.
         self._follow_start(found.log_start_offset)
         if found.records:
-            self.fetched_bytes += follower.append_fetched(
+            self.fetched_bytes += fetched_batches.append_fetched(
                 self.partition, found.records, self._note_gap, self._source
             )
         # Only now: an answer that cannot be appended, as on a full disk, ends no series of errors.
@@ -227,7 +227,7 @@ class PartitionMirror:
                     first,
                 )
             self._follow_start(ours)
-            follower.begin_at(self.partition, first, self._source)
+            fetched_batches.begin_at(self.partition, first, self._source)
             self.problem = ""
         elif ours > end:
             # Only epochs can tell that records are not the source's. It may be a new leader that lags.

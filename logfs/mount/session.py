@@ -63,7 +63,7 @@ _MADV_PAGEOUT = 21
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class MountOptions:
     """The options of one mount: the log directories, the mountpoint and flags."""
 
     log_dirs: Sequence[Path]
@@ -80,7 +80,7 @@ class Options:
 
 
 def run(
-    options: Options,
+    options: MountOptions,
     *,
     ready: Callable[[], None] = lambda: None,
 ) -> None:
@@ -109,7 +109,7 @@ def run(
 
 
 def _mount(
-    options: Options,
+    options: MountOptions,
     mountpoint: Path,
     store: Store,
     watch: Callable[[Path], None],
@@ -132,7 +132,7 @@ def _mount(
             raise first_error(group) from group
 
 
-def check_paths(options: Options) -> Path:
+def check_paths(options: MountOptions) -> Path:
     """Check the mountpoint and the log directories, and return the absolute path of the mountpoint.
 
     A dead mount on the mountpoint is unmounted. Raises `InvalidStore` if logfs is already mounted there, or if the
@@ -148,7 +148,7 @@ def check_paths(options: Options) -> Path:
     )
 
 
-def source_of(options: Options) -> str:
+def source_of(options: MountOptions) -> str:
     """Return the source that the mount table shows: `options.source`, or else the log directories, joined by commas.
 
     mount(8) uses it to detect that a line of fstab is already mounted: it resolves the symlinks of the path in that
@@ -188,7 +188,7 @@ def warm_up(stopping: threading.Event | None = None) -> None:
     gc.freeze()
 
 
-def _fuse_options(options: Options) -> set[str]:
+def _fuse_options(options: MountOptions) -> set[str]:
     fuse_options = {"default_permissions", "nosuid", "nodev", *options.fuse_options}
     if options.allow_other:
         fuse_options.add("allow_other")

@@ -62,7 +62,7 @@ class Run(NamedTuple):
         return self.to_offset + self.records
 
 
-class OffsetMap:
+class TranslationMap:
     """The runs of one file, which one push at a time may use. For one thread. `close` it.
 
     The lock is on a file beside the map, because the map is replaced by renames.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from logfs.cluster.cluster import RemoteTopic
     from logfs.log.read.log import Log
-    from logfs.push.offset_map import OffsetMap
+    from logfs.push.offset_map import TranslationMap
     from logfs.push.sender import Sender
     from logfs.store.store import Store
 
@@ -37,7 +37,7 @@ FOR_PUSHING = {
 }
 
 
-class Progress(NamedTuple):
+class PushProgress(NamedTuple):
     """What is being done, "checking" or "sending", and how far it is, in bytes."""
 
     work: str
@@ -110,7 +110,7 @@ class Planner:
     """Makes the plan of a push from the logs here and those in the cluster."""
 
     def __init__(
-        self, store: Store, sender: Sender, offsets: OffsetMap | None, replicas: int
+        self, store: Store, sender: Sender, offsets: TranslationMap | None, replicas: int
     ) -> None:
         """Plan for the cluster of `sender`. `offsets` is the map for records with new offsets, None for none."""
         self._store = store
@@ -120,7 +120,7 @@ class Planner:
         self._cluster_id = sender.ask(lambda cluster: cluster.cluster_id)
 
     def plan(
-        self, topics: re.Pattern[str], report: Callable[[Progress], object]
+        self, topics: re.Pattern[str], report: Callable[[PushProgress], object]
     ) -> list[TopicPlan]:
         """Read the topics whose whole names match, and return how each can be pushed.
 
@@ -145,7 +145,7 @@ class Planner:
         def checked(size: int) -> None:
             nonlocal done
             done += size
-            report(Progress("checking", done, max(done, total)))
+            report(PushProgress("checking", done, max(done, total)))
 
         for plan in plans:
             plan.there |= {

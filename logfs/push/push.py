@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from logfs.cluster.cluster import Cluster
 from logfs.errors import ClusterError
 from logfs.push.exact_push import exact_batches
-from logfs.push.offset_map import OffsetMap
-from logfs.push.plan import FOR_PUSHING, Planner, Progress, create_topic
+from logfs.push.offset_map import TranslationMap
+from logfs.push.plan import FOR_PUSHING, Planner, PushProgress, create_topic
 from logfs.push.sender import Sender
 from logfs.push.translation import Translation
 
@@ -55,11 +55,11 @@ class Push:
         self._topics = topics
         self._replicas = replicas
         self._sender = Sender(lambda: Cluster(servers, options))
-        self._map: OffsetMap | None = None
+        self._map: TranslationMap | None = None
         try:
             cluster_id = self._sender.ask(lambda cluster: cluster.cluster_id)
             if map_path is not None:
-                self._map = OffsetMap(map_path, cluster_id)
+                self._map = TranslationMap(map_path, cluster_id)
             self._planner = Planner(store, self._sender, self._map, replicas)
         except BaseException:
             self.close()
@@ -78,14 +78,14 @@ class Push:
             self._map.close()
             self._map = None
 
-    def plan(self, report: Callable[[Progress], object]) -> list[TopicPlan]:
+    def plan(self, report: Callable[[PushProgress], object]) -> list[TopicPlan]:
         """Read all that is to be pushed, and return how each topic can be. Nothing is sent.
 
         Raises as `Planner.plan` does.
         """
         return self._planner.plan(self._topics, report)
 
-    def run(self, plans: Sequence[TopicPlan], report: Callable[[Progress], object]) -> None:
+    def run(self, plans: Sequence[TopicPlan], report: Callable[[PushProgress], object]) -> None:
         """Push topics as they were planned, but not those that are refused.
 
         Raises `ClusterError`; what was sent is kept, and the next push goes on after it.
@@ -137,7 +137,7 @@ class Push:
         assert self._map is not None
         yield Translation(self._store.topic(plan.name), plan.there, self._map).batches()
 
-    def _send(self, plans: Sequence[TopicPlan], report: Callable[[Progress], object]) -> None:
+    def _send(self, plans: Sequence[TopicPlan], report: Callable[[PushProgress], object]) -> None:
         """Send the topics. A stream is asked for more once all that it has yielded is in the cluster."""
         streams = [stream for plan in plans for stream in self._streams(plan)]
         by_name = {plan.name: plan for plan in plans}
@@ -158,7 +158,7 @@ class Push:
                 plan.there[batch.partition] = batch.offset + batch.records
                 plan.sent_records += batch.records
                 done += len(batch.data)
-            report(Progress("sending", done, max(done, total)))
+            report(PushProgress("sending", done, max(done, total)))
 
     def _finish(self, plan: TopicPlan) -> None:
         """Give a topic the settings and the log starts that it has here."""

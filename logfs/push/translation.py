@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from logfs.format.batches.record import Record
-    from logfs.push.offset_map import OffsetMap
+    from logfs.push.offset_map import TranslationMap
     from logfs.store.topic import PartitionRecord, Topic
 
 # A batch is sent once it has so many bytes or records.
@@ -33,7 +33,7 @@ _NO_LIMIT = 2**31 - 1
 class Translation:
     """Yields the records of a topic that are not in the cluster yet, as batches. For one thread."""
 
-    def __init__(self, topic: Topic, ends: Mapping[int, int], offsets: OffsetMap) -> None:
+    def __init__(self, topic: Topic, ends: Mapping[int, int], offsets: TranslationMap) -> None:
         """Translate a topic for a cluster where the logs of its partitions end at `ends`.
 
         `offsets` has what was sent before, and gets what is sent now.

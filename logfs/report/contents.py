@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.errors import LogfsError
-from logfs.log.transfer.segment_stats import (
+from logfs.log.scan.segment_stats import (
     SegmentStats,
     count_segment,
     times_by_index,
@@ -64,7 +64,7 @@ class GroupLag(NamedTuple):
     lag: int | None
 
 
-class Report(NamedTuple):
+class ReportContents(NamedTuple):
     """What the page shows.
 
     `findings` are those of the audit, None if it was left out. `times` counts records by topic and by the beginning
@@ -95,7 +95,7 @@ def size_of(log_dirs: Sequence[Path]) -> int:
         return 2 * sum(store[name].local_bytes for name in store)
 
 
-def read_report(log_dirs: Sequence[Path], *, full: bool, progress: Progress) -> Report:
+def read_report(log_dirs: Sequence[Path], *, full: bool, progress: Progress) -> ReportContents:
     """Return what there is to show of log directories; nothing in them is changed.
 
     With `full`, all of the logs is read: for the audit, and for records, keys and codecs. Otherwise only indexes are
@@ -130,7 +130,7 @@ def read_report(log_dirs: Sequence[Path], *, full: bool, progress: Progress) -> 
         progress(size)
 
     findings = list(check(log_dirs, audited)) if full else None
-    return Report(
+    return ReportContents(
         list(map(str, log_dirs)),
         made_ms,
         partitions,

@@ -12,7 +12,7 @@ from logfs.store.observe.check import Severity
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from logfs.report.contents import Report
+    from logfs.report.contents import ReportContents
 
 # The rows of a table, the topics with a picture of their own, and the findings that a page shows.
 _MOST_ROWS = 200
@@ -48,7 +48,7 @@ class Drawing(NamedTuple):
     outside: str
 
 
-def render(report: Report, version: str) -> str:
+def render(report: ReportContents, version: str) -> str:
     """Return the page. Raises `Unsupported` if Jinja is not installed."""
     try:
         import jinja2
@@ -92,7 +92,7 @@ def render(report: Report, version: str) -> str:
     )
 
 
-def _drawings(report: Report) -> list[Drawing]:
+def _drawings(report: ReportContents) -> list[Drawing]:
     """Return the drawing of all topics, and those of the topics with the most records."""
     if report.first_ms < 0:
         return []

@@ -86,7 +86,7 @@ def arrow_schema(schema: StructType) -> pa.Schema:
     return to_arrow_schema(schema, timezone="UTC")
 
 
-class Run(NamedTuple):
+class ArrowRun(NamedTuple):
     """Records of one partition, in the order of their offsets."""
 
     topic: str
@@ -104,7 +104,7 @@ class BatchMaker:
         """
         self._schema = schema
 
-    def batch(self, runs: Sequence[Run]) -> pa.RecordBatch:
+    def batch(self, runs: Sequence[ArrowRun]) -> pa.RecordBatch:
         """Return the records of the runs as one Arrow batch.
 
         Raises `ValueError` if one column (keys, values, header keys or header values) has 2 GiB or more, and
@@ -141,12 +141,12 @@ class BatchMaker:
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
 
-def grouped(runs: Iterable[Run]) -> Iterator[list[Run]]:
+def grouped(runs: Iterable[ArrowRun]) -> Iterator[list[ArrowRun]]:
     """Yield the runs in groups, in the same order; the records of a group are of a good size for one Arrow batch.
 
     A group has up to `_BATCH_ROWS` rows and about `_BATCH_BYTES` bytes. Larger runs are divided.
     """
-    waiting: list[Run] = []
+    waiting: list[ArrowRun] = []
     rows = size = 0
     for run in runs:
         for columns, bytes_here in _bounded(run.columns):

@@ -28,7 +28,7 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
-from logfs.log.transfer import scan_split
+from logfs.log.scan import scan_split
 from logfs.spark.arrow import FIRST_MS, LAST_MS
 
 if TYPE_CHECKING:

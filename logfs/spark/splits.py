@@ -19,10 +19,10 @@ from logfs.format.files import checkpoint
 from logfs.log.disk.bucket_path import as_path
 from logfs.log.disk.disk import Gone
 from logfs.log.remote.disks import read_only_disk
+from logfs.log.scan import scan_split
 from logfs.log.segment.batch_iterator import DamagedRange
-from logfs.log.transfer import scan_split
 from logfs.spark import workers
-from logfs.spark.arrow import Run, grouped
+from logfs.spark.arrow import ArrowRun, grouped
 from logfs.spark.filters import PushedFilters
 from logfs.spark.workers import NotOnHost
 from logfs.store.directory.log_dir import RECOVERY_POINTS
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from logfs.format.batches.columns import Columns
     from logfs.log.disk.disk import Disk
     from logfs.log.read.reader import Reader
-    from logfs.log.transfer.scan_split import SegmentSplit
-    from logfs.log.transfer.segment_descriptor import FileIdentity
+    from logfs.log.scan.scan_split import SegmentSplit
+    from logfs.log.scan.segment_descriptor import FileIdentity
     from logfs.spark.arrow import BatchMaker
     from logfs.spark.options import ReadOptions
 
@@ -226,7 +226,7 @@ def read(
     pushed = pushed or PushedFilters()
     with workers.short_errors(), workers.naming_host():
         runs = (
-            Run(part.topic, part.partition, pushed.select(found))
+            ArrowRun(part.topic, part.partition, pushed.select(found))
             for part in split.parts
             for found in columns(part, options, pushed.since_ms)
         )

@@ -22,7 +22,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from logfs.log.transfer import scan_split
+from logfs.log.scan import scan_split
 from logfs.spark import splits
 from logfs.spark.arrow import BatchMaker, arrow_schema, check_schema
 from logfs.spark.group_position import GroupPosition

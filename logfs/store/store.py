@@ -25,7 +25,7 @@ from logfs.log.append.partition import LEADER_EPOCH, Partition
 from logfs.log.disk.bucket_path import BucketPath, as_path
 from logfs.log.disk.disk import Disk, ReadOnlyDisk
 from logfs.log.follow.live_partition import ReadOnlyPartition
-from logfs.log.transfer.partition_copy import remove_directory
+from logfs.log.partition_copy import remove_directory
 from logfs.store.checkpoints import Checkpoints
 from logfs.store.commits.commit import Commits
 from logfs.store.commits.groups import TOPIC as GROUPS_TOPIC

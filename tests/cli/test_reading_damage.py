@@ -16,8 +16,8 @@ from logfs.format.batches.batch import HEADER_SIZE, LENGTH_OVERHEAD
 from logfs.format.batches.columns import Columns
 from logfs.format.batches.compression import Codec
 from logfs.format.text.rendering import View
+from logfs.log.scan import scan_split
 from logfs.log.segment import text_index_cache
-from logfs.log.transfer import scan_split
 from logfs.store.observe.check import Severity, check
 from logfs.store.store import Store
 from tests.support.batches import batch as producers_batch

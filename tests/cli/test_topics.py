@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from logfs.cli.human_times import moment
 from logfs.errors import InvalidName
 from logfs.format.batches.record import Record
-from logfs.log.read.merge import Rows, last, merge, rising
+from logfs.log.read.merge import MergedRows, last, merge, rising
 from logfs.store.store import Store
 from tests.support.command_line import fails, ok
 from tests.support.processes import wait_for
@@ -202,7 +202,7 @@ def test_the_merge_is_a_sort(streams: list[list[list[int]]], count: int) -> None
     """By the greatest time so far, the log, and the offset, however the rows come."""
     import numpy as np
 
-    def rows(number: int, chunks: list[list[int]]) -> list[Rows]:
+    def rows(number: int, chunks: list[list[int]]) -> list[MergedRows]:
         found, offset, reached = [], 0, -1
         for chunk in chunks:
             times = rising([Record(b"", timestamp=time) for time in chunk], reached)
@@ -210,7 +210,7 @@ def test_the_merge_is_a_sort(streams: list[list[list[int]]], count: int) -> None
             texts = [b"%d:%d " % (number, offset + n) for n in range(len(times))]
             offset += len(times)
             found.append(
-                Rows(
+                MergedRows(
                     times,
                     np.frombuffer(b"".join(texts), np.uint8),
                     np.cumsum([len(text) for text in texts]),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from logfs.errors import InvalidStore
-from logfs.mount.session import Options, check_paths
+from logfs.mount.session import MountOptions, check_paths
 from logfs.store.directory import mount_table
 from tests.support.mounts import Mount, is_mounted
 from tests.support.processes import run, wait_for
@@ -153,6 +153,6 @@ def test_mounting_over_a_mount_whose_daemon_is_stopped(
     mount.process.send_signal(signal.SIGSTOP)
     try:
         with pytest.raises(InvalidStore, match="logfs is already mounted here"):
-            check_paths(Options(log_dirs=[tmp_path / "other"], mountpoint=mount.path))
+            check_paths(MountOptions(log_dirs=[tmp_path / "other"], mountpoint=mount.path))
     finally:
         mount.process.send_signal(signal.SIGCONT)

@@ -12,8 +12,8 @@ from crc32c import crc32c
 from logfs.format.batches.batch import HEADER_SIZE, Batch, seal
 from logfs.format.batches.compression import Codec, compress
 from logfs.format.batches.record import Record, encode_record
+from logfs.log.audit import Severity
 from logfs.log.segment import batch_scanner
-from logfs.log.transfer.audit import Severity
 from logfs.store.observe.check import check
 from logfs.store.store import Store
 from tests.support.stores import set_topic

@@ -9,8 +9,8 @@ import pytest
 from logfs.format.batches.batch import HEADER_SIZE, assign_offset, seal
 from logfs.format.batches.columns import Columns
 from logfs.format.batches.record import Record
+from logfs.log.scan import scan_split
 from logfs.log.segment.batch_iterator import DamagedRange
-from logfs.log.transfer import scan_split
 from logfs.store.store import Store
 from tests.log.test_partition import NAME
 from tests.support.batches import NOW, batch

@@ -12,7 +12,7 @@ import pytest
 
 from logfs.cli import mirror as command
 from logfs.cluster import cluster as cluster_module
-from logfs.log.append import follower
+from logfs.log.append import fetched_batches
 from logfs.mirror import mirror as mirror_module
 from logfs.mirror.mirror import Mirror
 from logfs.mount.mounted_mirror import MirrorOptions, MountedMirror
@@ -187,14 +187,14 @@ def test_an_unexpected_error_of_a_partition_leaves_others_alone(
 ) -> None:
     """One partition cannot be appended to, for no known reason: it is reported, and the other one is mirrored."""
     cluster.source.create("payments-0").append([b"paid"])
-    known = follower.append_fetched
+    known = fetched_batches.append_fetched
 
     def append(partition: Partition, *arguments: object) -> int:
         if partition.topic == "orders":
             raise KeyError("a bug")
         return known(partition, *arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(follower, "append_fetched", append)
+    monkeypatch.setattr(fetched_batches, "append_fetched", append)
     with mirror_into(copies) as mirror:
         mirror.run_once(lambda progress: None)
         assert mirror.progress().problems == {NAME: "unexpected error: KeyError('a bug')"}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import logfs
 from logfs.cluster.cluster import NONE, EpochEnd
 from logfs.format.text.rendering import View
-from logfs.log.append.follower import append_fetched
+from logfs.log.append.fetched_batches import append_fetched
 from logfs.log.read.text_view import TextView
 from logfs.mirror.partition_mirror import PartitionMirror
 from logfs.mount.nodes.offsets import first_offsets

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logfs.errors import ClusterError
-from logfs.push.offset_map import OffsetMap, runs_of
+from logfs.push.offset_map import TranslationMap, runs_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,9 +23,9 @@ records = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(0
 sizes = st.lists(st.integers(1, 9), min_size=1)
 
 
-def opened(path: Path) -> OffsetMap:
+def opened(path: Path) -> TranslationMap:
     """Return a map that no other push keeps from being used."""
-    offsets = OffsetMap(path, "A")
+    offsets = TranslationMap(path, "A")
     offsets.close()
     return offsets
 
@@ -236,10 +236,10 @@ def test_other_records_in_the_cluster_are_told(tmp_path: Path) -> None:
 def test_one_push_at_a_time_uses_a_map(tmp_path: Path) -> None:
     """The next one is refused until the first ends, and leaves the map as it is; nothing is left beside it."""
     path = tmp_path / "map"
-    first = OffsetMap(path, "A")
+    first = TranslationMap(path, "A")
     first.begin(TOPIC, ID)
     with pytest.raises(ClusterError, match="another push uses this map"):
-        OffsetMap(path, "A")
+        TranslationMap(path, "A")
     first.add(runs_of(TOPIC, [(0, 0)], 0, 0))
     first.close()
     assert opened(path).sent_up_to(TOPIC, 0, 0) == 1

@@ -12,7 +12,7 @@ import pytest
 
 from logfs.format.batches.record import Record
 from logfs.format.files.commit_file import STAGED
-from logfs.log.transfer.staged_batches import StagedAppend
+from logfs.log.append.staged_batches import StagedAppend
 from logfs.store.commits.commit import Commits
 from logfs.store.store import Store
 from tests.support.requirements import need_fuse

@@ -13,7 +13,7 @@ from crc32c import crc32c
 from logfs.errors import InvalidStore
 from logfs.format.batches.batch import assign_offset
 from logfs.format.batches.record import Record
-from logfs.log.transfer.audit import audit
+from logfs.log.audit import audit
 from logfs.store.observe.check import Finding, Severity, check
 from logfs.store.store import Store
 from tests.support.batches import Batches

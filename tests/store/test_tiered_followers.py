@@ -14,8 +14,8 @@ import pytest
 from logfs.errors import InvalidStore, RemoteStorageError
 from logfs.log.disk.disk import Gone
 from logfs.log.remote import disks
+from logfs.log.scan import scan_split
 from logfs.log.segment.batch_iterator import DamagedRange
-from logfs.log.transfer import scan_split
 from logfs.store.store import Store
 from logfs.store.tiering.bucket_owner import FILE_NAME
 from tests.store.test_tiering import fill, tier, tiered

@@ -8,7 +8,7 @@ from logfs.format.base import names
 from logfs.format.batches.batch import assign_offset
 from logfs.format.batches.columns import Columns
 from logfs.format.encoding.batch_builder import BatchFormat, build_records
-from logfs.log.transfer import scan_split
+from logfs.log.scan import scan_split
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from logfs.format.encoding.batch_builder import build_records
+from logfs.log.append.staged_batches import StagedWriter
 from logfs.log.append.validator import batch_format
 from logfs.log.disk.disk import Disk
-from logfs.log.transfer.staged_batches import StagedWriter
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

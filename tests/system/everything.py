@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from logfs.errors import LogfsError
 from logfs.format.batches.record import Record
 from logfs.log.read.read_committed import Isolation
-from logfs.log.transfer import scan_split
+from logfs.log.scan import scan_split
 from logfs.store.store import Store
 from tests.support.batches import Producer
 from tests.support.staging import stage

@@ -108,7 +108,7 @@ def _make(name: str, maker: Callable[[Store], object]) -> Template:
     with TemporaryDirectory() as directory, ExitStack() as stack:
         # The same bytes each time, so that a mutation can be repeated from its seed.
         chance = random.Random(name)
-        for place in ("uuid.uuid4", "logfs.log.transfer.staged_batches.uuid.uuid4"):
+        for place in ("uuid.uuid4", "logfs.log.append.staged_batches.uuid.uuid4"):
             stack.enter_context(patch(place, lambda: uuid.UUID(int=chance.getrandbits(128))))
         stack.enter_context(patch("logfs.log.read.key_index.secrets.token_bytes", chance.randbytes))
         path = Path(directory, "log")

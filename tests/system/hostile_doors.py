@@ -19,8 +19,8 @@ from logfs.format.batches.batch import HEADER_SIZE, parse_header
 from logfs.format.batches.legacy import LegacyBatch, is_legacy
 from logfs.format.text import envelope
 from logfs.format.text.rendering import View
+from logfs.log.scan import scan_split
 from logfs.log.segment.batch_iterator import DamagedRange
-from logfs.log.transfer import scan_split
 from logfs.store.observe.status import partition_status, store_status
 from logfs.store.store import Store
 from tests.system.hostile_corpus import NOW, Template, covered, seen

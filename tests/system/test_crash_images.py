@@ -13,14 +13,14 @@ import pytest
 
 from logfs.format.batches.batch import Batch
 from logfs.log import recovery
+from logfs.log.append import staged_batches
 from logfs.log.append.flusher import Flusher
 from logfs.log.append.partition import Partition
+from logfs.log.append.staged_batches import StagedWriter
 from logfs.log.disk.disk import Disk
 from logfs.log.read import key_index
 from logfs.log.segment.index import SparseIndex
 from logfs.log.segment.segment import Segment
-from logfs.log.transfer import staged_batches
-from logfs.log.transfer.staged_batches import StagedWriter
 from logfs.store.commits.commit import Commits
 from logfs.store.maintenance.mover import Mover
 from logfs.store.store import Store
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from logfs.format.files.commit_file import CommitLog, Pending, StagedFile
+    from logfs.log.append.staged_batches import StagedAppend
     from logfs.log.disk.disk import File
     from logfs.log.segment.batch_iterator import Damage
-    from logfs.log.transfer.staged_batches import StagedAppend
 
 pytestmark = pytest.mark.usefixtures("quiet_log")
 

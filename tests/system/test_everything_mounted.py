@@ -22,7 +22,7 @@ import pytest
 
 from logfs.format.batches.columns import Columns
 from logfs.log.read.read_committed import Isolation
-from logfs.log.transfer import scan_split
+from logfs.log.scan import scan_split
 from logfs.store.store import Store
 from tests.support.crashdisk import fast_directory
 from tests.support.processes import wait_for

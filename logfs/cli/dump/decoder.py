@@ -15,7 +15,7 @@ from logfs.format.messages.message import Malformed, parse_version
 
 if TYPE_CHECKING:
     from logfs.format.batches.record import Record
-    from logfs.format.messages.message import Message, Schema
+    from logfs.format.messages.message import Message, MessageSchema
 
 
 class _Undecodable(Exception):
@@ -59,7 +59,7 @@ def _version(data: bytes, what: str) -> int:
         raise _Undecodable(f"Could not read version from {what}'s buffer.") from None
 
 
-def _parse(schema: Schema, data: bytes, what: str) -> Message:
+def _parse(schema: MessageSchema, data: bytes, what: str) -> Message:
     try:
         return schema.parse_leniently(data)
     except Malformed as error:

@@ -7,7 +7,7 @@ import struct
 from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.errors import Corrupt
-from logfs.format.messages.message import Field, Schema
+from logfs.format.messages.message import Field, MessageSchema
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -52,8 +52,8 @@ _VOTER_OF_RECORD = (
 )
 
 
-def _new(what: str, *fields: Field, newest: int = 0) -> Schema:
-    return Schema(what, fields, newest, flexible=0)
+def _new(what: str, *fields: Field, newest: int = 0) -> MessageSchema:
+    return MessageSchema(what, fields, newest, flexible=0)
 
 
 # The values of the control records in Kafka's own metadata, with the names that kafka-dump-log prints.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import uuid
 from typing import TYPE_CHECKING
 
-from logfs.format.messages.message import Field, Schema
+from logfs.format.messages.message import Field, MessageSchema
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,7 +55,7 @@ _CLASSIC_GROUP = (
 
 _OWNED = (Field("topic", "string"), Field("partitions", "[]int32"))
 CONSUMER_PROTOCOL = {
-    "subscription": Schema(
+    "subscription": MessageSchema(
         "subscription",
         (
             Field("topics", "[]string"),
@@ -66,7 +66,7 @@ CONSUMER_PROTOCOL = {
         ),
         newest=3,
     ),
-    "assignment": Schema(
+    "assignment": MessageSchema(
         "assignment",
         (
             Field("assignedPartitions", "[]struct", fields=_OWNED),
@@ -218,13 +218,13 @@ _TOPOLOGY = (Field("epoch", "int32"), Field("subtopologies", "[]struct", fields=
 
 # Types 9 and 18 were never released.
 
-_GROUP = Schema(KEY, _GROUP_KEY)
-_MEMBER = Schema(KEY, _MEMBER_KEY)
+_GROUP = MessageSchema(KEY, _GROUP_KEY)
+_MEMBER = MessageSchema(KEY, _MEMBER_KEY)
 
 KEYS = {
-    LEGACY_OFFSET_COMMIT: Schema(KEY, _OFFSET_KEY),
-    OFFSET_COMMIT: Schema(KEY, _OFFSET_KEY),
-    GROUP_METADATA: Schema(KEY, (Field("group", "string"),)),
+    LEGACY_OFFSET_COMMIT: MessageSchema(KEY, _OFFSET_KEY),
+    OFFSET_COMMIT: MessageSchema(KEY, _OFFSET_KEY),
+    GROUP_METADATA: MessageSchema(KEY, (Field("group", "string"),)),
     3: _GROUP,
     4: _GROUP,
     5: _MEMBER,
@@ -237,7 +237,7 @@ KEYS = {
     13: _MEMBER,
     14: _MEMBER,
     15: _GROUP,
-    16: Schema(KEY, (*_GROUP_KEY, Field("regularExpression", "string"))),
+    16: MessageSchema(KEY, (*_GROUP_KEY, Field("regularExpression", "string"))),
     17: _GROUP,
     19: _MEMBER,
     20: _GROUP,
@@ -247,15 +247,15 @@ KEYS = {
 }
 
 
-def _new(what: str, fields: Sequence[Field]) -> Schema:
+def _new(what: str, fields: Sequence[Field]) -> MessageSchema:
     """Return the schema of a value of the newer protocols. It has only version 0, which is flexible."""
-    return Schema(what, fields, newest=0, flexible=0)
+    return MessageSchema(what, fields, newest=0, flexible=0)
 
 
 VALUES = {
-    LEGACY_OFFSET_COMMIT: Schema("offset commit", _OFFSET_COMMIT, newest=0),
-    OFFSET_COMMIT: Schema("offset commit", _OFFSET_COMMIT, newest=4, flexible=4),
-    GROUP_METADATA: Schema("group metadata", _CLASSIC_GROUP, newest=4, flexible=4),
+    LEGACY_OFFSET_COMMIT: MessageSchema("offset commit", _OFFSET_COMMIT, newest=0),
+    OFFSET_COMMIT: MessageSchema("offset commit", _OFFSET_COMMIT, newest=4, flexible=4),
+    GROUP_METADATA: MessageSchema("group metadata", _CLASSIC_GROUP, newest=4, flexible=4),
     3: _new("group epoch", _CONSUMER_GROUP),
     4: _new("group's topics", _CONSUMER_TOPICS),
     5: _new("group member", _CONSUMER_MEMBER),

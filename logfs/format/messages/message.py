@@ -73,7 +73,7 @@ class Message(NamedTuple):
     fields: Mapping[str, Any]
 
 
-class Schema(NamedTuple):
+class MessageSchema(NamedTuple):
     """The fields of a message, its newest version, and its first flexible version. `what` names it in errors."""
 
     what: str

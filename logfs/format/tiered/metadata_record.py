@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from logfs.errors import Corrupt, Unsupported
 from logfs.format.base.murmur2 import partition_of
 from logfs.format.base.varint import decode_unsigned, encode_unsigned
-from logfs.format.messages.message import Field, Schema
+from logfs.format.messages.message import Field, MessageSchema
 from logfs.format.tiered.remote_segment import (
     DeletionState,
     PartitionDeletion,
@@ -34,7 +34,7 @@ _VERSION = 0
 _PARTITION = (Field("name", "string"), Field("id", "uuid"), Field("partition", "int32"))
 _SEGMENT_ID = (Field("topicIdPartition", "struct", fields=_PARTITION), Field("id", "uuid"))
 _EPOCH = (Field("leaderEpoch", "int32"), Field("offset", "int64"))
-_SEGMENT = Schema(
+_SEGMENT = MessageSchema(
     "remote segment",
     (
         Field("remoteLogSegmentId", "struct", fields=_SEGMENT_ID),
@@ -52,7 +52,7 @@ _SEGMENT = Schema(
     newest=_VERSION,
     flexible=0,
 )
-_UPDATE = Schema(
+_UPDATE = MessageSchema(
     "update of a remote segment",
     (
         Field("remoteLogSegmentId", "struct", fields=_SEGMENT_ID),
@@ -64,7 +64,7 @@ _UPDATE = Schema(
     newest=_VERSION,
     flexible=0,
 )
-_DELETION = Schema(
+_DELETION = MessageSchema(
     "deletion of remote segments",
     (
         Field("topicIdPartition", "struct", fields=_PARTITION),

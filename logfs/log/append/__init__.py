@@ -1,7 +1,8 @@
 """Writing a partition. Imports `disk`, `segment`, `state`, `recovery` and `read`.
 
 - `partition`: append, roll, flush, truncate (Kafka's UnifiedLog). Begin here.
-- `follower`: appends batches of another log as they are, as a follower does.
+- `fetched_batches`: appends batches of another log as they are, as a follower does.
+- `staged_batches`: batches that wait in a partition's directory for their commit.
 - `result`: what an append returns.
 - `flusher`: which records are durable, when a flush is due, and the flush.
 - `validator`: which records and batches a topic accepts, and how they are stored (Kafka's LogValidator).

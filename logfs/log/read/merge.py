@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _FEW = 64
 
 
-class Rows(NamedTuple):
+class MergedRows(NamedTuple):
     """The text of records, one after the other: uint8[n], the position after each of them, int64[records].
 
     `times` (int64[records], ms) never fall: each is the greatest timestamp so far of the log that the record is in.
@@ -30,14 +30,14 @@ class Rows(NamedTuple):
     text: NDArray[np.uint8]
     ends: NDArray[np.int64]
 
-    def cut(self, first: int, end: int) -> Rows:
+    def cut(self, first: int, end: int) -> MergedRows:
         """Return the rows [first, end)."""
         if first == 0 and end >= len(self.ends):
             return self
         start = int(self.ends[first - 1]) if first else 0
         ends = self.ends[first:end]
         stop = int(ends[-1]) if len(ends) else start
-        return Rows(self.times[first:end], self.text[start:stop], ends - start)
+        return MergedRows(self.times[first:end], self.text[start:stop], ends - start)
 
 
 def rising(chunk: Chunk, reached: int) -> NDArray[np.int64]:
@@ -49,7 +49,7 @@ def rising(chunk: Chunk, reached: int) -> NDArray[np.int64]:
     return np.maximum(np.maximum.accumulate(times), reached)
 
 
-def merge(streams: Sequence[Iterable[Rows]]) -> Iterator[Rows]:
+def merge(streams: Sequence[Iterable[MergedRows]]) -> Iterator[MergedRows]:
     """Yield the rows of several logs in the order of (time, log, offset).
 
     The order of each log's records is kept. Only as much of each log is read ahead as the order needs.
@@ -66,7 +66,7 @@ def merge(streams: Sequence[Iterable[Rows]]) -> Iterator[Rows]:
 class _Waiting:
     """The rows of a log that have been read and not been taken."""
 
-    def __init__(self, number: int, stream: Iterator[Rows]) -> None:
+    def __init__(self, number: int, stream: Iterator[MergedRows]) -> None:
         self.number = number
         self._stream = stream
         self.rows = _NOTHING
@@ -80,17 +80,17 @@ class _Waiting:
             self.rows = rows
         return True
 
-    def take(self, end: int, *, ties: bool) -> Rows:
+    def take(self, end: int, *, ties: bool) -> MergedRows:
         """Take the rows before a time and, with `ties`, those of that time."""
         count = int(np.searchsorted(self.rows.times, end, side="right" if ties else "left"))
         taken, self.rows = self.rows.cut(0, count), self.rows.cut(count, len(self.rows.ends))
         return taken
 
 
-_NOTHING = Rows(np.empty(0, np.int64), np.empty(0, np.uint8), np.empty(0, np.int64))
+_NOTHING = MergedRows(np.empty(0, np.int64), np.empty(0, np.uint8), np.empty(0, np.int64))
 
 
-def _in_order(parts: Sequence[tuple[int, Rows]]) -> Rows:
+def _in_order(parts: Sequence[tuple[int, MergedRows]]) -> MergedRows:
     if len(parts) == 1:
         return parts[0][1]
     times = np.concatenate([rows.times for _, rows in parts])
@@ -104,7 +104,7 @@ def _in_order(parts: Sequence[tuple[int, Rows]]) -> Rows:
     )
     starts = np.concatenate(([0], ends[:-1]))
     sizes = (ends - starts)[order]
-    return Rows(times[order], _gathered(text, starts, ends, order), np.cumsum(sizes))
+    return MergedRows(times[order], _gathered(text, starts, ends, order), np.cumsum(sizes))
 
 
 def _gathered(
@@ -123,9 +123,9 @@ def _gathered(
     return out
 
 
-def last(rows: Iterable[Rows], count: int) -> list[Rows]:
+def last(rows: Iterable[MergedRows], count: int) -> list[MergedRows]:
     """Return the last `count` rows, or all if there are fewer."""
-    kept: list[Rows] = []
+    kept: list[MergedRows] = []
     total = 0
     for each in rows:
         kept.append(each)

@@ -18,7 +18,7 @@ from logfs.errors import OffsetOutOfRange
 from logfs.format.text import envelope
 from logfs.format.text.rendering import View, render
 from logfs.locks import Level, make_lock
-from logfs.log.read.merge import Rows, merge, rising
+from logfs.log.read.merge import MergedRows, merge, rising
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -52,7 +52,7 @@ class _Slice(NamedTuple):
 class _Cursor:
     """A place from which a reader goes on: the bytes [start, end) of the text, and what follows in their slice."""
 
-    def __init__(self, start: int, number: int, rows: Iterator[Rows]) -> None:
+    def __init__(self, start: int, number: int, rows: Iterator[MergedRows]) -> None:
         self.start = self.end = start
         self.data = b""
         self.number = number
@@ -217,12 +217,12 @@ class MergedText:
             found.append(at)
         return found
 
-    def _rows(self, part: _Slice, time: int) -> Iterator[Rows]:
+    def _rows(self, part: _Slice, time: int) -> Iterator[MergedRows]:
         """Yield the rows of a slice from a time on, merged."""
         offsets = self._offsets_at(part, time) if time >= 0 else part.firsts
         return merge([self._stream(number, first, part) for number, first in enumerate(offsets)])
 
-    def _stream(self, number: int, first: int, part: _Slice) -> Iterator[Rows]:
+    def _stream(self, number: int, first: int, part: _Slice) -> Iterator[MergedRows]:
         """Yield the rows of one log in a slice, from the offset `first` on."""
         log, at, reached = self._logs[number], first, part.reached[number]
         while at < part.ends[number]:
@@ -232,4 +232,4 @@ class MergedText:
             if len(columns):
                 times = rising(columns, reached)
                 reached = int(times[-1])
-                yield Rows(times, *render(columns, self._view, self._prefixes[number]))
+                yield MergedRows(times, *render(columns, self._view, self._prefixes[number]))

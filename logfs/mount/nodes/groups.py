@@ -38,7 +38,7 @@ LAG = ".lag"
 _NAME_BYTES = 255
 
 
-class Groups(DirectoryNode):
+class GroupsFolder(DirectoryNode):
     """A directory with a file for each group that has committed an offset for a partition of `readers`.
 
     Read permission allows seeing the offsets, write permission committing and forgetting.
@@ -114,7 +114,7 @@ class Groups(DirectoryNode):
         return group
 
 
-class GroupsDirectory(Groups, PartitionFolder):
+class GroupsDirectory(GroupsFolder, PartitionFolder):
     """`groups/` of a partition. A file holds one offset."""
 
     @property
@@ -128,7 +128,7 @@ class GroupsDirectory(Groups, PartitionFolder):
         return {self.partition: text.strip()}
 
 
-class TopicGroups(Groups):
+class TopicGroups(GroupsFolder):
     """`groups/` of a topic. A file has a line for each partition: its number and the committed offset."""
 
     def text(self, commits: Commits) -> bytes:
@@ -162,7 +162,7 @@ class GroupFile(FileNode):
 
     allowed_bits = READ_BITS | WRITE_BITS
 
-    def __init__(self, context: Context, name: str, parent: Groups, group: str) -> None:
+    def __init__(self, context: Context, name: str, parent: GroupsFolder, group: str) -> None:
         super().__init__(context, name, parent)
         self.folder = parent
         self.group = group

@@ -36,7 +36,7 @@ _MAX_TASKS = 400
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class WriteBehindOptions:
     """The options of one write-behind mount. `mount` is the mountpoint of a store."""
 
     mount: Path
@@ -48,7 +48,7 @@ class Options:
     fuse_options: frozenset[str] = field(default_factory=frozenset)
 
 
-def run(options: Options, *, ready: Callable[[], None] = lambda: None) -> None:
+def run(options: WriteBehindOptions, *, ready: Callable[[], None] = lambda: None) -> None:
     """Mount, and serve requests until unmounted or stopped by SIGTERM, SIGINT or SIGHUP.
 
     A signal first has everything sent to the main mount that was written so far. `ready` is called when the mount

@@ -22,16 +22,16 @@ from logfs.spark.jobs.partition_leases import Visited
 from logfs.spark.jobs.plot import plot
 from logfs.spark.jobs.stats import Stats, TopicStats, stats
 from logfs.spark.jobs.upkeep import Reindexed, compact, reindex
-from logfs.spark.jobs.verify import Report, verify
+from logfs.spark.jobs.verify import Verification, verify
 
 __all__ = [
     "Exported",
     "Imported",
     "JobFailed",
     "Reindexed",
-    "Report",
     "Stats",
     "TopicStats",
+    "Verification",
     "Visited",
     "compact",
     "export",

@@ -23,7 +23,7 @@ from logfs.errors import InvalidSetting
 from logfs.format.base.names import TopicPartition
 from logfs.format.batches.columns import concatenate
 from logfs.spark import splits
-from logfs.spark.arrow import Run, grouped, kafka_schema
+from logfs.spark.arrow import ArrowRun, grouped, kafka_schema
 from logfs.spark.batch import BatchReader
 from logfs.spark.jobs.export_commit import OFFSETS, TEMPORARY, Folders, temporary_directory
 from logfs.spark.jobs.export_files import Files, by_date, format_of
@@ -258,7 +258,7 @@ class _ExportTask:
             raise NotOnHost.because(f"{self.directory}: the target of the export does not exist")
         name = TopicPartition(part.topic, part.partition)
         files = Files(Path(self.directory), self.form, name)
-        runs = (Run(*name, columns) for columns in splits.columns(part, self.options))
+        runs = (ArrowRun(*name, columns) for columns in splits.columns(part, self.options))
         for group in grouped(runs):
             every = [each.columns for each in group]
             for _, alike in groupby(every, key=lambda columns: columns.timestamp_type):

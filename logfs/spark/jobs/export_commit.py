@@ -56,7 +56,7 @@ _PAUSE_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
-class Move:
+class FileMove:
     """A file to move: the path at which it is, and the path at which it will be."""
 
     old: Path
@@ -168,14 +168,14 @@ def _complete_killed(target: Path) -> None:
             journal = parent / name / _JOURNAL
             if journal.exists():
                 told = json.loads(journal.read_bytes())
-                moves = [Move(target / old, target / new) for old, new in told["moves"]]
+                moves = [FileMove(target / old, target / new) for old, new in told["moves"]]
                 with _publishing(target):
                     _apply(target, moves)
                     _end(journal)
             shutil.rmtree(parent / name, ignore_errors=True)
 
 
-def _apply(target: Path, moves: Sequence[Move]) -> None:
+def _apply(target: Path, moves: Sequence[FileMove]) -> None:
     """Make the moves that are not made yet. The last one puts `_SUCCESS` in its place."""
     disk = Disk()
     if moves[-1].old.exists():
@@ -195,14 +195,14 @@ def _apply(target: Path, moves: Sequence[Move]) -> None:
     disk.sync_directory(target)
 
 
-def _make(disk: Disk, move: Move) -> None:
+def _make(disk: Disk, move: FileMove) -> None:
     # A file that is replaced is moved away before another one takes its place.
     if not move.new.exists():
         move.new.parent.mkdir(parents=True, exist_ok=True)
         disk.rename_unsynced(move.old, move.new)
 
 
-def _undo(target: Path, moves: Sequence[Move]) -> None:
+def _undo(target: Path, moves: Sequence[FileMove]) -> None:
     """Undo the moves that were made, and remove the directories that are empty then."""
     for move in reversed(moves):
         with suppress(OSError):
@@ -271,7 +271,7 @@ class Folders:
     ) -> None:
         target = self._target
         old = set() if replaced is None else _files_of(target, replaced)
-        moves = [Move(Path(each.path), target / each.place) for each in written]
+        moves = [FileMove(Path(each.path), target / each.place) for each in written]
         taken = next(
             (each.new for each in moves if each.new.exists() and each.new not in old), None
         )
@@ -285,7 +285,9 @@ class Folders:
         if replaced is not None or offsets is not None:
             # What is exported anew is no longer what an incremental export has remembered.
             old |= {target / OFFSETS} & {*target.iterdir()}
-        away = [Move(path, self._temporary / _REPLACED / path.relative_to(target)) for path in old]
+        away = [
+            FileMove(path, self._temporary / _REPLACED / path.relative_to(target)) for path in old
+        ]
         # Written before the decision: to rename them takes no space.
         if offsets is not None:
             moves.append(self._staged(OFFSETS, json.dumps(offsets).encode()))
@@ -304,10 +306,10 @@ class Folders:
             raise
         _end(journal)
 
-    def _staged(self, name: str, data: bytes) -> Move:
+    def _staged(self, name: str, data: bytes) -> FileMove:
         """Write a file of the target into the temporary directory, and return its move to its place."""
         Disk().replace_file(self._temporary / name, data)
-        return Move(self._temporary / name, self._target / name)
+        return FileMove(self._temporary / name, self._target / name)
 
 
 def _files_of(target: Path, selected: Selection) -> set[Path]:

@@ -17,7 +17,7 @@ from logfs.errors import InvalidRecord, InvalidSetting
 from logfs.format.base.names import TopicPartition
 from logfs.format.text import envelope, rendering
 from logfs.log.disk.disk import Disk
-from logfs.spark.arrow import BatchMaker, Run, arrow_schema, kafka_schema
+from logfs.spark.arrow import ArrowRun, BatchMaker, arrow_schema, kafka_schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -279,7 +279,7 @@ class _ParquetFile(_OpenFile):
             self.flush()
 
     def _batch(self, columns: Columns) -> pa.RecordBatch:
-        return self._maker.batch([Run(*self._name, columns)])
+        return self._maker.batch([ArrowRun(*self._name, columns)])
 
     def flush(self) -> None:
         if self._batches:

@@ -17,7 +17,7 @@ from logfs.spark.jobs.selection import opened
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from logfs.log.transfer.segment_descriptor import FileIdentity
+    from logfs.log.scan.segment_descriptor import FileIdentity
     from logfs.spark.jobs.selection import Paths
 
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _MAX_NAMED = 3
 
 
-class MissingSegment(NamedTuple):
+class UnreadableSegment(NamedTuple):
     """A planned file that a task did not find, the host of the task, and the text of the error that it met."""
 
     file: FileIdentity
@@ -33,7 +33,7 @@ class MissingSegment(NamedTuple):
     reason: str
 
     @classmethod
-    def here(cls, file: FileIdentity, error: Exception) -> MissingSegment:
+    def here(cls, file: FileIdentity, error: Exception) -> UnreadableSegment:
         """In a task: return the entry for this host; `error` is the error that opening or reading the file raised."""
         return cls(file, workers.host(), str(error))
 
@@ -47,7 +47,7 @@ class MissingSegment(NamedTuple):
         return str(workers.NotOnHost.because(reason, self.host))
 
 
-def failure(missing: Sequence[MissingSegment]) -> JobFailed:
+def failure(missing: Sequence[UnreadableSegment]) -> JobFailed:
     """Return the error that names the segments in `missing`, which must not be empty.
 
     They are segments that the log has, but tasks did not find on their machines.
@@ -57,13 +57,13 @@ def failure(missing: Sequence[MissingSegment]) -> JobFailed:
     return JobFailed("; ".join(map(str, missing[:_MAX_NAMED])) + rest)
 
 
-def still_in_log(paths: Paths, missing: Iterable[MissingSegment]) -> list[MissingSegment]:
+def still_in_log(paths: Paths, missing: Iterable[UnreadableSegment]) -> list[UnreadableSegment]:
     """In the driver: return those of the segments in `missing` that the log still has.
 
     Each of these is an error: the task's machine does not see the log. The others have left the log meanwhile,
     which is no error. Raises the errors of opening a store read-only.
     """
-    found: list[MissingSegment] = []
+    found: list[UnreadableSegment] = []
     asked = list(missing)
     if not asked:
         return found

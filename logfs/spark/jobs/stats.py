@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from logfs.errors import InvalidSetting
 from logfs.log.disk.disk import Gone
-from logfs.log.transfer.segment_descriptor import SegmentDescriptor, describe_segment
-from logfs.log.transfer.segment_stats import SegmentStats, bucket_width_ms, count_segment
+from logfs.log.scan.segment_descriptor import SegmentDescriptor, describe_segment
+from logfs.log.scan.segment_stats import SegmentStats, bucket_width_ms, count_segment
 from logfs.spark.jobs.job_runner import WorkItem, run
-from logfs.spark.jobs.missing import MissingSegment, failure, still_in_log
+from logfs.spark.jobs.missing import UnreadableSegment, failure, still_in_log
 from logfs.spark.jobs.selection import opened
 
 if TYPE_CHECKING:
@@ -94,13 +94,13 @@ def stats(
             topic_of[name] = partition.topic
         width = bucket_ms or bucket_width_ms([store[name] for name in store])
     found = run(spark, "logfs stats", works, partial(_count, bucket_ms=width), progress)
-    missing = still_in_log(paths, (each for each in found if isinstance(each, MissingSegment)))
+    missing = still_in_log(paths, (each for each in found if isinstance(each, UnreadableSegment)))
     if missing:
         raise failure(missing)
     counts = {topic: SegmentStats() for topic in sorted(partitions)}
     for work, counted in zip(works, found, strict=True):
         # Segments that retention or compaction has removed since the plan are not counted.
-        if not isinstance(counted, MissingSegment):
+        if not isinstance(counted, UnreadableSegment):
             counts[topic_of[work.item.partition]].merge(counted)
     return Stats(
         tuple(
@@ -111,7 +111,7 @@ def stats(
     )
 
 
-def _count(plan: SegmentDescriptor, *, bucket_ms: int) -> SegmentStats | MissingSegment:
+def _count(plan: SegmentDescriptor, *, bucket_ms: int) -> SegmentStats | UnreadableSegment:
     try:
         segment = plan.open()
         try:
@@ -119,4 +119,4 @@ def _count(plan: SegmentDescriptor, *, bucket_ms: int) -> SegmentStats | Missing
         finally:
             segment.close()
     except (FileNotFoundError, Gone) as error:
-        return MissingSegment.here(plan.file, error)
+        return UnreadableSegment.here(plan.file, error)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from logfs.log.disk.disk import Gone
-from logfs.log.transfer.audit import (
+from logfs.log.audit import (
     Account,
     Finding,
     Severity,
@@ -15,9 +14,10 @@ from logfs.log.transfer.audit import (
     error,
     note,
 )
-from logfs.log.transfer.segment_descriptor import describe_segment
+from logfs.log.disk.disk import Gone
+from logfs.log.scan.segment_descriptor import describe_segment
 from logfs.spark.jobs.job_runner import WorkItem, run
-from logfs.spark.jobs.missing import MissingSegment, still_in_log
+from logfs.spark.jobs.missing import UnreadableSegment, still_in_log
 from logfs.spark.jobs.selection import opened
 from logfs.store.observe.check import check_log_dirs, check_small_files, trusts_indexes
 
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from logfs.log.read.log import Log
-    from logfs.log.transfer.segment_descriptor import SegmentDescriptor
+    from logfs.log.scan.segment_descriptor import SegmentDescriptor
     from logfs.spark.jobs.job_runner import Progress
     from logfs.spark.jobs.selection import Paths
     from logfs.store.store import Store
 
 
 @dataclass(frozen=True)
-class Report:
+class Verification:
     """The result of an audit: the findings, by partition in the order of the names, and how much was audited.
 
     `partitions`, `segments` and `records` are counts. `size_bytes` is the size of the .log files.
@@ -58,7 +58,7 @@ def verify(
     *,
     topics: Iterable[str] | None = None,
     progress: Progress | None = None,
-) -> Report:
+) -> Verification:
     """Audit log directories as `logfs check` does, except for the key indexes, and return the findings.
 
     Nothing is changed. A broker or a mount may use the directories meanwhile; a segment that leaves the log during
@@ -79,12 +79,14 @@ def verify(
             ]
         starts = {name: store[name].log_start_offset for name in store}
     found = run(spark, "logfs verify", works, _audit, progress)
-    missing = set(still_in_log(paths, (each for each in found if isinstance(each, MissingSegment))))
+    missing = set(
+        still_in_log(paths, (each for each in found if isinstance(each, UnreadableSegment)))
+    )
     of_logs: dict[str, list[Finding]] = {name: [] for name in starts}
     accounts: dict[str, list[Account]] = {name: [] for name in starts}
     for work, outcome in zip(works, found, strict=True):
         name = work.item.segment.partition
-        if isinstance(outcome, MissingSegment):
+        if isinstance(outcome, UnreadableSegment):
             of_logs[name].append(_of_missing(outcome, is_error=outcome in missing))
             # The segment was not audited, but its offsets are not missing in the log. An account that allows gaps
             # keeps `check_boundaries` from reporting them.
@@ -99,7 +101,7 @@ def verify(
             accounts[name].append(account)
     for name, start in starts.items():
         findings += [*small[name], *of_logs[name], *check_boundaries(accounts[name], start)]
-    return Report(
+    return Verification(
         tuple(findings),
         len(starts),
         len(works),
@@ -152,14 +154,14 @@ class AuditSubject:
         return findings, account
 
 
-def _audit(subject: AuditSubject) -> tuple[list[Finding], Account | None] | MissingSegment:
+def _audit(subject: AuditSubject) -> tuple[list[Finding], Account | None] | UnreadableSegment:
     try:
         return subject.audit()
     except (FileNotFoundError, Gone) as why:
-        return MissingSegment.here(subject.segment.file, why)
+        return UnreadableSegment.here(subject.segment.file, why)
 
 
-def _of_missing(missing: MissingSegment, *, is_error: bool) -> Finding:
+def _of_missing(missing: UnreadableSegment, *, is_error: bool) -> Finding:
     path = missing.file.path
     if is_error:
         return error(path, f"was not read: {missing.text}")

@@ -14,9 +14,9 @@ from logfs.errors import InvalidName, UnknownPartition
 from logfs.format.base import names
 from logfs.format.batches.record import TimestampType
 from logfs.format.encoding.columnar_encoder import Binary, Rows, build_rows, partitions_of
+from logfs.log.append.staged_batches import StagedWriter
 from logfs.log.append.validator import batch_format
 from logfs.log.disk.disk import Disk
-from logfs.log.transfer.staged_batches import StagedWriter
 from logfs.spark.workers import NotOnHost, naming_path
 from logfs.store.settings import Settings
 

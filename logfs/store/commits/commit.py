@@ -34,15 +34,15 @@ from logfs.format.files.commit_file import (
     Writer,
 )
 from logfs.locks import Level, make_rlock
-from logfs.log.disk.disk import EXHAUSTED, Disk
-from logfs.log.recovery import FilePosition
-from logfs.log.transfer.staged_batches import (
+from logfs.log.append.staged_batches import (
     BatchMeasures,
     StagedAppend,
     measure_staged,
     place,
     reconcile,
 )
+from logfs.log.disk.disk import EXHAUSTED, Disk
+from logfs.log.recovery import FilePosition
 from logfs.store.directory.log_dir import FirstError
 
 if TYPE_CHECKING:

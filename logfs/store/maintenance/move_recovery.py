@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from logfs.errors import InvalidName, InvalidStore, LogfsError
 from logfs.format.base import names
 from logfs.format.base.names import DirectoryKind
+from logfs.log.partition_copy import MOVED, remove_directory
 from logfs.log.segment.segment_listing import log_bytes
-from logfs.log.transfer.partition_copy import MOVED, remove_directory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -19,8 +19,8 @@ from weakref import WeakSet
 from logfs.errors import InvalidName, LogfsError, NotWritable, PartitionExists, PartitionFailed
 from logfs.format.base import names
 from logfs.locks import Level, make_lock
+from logfs.log.partition_copy import MOVED, PartitionCopy
 from logfs.log.segment.segment_files import relocate
-from logfs.log.transfer.partition_copy import MOVED, PartitionCopy
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from logfs.errors import LogfsError
 from logfs.format.base import names
-from logfs.log.transfer.partition_copy import remove_directory
+from logfs.log.partition_copy import remove_directory
 from logfs.store.directory.topic_id import read_topic_id
 from logfs.store.maintenance.schedule import (
     Backoff,

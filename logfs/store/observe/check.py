@@ -13,11 +13,7 @@ from logfs.errors import Corrupt, LogfsError
 from logfs.format.base import names
 from logfs.format.files import checkpoint, commit_file
 from logfs.format.files.producer_snapshot import parse_snapshot
-from logfs.log.disk.disk import TRIES, Gone
-from logfs.log.read import key_index
-from logfs.log.recovery import TORN
-from logfs.log.state.leader_epochs import LeaderEpochs
-from logfs.log.transfer.audit import (
+from logfs.log.audit import (
     Account,
     Finding,
     Severity,
@@ -26,6 +22,10 @@ from logfs.log.transfer.audit import (
     error,
     note,
 )
+from logfs.log.disk.disk import TRIES, Gone
+from logfs.log.read import key_index
+from logfs.log.recovery import TORN
+from logfs.log.state.leader_epochs import LeaderEpochs
 from logfs.store.commits.commit import ORPHAN_MS, read_commits
 from logfs.store.directory import permissions
 from logfs.store.directory.log_dir import (

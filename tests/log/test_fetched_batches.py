@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from logfs import Record
 from logfs.errors import Corrupt, OffsetOutOfRange
 from logfs.format.batches.compression import Codec
-from logfs.log.append.follower import Diverged, append_fetched, begin_at
+from logfs.log.append.fetched_batches import Diverged, append_fetched, begin_at
 from logfs.store.store import Store
 from tests.kafka.story import batch
 from tests.support.stores import Clock, assert_clean

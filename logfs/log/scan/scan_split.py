@@ -23,9 +23,9 @@ from logfs.format.base.batch_rows import (
 )
 from logfs.format.batches.batch import CONTROL_BIT, MAGIC, TRANSACTIONAL_BIT
 from logfs.log.disk.disk import Gone
+from logfs.log.scan.segment_descriptor import describe_segments
 from logfs.log.segment import batch_scanner
 from logfs.log.segment.batch_iterator import Damage, DamagedRange, unreadable
-from logfs.log.transfer.segment_descriptor import describe_segments
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
     from logfs.format.batches.columns import Columns
     from logfs.log.read.reader import Reader
+    from logfs.log.scan.segment_descriptor import FileIdentity, SegmentDescriptor
     from logfs.log.segment.segment import Segment
-    from logfs.log.transfer.segment_descriptor import FileIdentity, SegmentDescriptor
 
     # Each producer's aborted transactions in order: (first offset, offset of the marker).
     Aborted = Mapping[int, Sequence[tuple[int, int]]]
