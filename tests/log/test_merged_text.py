@@ -45,6 +45,10 @@ def fill(store: Store, chance: random.Random, count: int, *, transactions: bool 
                 partition.append_batch(
                     batch(1, sequence, value, transactional=True, timestamp=time)
                 )
+                # A marker has the time of its append. One far later than the records makes each lookup of a time read
+                # the rest of its segment.
+                assert isinstance(store.clock, Clock)
+                store.clock.now_ms = time if chance.random() < 0.99 else 1_700_000_000_000
                 partition.end_transaction(1, 0, commit=chance.random() < 0.5)
                 continue
             size = min(chance.randrange(1, 30), count - at)
