@@ -9,6 +9,7 @@ import pytest
 
 from logfs.format.batches.record import Record
 from logfs.store.store import Store
+from tests.support.requirements import DEEP
 from tests.support.stores import set_topic
 
 if TYPE_CHECKING:
@@ -42,7 +43,8 @@ def test_a_flipped_bit_in_an_index_costs_time(log_dir: Path, kind: str, read_onl
     assert len(whole) > 8 * COUNT // 2
     copy = log_dir.with_name("copy")
     for at in range(len(whole)):
-        for bit in (0x80, 0x10, 0x01):
+        bits = (0x80, 0x10, 0x01)
+        for bit in bits if DEEP else (bits[at % 3],):
             shutil.copytree(log_dir, copy)
             damaged = bytearray(whole)
             damaged[at] ^= bit
