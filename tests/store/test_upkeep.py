@@ -12,8 +12,8 @@ import pytest
 
 from logfs.config import BrokerConfig, LogConfig
 from logfs.format.batches.record import Record
+from logfs.log.segment.segment_writer import age_limit_ms, is_roll_overdue
 from logfs.store.maintenance.schedule import Backoff, MaintenanceTask, Timer, due, next_due_ms
-from logfs.store.maintenance.upkeep import is_roll_overdue
 from logfs.store.store import Store
 from tests.support.processes import wait_for
 from tests.support.stores import set_topic
@@ -248,7 +248,7 @@ def test_max_compaction_lag_bounds_a_compacted_segment_and_jitter_lets_it_roll_e
     orders.append([b"x"])
     compacted = LogConfig(cleanup_policy=frozenset({"compact"}), max_compaction_lag_ms=5000)
     active = orders.active
-    limit = active.max_ms(compacted)
+    limit = age_limit_ms(compacted, active.writer)
     assert 4000 < limit <= 5000
     assert not is_roll_overdue(active, compacted, limit, clock())
     assert is_roll_overdue(active, compacted, limit + 1, clock())

@@ -32,7 +32,7 @@ from logfs.log.segment.index_builder import (
 )
 from logfs.log.segment.segment_end import UNMEASURED, SegmentEnd
 from logfs.log.segment.segment_files import SegmentFiles
-from logfs.log.segment.segment_writer import SegmentWriter, max_age_ms
+from logfs.log.segment.segment_writer import SegmentWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -468,10 +468,6 @@ class Segment(SegmentFiles):
         self.max_entry = self.max_timestamp
         self.writer = SegmentWriter(self, self._disk, config)
         return self.writer
-
-    def max_ms(self, config: LogConfig) -> int:
-        """Return the age (ms) at which the segment rolls: the limit less its writer's jitter (kafka-storage 4.1)."""
-        return max_age_ms(config) - (self.writer.jitter_ms if self.writer else 0)
 
     @property
     def first_timestamp(self) -> int:

@@ -168,7 +168,7 @@ class SegmentWriter:
         if held:
             first = self._first_timestamp() if first_timestamp is None else first_timestamp
             waited_ms = now_ms - self._segment.created_ms if first < 0 else max_timestamp - first
-            if waited_ms > max_age_ms(config) - self.jitter_ms:
+            if waited_ms > age_limit_ms(config, self):
                 return True
         if self._indexes_are_full:
             return True
@@ -180,7 +180,25 @@ class SegmentWriter:
         return self._rolling_timestamp
 
 
-def max_age_ms(config: LogConfig) -> int:
-    """Return the age (ms) at which a segment rolls, without jitter (kafka-storage 4.1)."""
+def age_limit_ms(config: LogConfig, writer: SegmentWriter | None) -> int:
+    """Return the age (ms) at which a segment rolls: the limit less its writer's jitter (kafka-storage 4.1)."""
     limit = config.segment_ms
-    return min(limit, config.max_compaction_lag_ms) if config.is_compacted else limit
+    limit = min(limit, config.max_compaction_lag_ms) if config.is_compacted else limit
+    return limit - (writer.jitter_ms if writer else 0)
+
+
+def is_roll_overdue(segment: Segment, config: LogConfig, idle_ms: int, now_ms: int) -> bool:
+    """Whether the active segment is so old that an append now would roll it; the last append was `idle_ms` ago.
+
+    The age is the timestamp of the next record minus that of the segment's first record. The next record is assumed
+    to have the newest timestamp plus `idle_ms`, not the wall-clock time: otherwise each check would roll after an
+    import of records with timestamps of years ago. Without timestamps the age counts from the opening, as in Kafka.
+    """
+    if not segment.size_bytes:
+        return False
+    first = segment.first_timestamp
+    if first < 0:
+        waited_ms = now_ms - segment.created_ms
+    else:
+        waited_ms = max(segment.largest_timestamp, first) - first + max(idle_ms, 0)
+    return waited_ms > age_limit_ms(config, segment.writer)

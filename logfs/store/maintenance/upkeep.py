@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from logfs.errors import LogfsError
 from logfs.format.base import names
 from logfs.log.partition_copy import remove_directory
+from logfs.log.segment.segment_writer import is_roll_overdue
 from logfs.store.directory.topic_id import read_topic_id
 from logfs.store.maintenance.schedule import (
     Backoff,
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from logfs.config import LogConfig
     from logfs.log.append.partition import Partition
     from logfs.log.disk.disk import Disk
-    from logfs.log.segment.segment import Segment
     from logfs.store.checkpoints import Checkpoints
     from logfs.store.commits.commit import Commits
     from logfs.store.maintenance.compaction import Compactor
@@ -241,23 +241,6 @@ def rolls_when_quiet(config: LogConfig, *, is_brokers: bool) -> bool:
     return config.logfs_roll_quiet == "always" or (
         config.logfs_roll_quiet == "auto" and not is_brokers
     )
-
-
-def is_roll_overdue(segment: Segment, config: LogConfig, idle_ms: int, now_ms: int) -> bool:
-    """Whether the active segment is so old that an append now would roll it; the last append was `idle_ms` ago.
-
-    The age is the timestamp of the next record minus that of the segment's first record. The next record is assumed
-    to have the newest timestamp plus `idle_ms`, not the wall-clock time: otherwise each check would roll after an
-    import of records with timestamps of years ago. Without timestamps the age counts from the opening, as in Kafka.
-    """
-    if not segment.size_bytes:
-        return False
-    first = segment.first_timestamp
-    if first < 0:
-        waited_ms = now_ms - segment.created_ms
-    else:
-        waited_ms = max(segment.largest_timestamp, first) - first + max(idle_ms, 0)
-    return waited_ms > segment.max_ms(config)
 
 
 # The key indexes that are in use.
