@@ -35,6 +35,7 @@ from logfs.store.directory.recognition import check_log_dirs
 from logfs.store.directory.topic_id import read_topic_id, write_topic_id
 from logfs.store.loading import PartitionLoader, open_log_dirs
 from logfs.store.maintenance.compaction import Compactor
+from logfs.store.maintenance.context import MaintenanceContext
 from logfs.store.maintenance.mover import Mover
 from logfs.store.maintenance.remote_log_manager import RemoteLogManager
 from logfs.store.maintenance.retention import Retainer
@@ -133,13 +134,15 @@ class Store(PartitionRegistry):
             self.commits = Commits(self)
             self.tiered = TieredLogs(self, self.create, lambda name: self._loader.follow(name))
             self.checkpoints = Checkpoints(self)
-            shared = (self, self.checkpoints, self.commits)
-            self.retainer = Retainer(*shared, self.tiered, self.groups)
-            self.compactor = Compactor(*shared)
-            self.remote_log_manager = RemoteLogManager(*shared, self.tiered)
-            self.mover = Mover(*shared, self.compactor)
+            context = MaintenanceContext(
+                self, self.checkpoints, self.commits, self.tiered, self.groups
+            )
+            self.retainer = Retainer(context)
+            self.compactor = Compactor(context)
+            self.remote_log_manager = RemoteLogManager(context)
+            self.mover = Mover(context, self.compactor)
             self.scheduler = MaintenanceScheduler(
-                *shared, self.retainer, self.compactor, self.mover, self.tiered
+                context, self.retainer, self.compactor, self.mover
             )
             self._loader = PartitionLoader(
                 self,

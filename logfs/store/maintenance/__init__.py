@@ -1,6 +1,7 @@
 """The work on partitions that no caller waits for. Imports all of `store` up to `commits`.
 
 - `upkeep`: the periodic tasks, done when they are due. Begin here.
+- `context`: what the classes below work with.
 - `schedule`: when each task is due, and how long failed work waits.
 - `throttle`: a limit on how fast upkeep reads and writes.
 - `retention`: which segments are eligible for deletion, and dropping them.

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -15,6 +14,7 @@ from logfs.errors import InvalidSetting, InvalidStore, LogfsError
 from logfs.locks import Level, make_lock
 from logfs.log.compaction.cleaning import Cleaned, CleaningAborted, Dirty
 from logfs.log.disk.disk import EXHAUSTED
+from logfs.store.maintenance.context import Maintenance, MaintenanceContext
 from logfs.store.maintenance.schedule import MaintenanceTask, Timer, due
 from logfs.store.maintenance.throttle import Throttle
 
@@ -24,9 +24,7 @@ if TYPE_CHECKING:
     from logfs.config import LogConfig
     from logfs.log.append.partition import Partition
     from logfs.log.segment.segment import Segment
-    from logfs.store.checkpoints import Checkpoints
-    from logfs.store.commits.commit import Commits
-    from logfs.store.registry import BackgroundOperation, PartitionRegistry
+    from logfs.store.registry import BackgroundOperation
 
     Progress = Callable[[int], None]
 
@@ -137,19 +135,14 @@ class CompactionResult(NamedTuple):
     cleaned: Cleaned
 
 
-class Compactor:
+class Compactor(Maintenance):
     """Compacts the logs of a store. Any thread may call it; one round runs at a time, in the calling thread."""
 
-    def __init__(
-        self, registry: PartitionRegistry, checkpoints: Checkpoints, commits: Commits
-    ) -> None:
-        self._registry = registry
-        self._checkpoints = checkpoints
-        self._commits = commits
+    def __init__(self, context: MaintenanceContext) -> None:
+        super().__init__(context)
         self.running = make_lock(Level.COMPACTION)
-        self._stopped = threading.Event()
         # The time of the last search for logs that are due, and the wait until the next one.
-        self.timer = Timer(registry.opened_ms, 0)
+        self.timer = Timer(context.registry.opened_ms, 0)
         # Totals since the store was opened, the last round of each log, and whether an error ended the last run.
         self.rounds = 0
         self.aborted = 0
@@ -159,12 +152,6 @@ class Compactor:
         self.is_dead = False
         # The requested logs, and whether to roll the active segment of each before.
         self._wanted: dict[str, bool] = {}
-        # Called, in any thread, after a request: the periodic caller of `run_due` may then call it at once.
-        self.wake: Callable[[], None] = lambda: None
-
-    def stop(self) -> None:
-        """Abort the running round, if there is one, and let no other run."""
-        self._stopped.set()
 
     def request(self, name: str, *, roll: bool = False) -> None:
         """Request that the next `run_due` compacts a log, whatever its dirty ratio.

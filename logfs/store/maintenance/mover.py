@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import threading
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,17 +20,15 @@ from logfs.format.base import names
 from logfs.locks import Level, make_lock
 from logfs.log.partition_copy import MOVED, PartitionCopy
 from logfs.log.segment.segment_files import relocate
+from logfs.store.maintenance.context import Maintenance, MaintenanceContext
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from logfs.log.append.partition import Partition
     from logfs.log.segment.segment import Segment
-    from logfs.store.checkpoints import Checkpoints
-    from logfs.store.commits.commit import Commits
     from logfs.store.directory.log_dir import LogDir
     from logfs.store.maintenance.compaction import Compactor
-    from logfs.store.registry import PartitionRegistry
 
     Progress = Callable[[int], object]
 
@@ -46,34 +43,19 @@ class MoveAborted(LogfsError):
     """A move was stopped before it took effect: the partition is still in its old log directory."""
 
 
-class Mover:
+class Mover(Maintenance):
     """Moves partitions between the log directories of a store. Any thread may call it; one move runs at a time."""
 
-    def __init__(
-        self,
-        registry: PartitionRegistry,
-        checkpoints: Checkpoints,
-        commits: Commits,
-        compactor: Compactor,
-    ) -> None:
-        self._registry = registry
-        self._checkpoints = checkpoints
-        self._commits = commits
+    def __init__(self, context: MaintenanceContext, compactor: Compactor) -> None:
+        super().__init__(context)
         self._compactor = compactor
         self._running = make_lock(Level.MOVE)
-        self._stopped = threading.Event()
         # The requested moves, as partition -> log directory, in the order of the requests.
         self._wanted: dict[str, Path] = {}
         # The reasons of the requested moves that failed, by partition.
         self.errors: dict[str, str] = {}
-        # Called after a request, as `Compactor.wake`.
-        self.wake: Callable[[], None] = lambda: None
         # For each directory to be removed: the partition, and the segments that may still be read there.
         self._left: dict[Path, tuple[Partition, WeakSet[Segment]]] = {}
-
-    def stop(self) -> None:
-        """Abort the running move, if there is one, and let no other run."""
-        self._stopped.set()
 
     def request(self, name: str, log_dir: str | os.PathLike[str]) -> None:
         """Request that the next `run_due` moves the partition `name` to `log_dir`.

@@ -9,7 +9,6 @@ of the bucket stores and deletes objects: `logfs.store.tiering.bucket_owner`.
 from __future__ import annotations
 
 import logging
-import threading
 import uuid
 from functools import partial
 from itertools import pairwise
@@ -31,6 +30,7 @@ from logfs.format.tiered.metadata_record import TOPIC
 from logfs.format.tiered.remote_segment import RemoteSegment, SegmentState, SegmentUpdate
 from logfs.locks import Level, make_lock
 from logfs.store.directory.topic_id import read_topic_id
+from logfs.store.maintenance.context import Maintenance, MaintenanceContext
 from logfs.store.maintenance.schedule import Backoff, MaintenanceTask, Timer, due
 from logfs.store.maintenance.throttle import Throttle
 from logfs.store.tiering.metadata import BROKER_ID
@@ -43,10 +43,7 @@ if TYPE_CHECKING:
     from logfs.log.read.log import Log
     from logfs.log.remote.segment_upload import SegmentContent, UploadOptions
     from logfs.log.segment.segment import Segment
-    from logfs.store.checkpoints import Checkpoints
-    from logfs.store.commits.commit import Commits
-    from logfs.store.registry import PartitionRegistry
-    from logfs.store.tiering.tiered_logs import TieredLog, TieredLogs
+    from logfs.store.tiering.tiered_logs import TieredLog
 
     Progress = Callable[[int], object]
 
@@ -76,28 +73,17 @@ class _Stopped(Exception):
     """The store is being closed."""
 
 
-class RemoteLogManager:
+class RemoteLogManager(Maintenance):
     """The upkeep of the remote segments of a store. Any thread may call it.
 
     One copy runs at a time, and one deletion beside it: a copy may take hours.
     """
 
-    def __init__(
-        self,
-        registry: PartitionRegistry,
-        checkpoints: Checkpoints,
-        commits: Commits,
-        tiered: TieredLogs,
-    ) -> None:
-        self._registry = registry
-        self._checkpoints = checkpoints
-        self._commits = commits
-        self._tiered = tiered
+    def __init__(self, context: MaintenanceContext) -> None:
+        super().__init__(context)
         self._running = make_lock(Level.COPY)
         self._expiring = make_lock(Level.EXPIRE)
-        self._stopped = threading.Event()
-        self.wake: Callable[[], object] = lambda: None
-        self.timer = Timer(registry.opened_ms, 0)
+        self.timer = Timer(context.registry.opened_ms, 0)
         self.backoff = Backoff()
         # The copies that are being made.
         self._copying: set[uuid.UUID] = set()

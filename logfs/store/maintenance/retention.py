@@ -25,17 +25,13 @@ from logfs.format.base.times import format_time
 from logfs.log.segment.batch_iterator import Damage
 from logfs.setting import LONG_MAX
 from logfs.store.directory.log_dir import FirstError
+from logfs.store.maintenance.context import Maintenance, MaintenanceContext
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from logfs.config import LogConfig
     from logfs.log.segment.segment import Segment
-    from logfs.store.checkpoints import Checkpoints
-    from logfs.store.commits.commit import Commits
-    from logfs.store.commits.groups import Groups
-    from logfs.store.registry import PartitionRegistry
-    from logfs.store.tiering.tiered_logs import TieredLogs
 
     Attempt = Callable[[str, Callable[[], None]], object]
 
@@ -267,25 +263,14 @@ def _do(_: str, work: Callable[[], None]) -> None:
     work()
 
 
-class Retainer:
+class Retainer(Maintenance):
     """Deletes the segments that retention no longer keeps, in all partitions of a store, and counts them.
 
     Any thread may call it.
     """
 
-    def __init__(
-        self,
-        registry: PartitionRegistry,
-        checkpoints: Checkpoints,
-        commits: Commits,
-        tiered: TieredLogs,
-        groups: Groups,
-    ) -> None:
-        self._registry = registry
-        self._groups = groups
-        self._checkpoints = checkpoints
-        self._commits = commits
-        self._tiered = tiered
+    def __init__(self, context: MaintenanceContext) -> None:
+        super().__init__(context)
         # Totals since the store was opened, and the last retention of each partition.
         self.segments: Counter[RetentionCause] = Counter()
         self.size_bytes: Counter[RetentionCause] = Counter()

@@ -16,6 +16,7 @@ from logfs.format.base import names
 from logfs.log.partition_copy import remove_directory
 from logfs.log.segment.segment_writer import is_roll_overdue
 from logfs.store.directory.topic_id import read_topic_id
+from logfs.store.maintenance.context import Maintenance, MaintenanceContext
 from logfs.store.maintenance.schedule import (
     Backoff,
     MaintenanceTask,
@@ -33,56 +34,43 @@ if TYPE_CHECKING:
     from logfs.config import LogConfig
     from logfs.log.append.partition import Partition
     from logfs.log.disk.disk import Disk
-    from logfs.store.checkpoints import Checkpoints
-    from logfs.store.commits.commit import Commits
     from logfs.store.maintenance.compaction import Compactor
     from logfs.store.maintenance.mover import Mover
     from logfs.store.maintenance.retention import Retainer
     from logfs.store.registry import PartitionRegistry
-    from logfs.store.tiering.tiered_logs import TieredLogs
 
 logger = logging.getLogger(__name__)
 
 
-class MaintenanceScheduler:
+class MaintenanceScheduler(Maintenance):
     """The periodic tasks of a store except compaction, and when each is due next.
 
     One thread at a time calls `run_due`; any thread may call the other methods.
     """
 
     def __init__(
-        self,
-        registry: PartitionRegistry,
-        checkpoints: Checkpoints,
-        commits: Commits,
-        retainer: Retainer,
-        compactor: Compactor,
-        mover: Mover,
-        tiered: TieredLogs,
+        self, context: MaintenanceContext, retainer: Retainer, compactor: Compactor, mover: Mover
     ) -> None:
-        self._registry = registry
-        self._checkpoints = checkpoints
-        self._commits = commits
+        super().__init__(context)
         self._retainer = retainer
         self._compactor = compactor
         self._mover = mover
-        self._tiered = tiered
         self.backoff = Backoff()
         # When the last run ended and how long it took, for status and metrics.
         self.last_run_ms: int | None = None
         self.last_run_seconds = 0.0
         self.failures = 0
-        broker = registry.settings.broker_config
-        delay = Timer(registry.opened_ms, broker.log_initial_task_delay_ms)
+        broker = context.registry.settings.broker_config
+        delay = Timer(context.registry.opened_ms, broker.log_initial_task_delay_ms)
         self._timers = {
-            MaintenanceTask.FLUSH: Timer(registry.opened_ms),
-            MaintenanceTask.PRODUCERS: Timer(registry.opened_ms),
+            MaintenanceTask.FLUSH: Timer(context.registry.opened_ms),
+            MaintenanceTask.PRODUCERS: Timer(context.registry.opened_ms),
             MaintenanceTask.CHECKPOINT: delay,
             MaintenanceTask.ROLL: delay,
             MaintenanceTask.RETENTION: delay,
-            MaintenanceTask.REMOVAL: Timer(registry.opened_ms),
+            MaintenanceTask.REMOVAL: Timer(context.registry.opened_ms),
         }
-        self._seen_version = registry.settings.version
+        self._seen_version = context.registry.settings.version
         self._acts: dict[MaintenanceTask, Callable[[int], None]] = {
             MaintenanceTask.FLUSH: self._flush,
             MaintenanceTask.PRODUCERS: self._expire_producers,

@@ -1,0 +1,39 @@
+"""What the classes that maintain a store work with."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from logfs.store.checkpoints import Checkpoints
+    from logfs.store.commits.commit import Commits
+    from logfs.store.commits.groups import Groups
+    from logfs.store.registry import PartitionRegistry
+    from logfs.store.tiering.tiered_logs import TieredLogs
+
+
+class MaintenanceContext(NamedTuple):
+    """The parts of a store that its maintenance uses."""
+
+    registry: PartitionRegistry
+    checkpoints: Checkpoints
+    commits: Commits
+    tiered: TieredLogs
+    groups: Groups
+
+
+class Maintenance:
+    """The base of the classes that maintain a store. Any thread may call `stop`."""
+
+    def __init__(self, context: MaintenanceContext) -> None:
+        self._registry, self._checkpoints, self._commits, self._tiered, self._groups = context
+        self._stopped = threading.Event()
+        # Called, in any thread, after a request: who calls `run_due` periodically may then call it at once.
+        self.wake: Callable[[], object] = lambda: None
+
+    def stop(self) -> None:
+        """End the work that is running, and begin no other."""
+        self._stopped.set()
