@@ -10,13 +10,14 @@ import logging
 import os
 from typing import TYPE_CHECKING
 
-from logfs.errors import InvalidStore, PartitionFailed
+from logfs.errors import Corrupt, InvalidStore, PartitionFailed
 from logfs.log.segment.batch_iterator import DamagedRange
 from logfs.store.directory.log_dir import STORE_DIRS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from logfs.errors import Unsupported
     from logfs.format.batches.batch import Batch
     from logfs.log.append.partition import Partition
     from logfs.log.read.log import Log
@@ -135,3 +136,58 @@ class InternalTopic:
                         f"{path / name}: holds {self._what} of {here}, too; name the log directories together, as in "
                         f"'{here} {path}'"
                     )
+
+
+class Replay:
+    """What the records of one partition of an internal topic say, up to the offset that was read.
+
+    One thread at a time may use it.
+    """
+
+    def __init__(self, log: Log, what: str) -> None:
+        """Begin at the log start. `what` says what the records are, for warnings."""
+        self.log = log
+        self._what = what
+        # The offset up to which the log was read, and its active segment and generation at that time.
+        state = log.state
+        self.end, self._segment = state.log_start_offset, state.segments[0]
+        self._generation = state.generation
+
+    def catch_up(self) -> None:
+        """Read the new records, or all records again if those already read may have left the log.
+
+        A truncation changes the log's generation. Compaction replaces sealed segments from the first one on: if the
+        segment that was active is still in the log, compaction has not removed any unread record.
+        """
+        log = self.log
+        log.refresh()
+        state = log.state
+        generation, end = state.generation, state.log_end_offset
+        segment = state.segments_from(end)[0]
+        same = generation == self._generation and self._segment in state.segments
+        if same and end == self.end:
+            return
+        log.check_may_block()
+        if not same or end < self.end:
+            self.forget()
+            self.end = state.log_start_offset
+        first = max(self.end, state.log_start_offset)
+        for batch in batches_past_damage(log, first, end, self._what):
+            try:
+                self.apply(batch)
+            except Corrupt as error:
+                self.leave_out(batch.header.base_offset, error)
+        self._generation, self._segment, self.end = generation, segment, end
+
+    def leave_out(self, offset: int, error: Corrupt | Unsupported) -> None:
+        """Log that a record or a batch is skipped."""
+        message = "%s: %s: offset %d is skipped: %s"
+        logger.warning(message, self._what, self.log.directory, offset, error)
+
+    def forget(self) -> None:
+        """Forget all that the records have said: they are read again from the log start."""
+        raise NotImplementedError
+
+    def apply(self, batch: Batch) -> None:
+        """Take the records of the next batch from `end` on. Raises `Corrupt` if it cannot be read."""
+        raise NotImplementedError

@@ -29,7 +29,7 @@ from logfs.format.messages.control import ControlType, parse_control_key
 from logfs.format.messages.group_record import OffsetCommit, OffsetKey, coordinator_partition
 from logfs.locks import Level, make_rlock
 from logfs.log.append.partition import writable
-from logfs.store.internal_topic import InternalTopic, batches_past_damage
+from logfs.store.internal_topic import InternalTopic, Replay
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -260,57 +260,28 @@ class _Entry(NamedTuple):
     record_offset: int
 
 
-class _Replay:
-    """The commits in one partition of `__consumer_offsets`, up to the offset that was read."""
+class _Replay(Replay):
+    """The commits in one partition of `__consumer_offsets`."""
 
     def __init__(self, log: Log) -> None:
-        self.log = log
+        super().__init__(log, "groups")
         self.commits: dict[TopicPartition, dict[str, _Entry]] = {}
         # By producer id: the commits in its open transaction.
         self._pending: dict[int, dict[OffsetKey, _Entry]] = {}
-        # The offset up to which the log was read, and its active segment and generation at that time.
-        state = log.state
-        self._end, self._segment = state.log_start_offset, state.segments[0]
-        self._generation = state.generation
 
-    def catch_up(self) -> None:
-        """Read the new records, or all records again if those already read may have left the log.
+    def forget(self) -> None:
+        self.commits, self._pending = {}, {}
 
-        A truncation changes the log's generation. Compaction replaces sealed segments from the first one on: if the
-        segment that was active is still in the log, compaction has not removed any unread record.
-        """
-        log = self.log
-        log.refresh()
-        state = log.state
-        generation, end = state.generation, state.log_end_offset
-        segment = state.segments_from(end)[0]
-        same = generation == self._generation and self._segment in state.segments
-        if same and end == self._end:
-            return
-        log.check_may_block()
-        if not same or end < self._end:
-            self.commits, self._pending, self._end = {}, {}, state.log_start_offset
-        first = max(self._end, state.log_start_offset)
-        for batch in batches_past_damage(log, first, end, "groups"):
-            try:
-                self._apply(batch)
-            except Corrupt as error:
-                self._leave_out(batch.header.base_offset, error)
-        self._generation, self._segment, self._end = generation, segment, end
-
-    def _leave_out(self, offset: int, error: Corrupt | Unsupported) -> None:
-        logger.warning("groups: %s: offset %d is skipped: %s", self.log.directory, offset, error)
-
-    def _apply(self, batch: Batch) -> None:
+    def apply(self, batch: Batch) -> None:
         header = batch.header
         for record in batch.records():
             if header.is_control:
                 self._end_transaction(record, header.producer_id)
-            elif record.offset >= self._end:
+            elif record.offset >= self.end:
                 try:
                     self._apply_record(record, header.producer_id, header.is_transactional)
                 except (Corrupt, Unsupported) as error:
-                    self._leave_out(record.offset, error)
+                    self.leave_out(record.offset, error)
 
     def _apply_record(self, record: Record, producer_id: int, transactional: bool) -> None:
         if record.key is None:

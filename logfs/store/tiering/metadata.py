@@ -21,12 +21,13 @@ from logfs.format.tiered.remote_segment import (
     SegmentUpdate,
 )
 from logfs.locks import Level, make_lock
-from logfs.store.internal_topic import InternalTopic, batches_past_damage
+from logfs.store.internal_topic import InternalTopic, Replay
 
 if TYPE_CHECKING:
     import uuid
     from collections.abc import Callable, Mapping
 
+    from logfs.format.batches.batch import Batch
     from logfs.format.tiered.metadata_record import MetadataRecord
     from logfs.format.tiered.remote_segment import RemotePartition
     from logfs.log.append.partition import Partition
@@ -82,14 +83,15 @@ class RemoteLogMetadata:
 
         Raises `PartitionFailed` if a partition of the topic is offline, and `OSError`.
         """
-        return self._following(partition).segments.get(partition, {}).copy()
+        found = self._following(partition)
+        return {} if found is None else found.segments.get(partition, {}).copy()
 
     def has(self, partition: RemotePartition) -> bool:
         """Whether the records about a partition have a place in the store, so that what is not there was not copied.
 
         Raises as `segments` does.
         """
-        return self._following(partition).log is not None
+        return self._following(partition) is not None
 
     def partitions(self) -> list[RemotePartition]:
         """Return the partitions that have remote segments, or whose deletion has not ended."""
@@ -105,7 +107,8 @@ class RemoteLogMetadata:
 
     def is_deleted(self, partition: RemotePartition) -> bool:
         """Whether the deletion of the partition's remote segments has begun and not ended."""
-        return partition in self._following(partition).deletions
+        found = self._following(partition)
+        return found is not None and partition in found.deletions
 
     def add(self, *records: MetadataRecord, durable: bool = True) -> None:
         """Append records of one partition, all or none; with `durable`, returns when they are safe from a power cut.
@@ -168,19 +171,19 @@ class RemoteLogMetadata:
     def _number(self, partition: RemotePartition) -> int:
         return metadata_partition(partition, self._topic.partition_count())
 
-    def _following(self, partition: RemotePartition) -> _Replay:
-        """Return the records about a partition, up to the newest."""
+    def _following(self, partition: RemotePartition) -> _Replay | None:
+        """Return the records about a partition, up to the newest; None if their partition does not exist."""
         name = f"{TOPIC}-{self._number(partition)}"
         self._topic.check_online(name)
         if not self._registry.read_only:
             log = self._registry.include(name)
             if log is None:
-                return _Replay()
+                return None
             with self._registry.disk.hold(self._lock):
                 return self._replay(log)
         with self._registry.disk.hold(self._lock):
             log = self._follow(name)
-            return _Replay() if log is None else self._replay(log)
+            return None if log is None else self._replay(log)
 
     def _replay(self, log: Log) -> _Replay:
         known = self._replays.get(log.partition)
@@ -190,48 +193,27 @@ class RemoteLogMetadata:
         return known
 
 
-class _Replay:
-    """What the records of one partition of the topic say, up to the offset that was read."""
+class _Replay(Replay):
+    """The remote segments in one partition of the topic."""
 
-    def __init__(self, log: Log | None = None) -> None:
-        self.log = log
+    def __init__(self, log: Log) -> None:
+        super().__init__(log, "remote log metadata")
         self.segments: dict[RemotePartition, dict[uuid.UUID, RemoteSegment]] = {}
         self.deletions: set[RemotePartition] = set()
-        self._end = 0
 
-    def catch_up(self) -> None:
-        log = self.log
-        assert log is not None
-        log.refresh()
-        end = log.log_end_offset
-        if end == self._end:
-            return
-        log.check_may_block()
-        if end < self._end:
-            # A crash has taken records that were not durable.
-            self.segments, self.deletions, self._end = {}, set(), 0
-        first = max(self._end, log.log_start_offset)
-        for batch in batches_past_damage(log, first, end, "remote log metadata"):
-            try:
-                records = [] if batch.header.is_control else list(batch.records())
-            except Corrupt as error:
-                self._leave_out(batch.header.base_offset, error)
-                continue
-            for record in records:
-                if self._end <= record.offset < end:
-                    self._apply(record)
-        self._end = end
+    def forget(self) -> None:
+        self.segments, self.deletions = {}, set()
 
-    def _leave_out(self, offset: int, error: Corrupt | Unsupported) -> None:
-        assert self.log is not None
-        what = "remote log metadata: %s: offset %d is skipped: %s"
-        logger.warning(what, self.log.directory, offset, error)
+    def apply(self, batch: Batch) -> None:
+        for record in [] if batch.header.is_control else list(batch.records()):
+            if record.offset >= self.end:
+                self._apply(record)
 
     def _apply(self, record: Record) -> None:
         try:
             found = metadata_record.parse(record.value or b"")
         except (Corrupt, Unsupported) as error:
-            self._leave_out(record.offset, error)
+            self.leave_out(record.offset, error)
             return
         if found is None:
             return
@@ -248,7 +230,6 @@ class _Replay:
             return
         if known is not None and not found.state.may_follow(known.state):
             # As Kafka does. An old record that was written once more must not undo a finished copy.
-            assert self.log is not None
             logger.warning(
                 "%s: offset %d is skipped: %s does not follow %s",
                 self.log.directory,
