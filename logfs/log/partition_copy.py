@@ -241,7 +241,7 @@ class PartitionCopy:
         self._segments.append(fresh)
         self._snapshots = ProducerSnapshots(self._disk, self.directory, 0)
         self._snapshots.minimum_offset = partition.snapshots.minimum_offset
-        self._snapshots.take(end, partition.producers)
+        self._snapshots.write(end, partition.producers)
         self._snapshots.flush()
         self._put(MOVED, unique.encode())
         self._disk.sync_directory(self.directory)

@@ -296,7 +296,7 @@ class _LogLoader:
         # A clean close leaves a snapshot if the log ever had a producer, so this log had none.
         no_producers = Producers()
         for offset in [*(segment.base_offset for segment in segments[-2:]), log_end_offset]:
-            self.snapshots.take_if_room(offset, no_producers)
+            self.snapshots.write_if_room(offset, no_producers)
         return no_producers
 
     def _note_batches(self, segment: Segment, batches: ScannedBatches) -> None:
@@ -305,7 +305,7 @@ class _LogLoader:
         The transactions that they abort get entries in the segment's transaction index.
         """
         for batch in deciding_batches(batches):
-            ended = self.producers.note(batch)
+            ended = self.producers.update(batch)
             if ended is not None and ended.is_aborted:
                 segment.txn_index.append(self.producers.aborted(ended))
         self.epochs.note_batches(batches.rows)
@@ -566,11 +566,11 @@ class _LogLoader:
                     after = max(found.next_offset, self.start.recovery_point, self.closed_at)
                     found = found._replace(next_offset=after)
                 damaged.append(found)
-                builder.note(found)
+                builder.add(found)
                 logger.error("%s", found.error(segment.path))
                 continue
             self.progress(found.batches.end - found.batches.position)
-            builder.note(found)
+            builder.add(found)
             self._note_batches(segment, found.batches)
         segment.damaged = tuple(damaged)
         segment.resume(SegmentEnd(size, builder.end, builder.text), builder.max_entry)
@@ -581,7 +581,7 @@ class _LogLoader:
             # There may be more segments than a process may have files open.
             segment.close()
         self.producers_end = builder.end
-        self.snapshots.take_if_room(builder.end, self.producers)
+        self.snapshots.write_if_room(builder.end, self.producers)
 
     def _is_torn(self, segment: Segment, damage: Damage, size: int, *, is_last: bool) -> bool:
         """Whether damage is a torn tail: the end of an append that never became durable.

@@ -85,5 +85,5 @@ def _kinds(batch: Batch, producers: Producers, *, is_next: bool) -> list[str]:
             follows = False
         if not follows:
             kinds.append(_SEQUENCES)
-        producers.note(batch)
+        producers.update(batch)
     return kinds

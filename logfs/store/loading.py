@@ -358,14 +358,14 @@ class PartitionLoader:
         """Load a partition, and settle it: an error takes it offline."""
         log_dir, path, registry = unloaded.log_dir, unloaded.path, self._registry
         try:
-            registry.settle(unloaded, self._open_partition(log_dir, unloaded.name, path))
+            registry.record_load(unloaded, self._open_partition(log_dir, unloaded.name, path))
         except _LoadingStopped:
             logger.info("%s: its recovery was interrupted", path)
         except (LogfsError, OSError) as error:
             if registry.read_only and isinstance(error, (FileNotFoundError, Gone)):
                 # Another process is deleting it, or has removed files during the load: the next refresh tries again.
                 logger.info("%s: changed while it was loaded: %s", path, error)
-                registry.settle(unloaded, None)
+                registry.record_load(unloaded, None)
                 log_dir.look_again()
                 return
             is_passing = isinstance(error, OSError) and error.errno in NO_DESCRIPTOR
@@ -376,12 +376,12 @@ class PartitionLoader:
             logger.error("%s: offline: %s", path, error)
             with suppress(OSError, RemoteStorageError):
                 self._failed_mtime[unloaded.name.directory] = log_dir.disk.stat(path).mtime_ns
-            registry.settle(unloaded, error)
+            registry.record_load(unloaded, error)
         except Exception as error:
             # Unexpected error, perhaps provoked by a hostile file. The other partitions must not suffer from it.
             reason = InvalidStore(f"{path}: cannot be loaded: {error!r}")
             logger.exception("%s: offline", path)
-            registry.settle(unloaded, reason)
+            registry.record_load(unloaded, reason)
 
     def _complete(self, log_dir: LogDir, name: TopicPartition, path: Path) -> None:
         """Write the topic id into a partition directory without a segment: a crash has ended its creation."""

@@ -183,7 +183,7 @@ class PartitionRegistry:
         """
         raise NotImplementedError
 
-    def settle(
+    def record_load(
         self, unloaded: UnloadedPartition, outcome: Log | LogfsError | OSError | None
     ) -> None:
         """Record the outcome of a load: the partition, the error that takes it offline, or None if it has gone.

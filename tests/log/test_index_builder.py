@@ -97,7 +97,7 @@ def test_indexes_follow_the_rule_for_each_batch(
     segment = Segment()
     builder = IndexBuilder(segment, interval_bytes, max_bytes)  # type: ignore[arg-type]
     for run in runs(batches, cuts):
-        builder.note(run)
+        builder.add(run)
     offsets: list[tuple[int, int]] = []
     times: list[TimeEntry] = []
     texts: list[TextEntry] = []

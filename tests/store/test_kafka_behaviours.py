@@ -111,7 +111,7 @@ def test_loading_log_keeps_largest_stray_producer_state_snapshot(
         if key in "ab":
             orders.roll(clock())
         if key == "c":
-            orders.snapshots.take(3, orders.producers)
+            orders.snapshots.write(3, orders.producers)
     store.close()
     assert snapshots(orders) == [1, 2, 3, 4]
     if not clean:

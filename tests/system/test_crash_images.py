@@ -628,7 +628,7 @@ def _commit_noted_before_it_is_durable(patch: pytest.MonkeyPatch) -> None:
     ) -> None:
         for staged_append in staged_appends:
             staged_append.write()
-            staged_append.show(self._registry.clock())
+            staged_append.publish(self._registry.clock())
 
     patch.setattr(Commits, "_land", land)
 

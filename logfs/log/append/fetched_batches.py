@@ -174,7 +174,7 @@ def _write(partition: Partition, batches: MeasuredBatches, interval_bytes: int) 
     assert writer is not None, "the caller has activated the segment"
     start = int(run.rows[0, POSITION])
     partition.disk.write(active.file, position, run.data[start : run.end - run.position])
-    writer.adopt(
+    writer.append_written(
         [batches._replace(batches=run._replace(position=position - start))], interval_bytes
     )
 

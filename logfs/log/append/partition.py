@@ -202,7 +202,7 @@ class Partition(Log):
         If the transaction that it aborts cannot be indexed, these bytes are cut off: other processes would read the
         marker, and take the records for committed.
         """
-        ended = self.producers.note(batch)
+        ended = self.producers.update(batch)
         if ended is not None and ended.is_aborted:
             try:
                 self.active.txn_index.append(self.producers.aborted(ended))
@@ -386,7 +386,7 @@ class Partition(Log):
         segment = Segment(self.disk, self.directory, base_offset)
         try:
             segment.begin(self.config, now_ms)
-            snapshots.take(base_offset, self.producers)
+            snapshots.write(base_offset, self.producers)
             sealed.seal(base_offset)
         except LogDirFailed:
             raise
@@ -453,7 +453,7 @@ class Partition(Log):
     def _keep_snapshot(self) -> None:
         """Write a durable snapshot at the log end: a clean start does not read the log to restore the producers."""
         if self.snapshots.latest < self.log_end_offset:
-            self.snapshots.take(self.log_end_offset, self.producers)
+            self.snapshots.write(self.log_end_offset, self.producers)
             self.snapshots.flush()
             self.disk.sync_directory(self.directory)
 
@@ -494,7 +494,7 @@ class Partition(Log):
                 raise self.fail("a truncation failed", error) from error
             return True
 
-    def settle(self) -> None:
+    def await_truncation(self) -> None:
         with self.disk.hold(self.lock):
             pass
 

@@ -209,7 +209,7 @@ class _SegmentRun:
 
 
 class StagedAppend:
-    """Puts staged batches into a partition: call `write`, then `show` or `undo`.
+    """Puts staged batches into a partition: call `write`, then `publish` or `undo`.
 
     The caller holds `Flusher.lock` and the partition's `lock`.
     """
@@ -250,10 +250,10 @@ class StagedAppend:
         """Return how many batches the last segment takes: all, if they begin behind others, and else at least one."""
         run = self._runs[-1]
         if run.start:
-            # `place` has compared the whole part with the room in the segment.
+            # `assign_place` has compared the whole part with the room in the segment.
             return len(batches.rows)
         writer = run.segment.writer
-        assert writer is not None, "place and _begin activate the segment"
+        assert writer is not None, "assign_place and _begin activate the segment"
         now_ms = self.partition.now_ms()
         count = writer.how_many_fit(batches, self._config, now_ms, run.batches)
         return count if run.batches else max(count, 1)
@@ -291,8 +291,8 @@ class StagedAppend:
         run = self._runs[-1]
         self.partition.disk.write(run.segment.file, run.start, run.header)
         writer = run.segment.writer
-        assert writer is not None, "place and _begin activate the segment"
-        writer.adopt(run.batches, self._config.index_interval_bytes)
+        assert writer is not None, "assign_place and _begin activate the segment"
+        writer.append_written(run.batches, self._config.index_interval_bytes)
 
     def undo(self) -> None:
         """Take back what `write` did."""
@@ -310,7 +310,7 @@ class StagedAppend:
                 active.truncate(cut, self._config, partition.now_ms())
         self._runs.clear()
 
-    def show(self, now_ms: int) -> None:
+    def publish(self, now_ms: int) -> None:
         """Make the batches visible.
 
         Raises `PartitionFailed` after an `OSError`: how much was done is unknown, and the log takes no more appends.
@@ -328,7 +328,7 @@ class StagedAppend:
                     kept = segments
                 segments = kept + new
                 for segment in new:
-                    partition.snapshots.take(segment.base_offset, partition.producers)
+                    partition.snapshots.write(segment.base_offset, partition.producers)
         except OSError as error:
             raise partition.fail("a commit could not be made visible", error) from error
         sizes, counts, _ = self._measures
@@ -337,7 +337,7 @@ class StagedAppend:
         partition.publish(segments=segments, last_timestamp=timestamp)
 
 
-def place(
+def assign_place(
     partition: Partition, part: CommitPart, measures: BatchMeasures, now_ms: int
 ) -> CommitPart:
     """Return `part` with its place set to the log end, the leader epoch and, for LogAppendTime, the append time.

@@ -249,7 +249,7 @@ class _Round:
         for found in batch_scanner.survey(new, 0, new.base_offset):
             if isinstance(found, Damage):
                 raise found.error(new.path)
-            builder.note(found)
+            builder.add(found)
         new.resume(SegmentEnd(size, builder.end, builder.text), builder.max_entry)
         new.finish()
 

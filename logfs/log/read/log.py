@@ -281,8 +281,8 @@ class CommittedReader(Reader):
     def refresh(self) -> bool:
         return self._log.refresh()
 
-    def settle(self) -> None:
-        self._log.settle()
+    def await_truncation(self) -> None:
+        self._log.await_truncation()
 
     def look_again(self, tries_left: int, gone: Gone) -> None:
         self._log.look_again(tries_left, gone)

@@ -260,7 +260,7 @@ class Reader:
             for found in segment.batches_from(offset):
                 if isinstance(found, Damage):
                     # What is being cut off looks like damage.
-                    self.settle()
+                    self.await_truncation()
                     self._check_left(found.next_offset, state)
                     if found.first_offset >= stop:
                         return
@@ -279,7 +279,7 @@ class Reader:
                 f"{self.name.directory}: the log was truncated to offset {end} while it was read; read again"
             )
 
-    def settle(self) -> None:
+    def await_truncation(self) -> None:
         """Return when no truncation is in progress."""
 
     def read(self, offset: int | None = None, end: int | None = None) -> Iterator[Record]:

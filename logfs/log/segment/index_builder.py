@@ -66,7 +66,7 @@ class TextBuilder:
         self._last_entry, self.text = after or (index.last.position, index.last.before)
         self.position = self._last_entry
 
-    def note(self, found: MeasuredBatches | Damage) -> None:
+    def add(self, found: MeasuredBatches | Damage) -> None:
         """Take the next batches or damage: add their text size to `text`, and the index entries that are due.
 
         Damage gets one entry for its start and one for its end.
@@ -125,7 +125,7 @@ class LookupBuilder:
         self._time_index = time_index
         self._interval_bytes = interval_bytes
 
-    def note(self, found: ScannedBatches) -> None:
+    def add(self, found: ScannedBatches) -> None:
         """Take the next batches: note their greatest timestamp, and add the index entries that are due."""
         offset_index, time_index = self._offset_index, self._time_index
         positions, rows = found.positions, found.rows
@@ -187,15 +187,15 @@ class IndexBuilder:
         """The greatest timestamp so far, and the last offset of its batch."""
         return self._lookups.max_entry
 
-    def note(self, found: MeasuredBatches | Damage) -> None:
+    def add(self, found: MeasuredBatches | Damage) -> None:
         """Add the entries that are due for the next batches or damage, and move `end` and `text` past them."""
-        self._texts.note(found)
+        self._texts.add(found)
         self.text = self._texts.text
         if isinstance(found, Damage):
             self.end = found.next_offset
         else:
             self.end = found.batches.next_offset
-            self._lookups.note(found.batches)
+            self._lookups.add(found.batches)
 
 
 def rebuild_lookups(segment: Segment) -> tuple[OffsetIndex, TimeIndex]:
@@ -206,7 +206,7 @@ def rebuild_lookups(segment: Segment) -> tuple[OffsetIndex, TimeIndex]:
     builder = LookupBuilder(offset_index, time_index, _INTERVAL_BYTES)
     for found in scan_segment(segment, 0, segment.base_offset):
         if not isinstance(found, Damage):
-            builder.note(found)
+            builder.add(found)
     if builder.max_entry.timestamp >= 0:
         time_index.maybe_append(*builder.max_entry, closing=True)
     offset_index.save(sync=True)
@@ -306,7 +306,7 @@ def rebuild_text(segment: Segment) -> None:
         if isinstance(found, Damage) and found.end == size:
             # The bytes alone do not show how far the damage goes. The segment's end does.
             found = found._replace(next_offset=max(found.next_offset, segment.next_offset))
-        builder.note(found)
+        builder.add(found)
     builder.finish(segment.next_offset, size)
     # Synced, because the file is not checked again after a crash.
     index.save(sync=True)

@@ -600,7 +600,7 @@ class Segment(SegmentFiles):
             self._end = SegmentEnd(size, self.next_offset, self.text_index.last.before)
             return self._end
 
-    def show(self, end: SegmentEnd) -> None:
+    def set_end(self, end: SegmentEnd) -> None:
         """Set the segment's end: from now on readers see the batches before it."""
         self._end = end
 

@@ -83,9 +83,9 @@ class SegmentWriter:
             segment.max_entry = TimeEntry(max_timestamp, last_offset)
         if is_due:
             self._add_entries(last_offset, end)
-        segment.show(SegmentEnd(position + len(data), last_offset + 1, end.text.plus(text)))
+        segment.set_end(SegmentEnd(position + len(data), last_offset + 1, end.text.plus(text)))
 
-    def adopt(self, runs: Sequence[MeasuredBatches], interval_bytes: int) -> None:
+    def append_written(self, runs: Sequence[MeasuredBatches], interval_bytes: int) -> None:
         """Move the end past the batches of `runs`, which are in the file, so that readers see all of them at once.
 
         Adds the index entries that are due, unless an index or the disk is full: the indexes are then sparser.
@@ -101,12 +101,12 @@ class SegmentWriter:
             if run.batches.positions[0] == 0:
                 self._rolling_timestamp = int(run.batches.rows[0, MAX_TIMESTAMP])
             with suppress(OSError):
-                lookups.note(run.batches)
+                lookups.add(run.batches)
             with suppress(OSError):
-                texts.note(run)
+                texts.add(run)
         segment.max_entry, self._last_entry = lookups.max_entry, lookups.last_entry
         self._indexes_are_full = offset_index.is_full or time_index.is_full
-        segment.show(SegmentEnd(texts.position, runs[-1].batches.next_offset, texts.text))
+        segment.set_end(SegmentEnd(texts.position, runs[-1].batches.next_offset, texts.text))
 
     def _add_entries(self, last_offset: int, end: SegmentEnd) -> None:
         """Add an entry to each index for the batch that begins at `end`."""

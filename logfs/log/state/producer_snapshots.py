@@ -76,7 +76,7 @@ class ProducerSnapshots:
         """Return the bytes of the snapshot at an offset."""
         return self._disk.read_file(self.path(offset))
 
-    def take(self, offset: int, producers: Producers) -> None:
+    def write(self, offset: int, producers: Producers) -> None:
         """Write a snapshot of `producers`, whose state is that at `offset`, unless one at or after `offset` exists.
 
         A read-only store writes none. The next `flush` makes the file durable.
@@ -88,10 +88,10 @@ class ProducerSnapshots:
         self._unsynced.add(offset)
         self._aside.discard(offset)
 
-    def take_if_room(self, offset: int, producers: Producers) -> None:
+    def write_if_room(self, offset: int, producers: Producers) -> None:
         """Do as `take`, but not on a full disk: the log can be read then, and the next opening reads more of it."""
         try:
-            self.take(offset, producers)
+            self.write(offset, producers)
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise
@@ -160,9 +160,9 @@ class ProducerSnapshots:
                 continue
             first = max(start, segment.base_offset)
             if segment.base_offset in wanted:
-                self.take_if_room(first, producers)
+                self.write_if_room(first, producers)
             replay(producers, segment, first, end)
-        self.take_if_room(end, producers)
+        self.write_if_room(end, producers)
         return producers
 
     def producers_at(self, offset: int, segments: Sequence[Segment], now_ms: int) -> Producers:
@@ -237,7 +237,7 @@ def replay(producers: Producers, segment: Segment, start: int, end: int) -> None
         rows = found.rows
         is_inside = (rows[:, NEXT_OFFSET] > start) & (rows[:, SPAN_BASE_OFFSET] < end)
         for batch in deciding_batches(found.select(is_inside)):
-            ended = producers.note(batch)
+            ended = producers.update(batch)
             if ended is not None and ended.is_aborted:
                 segment.txn_index.supplement(producers.aborted(ended))
         if found.next_offset >= end:

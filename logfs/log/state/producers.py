@@ -248,7 +248,7 @@ class Producers:
 
     # Noting the batches of the log, in order.
 
-    def note(self, batch: Batch) -> Transaction | None:
+    def update(self, batch: Batch) -> Transaction | None:
         """Update the producers by a batch of the log; return the transaction that the batch ends, or None.
 
         A batch without a producer id changes nothing. No batch is refused, because those in the log have been

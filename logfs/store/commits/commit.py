@@ -37,8 +37,8 @@ from logfs.locks import Level, make_rlock
 from logfs.log.append.staged_batches import (
     BatchMeasures,
     StagedAppend,
+    assign_place,
     measure_staged,
-    place,
     reconcile,
 )
 from logfs.log.disk.disk import EXHAUSTED, Disk
@@ -235,7 +235,9 @@ class Commits:
                 # Records that a crash could lose must not precede the batches of a decided commit.
                 partition.flush()
                 now_ms = self._registry.clock()
-                placed[part.partition] = place(partition, part, measures[part.partition], now_ms)
+                placed[part.partition] = assign_place(
+                    partition, part, measures[part.partition], now_ms
+                )
             decided = replace(
                 pending, parts=tuple(placed.get(part.partition, part) for part in pending.parts)
             )
@@ -269,7 +271,7 @@ class Commits:
         done: set[str] = set()
         for staged_append in staged_appends:
             with errors:
-                staged_append.show(self._registry.clock())
+                staged_append.publish(self._registry.clock())
         for staged_append in staged_appends:
             with errors:
                 # Flush even if another partition failed: appends must not follow batches that a crash could lose.
