@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import ast
+import csv
+import datetime
 import errno
 import importlib
 import re
 import shlex
 import struct
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -130,6 +133,88 @@ def test_every_promise_names_its_tests() -> None:
         for name, test in re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?", document.read_text()):
             assert (ROOT / name).exists(), f"{document.name}: {name}"
             assert f"def {test}(" in (ROOT / name).read_text() or not test, f"{name}::{test}"
+
+
+# The columns of the files in docs/campaigns, and those of them that may be empty.
+CAMPAIGN_FILES = {
+    "attacks.csv": (
+        (
+            "attack",
+            "recorded",
+            "minutes",
+            "subject",
+            "counts",
+            "held",
+            "found",
+            "smaller",
+            "left",
+            "untested",
+        ),
+        {"minutes", "held", "left", "untested"},
+    ),
+    "runs.csv": (
+        ("month", "campaign", "command", "counts", "found", "fixed", "left"),
+        {"fixed", "left"},
+    ),
+}
+
+
+def campaign_rows(name: str) -> list[dict[str, str]]:
+    """Return the rows of a file in docs/campaigns, and check that each of them is complete."""
+    columns, optional = CAMPAIGN_FILES[name]
+    with (ROOT / "docs/campaigns" / name).open(newline="") as file:
+        rows = list(csv.DictReader(file, strict=True))
+    for number, row in enumerate(rows, 2):
+        assert tuple(row) == columns, f"{name}:{number}"
+        for column, cell in row.items():
+            assert cell or (cell == "" and column in optional), f"{name}:{number}: no {column}"
+            assert cell == " ".join(cell.split()), f"{name}:{number}: {column} has spare blanks"
+    return rows
+
+
+def test_every_row_of_the_campaigns_is_complete() -> None:
+    """Each attack and each run has all of its columns, and what should be a number, a date or a finding is one."""
+    attacks = campaign_rows("attacks.csv")
+    kinds = [row[0] for row in table("campaigns.md", "What the attacks found")]
+    for number, row in enumerate(attacks, 1):
+        assert int(row["attack"]) == number
+        assert datetime.date.fromisoformat(row["recorded"])
+        assert int(row["minutes"] or 1) > 0
+        assert int(row["smaller"]) >= 0
+        for finding in row["found"].split("; "):
+            kind, separator, _ = finding.partition(": ")
+            assert separator, f"attack {number}: {finding}"
+            assert kind in kinds, f"attack {number}: {finding}"
+    dates = [row["recorded"] for row in attacks]
+    assert dates == sorted(dates)
+    for row in campaign_rows("runs.csv"):
+        assert re.fullmatch(r"\d{4}-(0[1-9]|1[0-2])", row["month"])
+        assert re.search(r"\d", row["counts"]), row["campaign"]
+        for name in re.findall(r"tests/[\w/]+\.py", row["command"] + row["left"]):
+            assert (ROOT / name).exists(), name
+
+
+def test_campaigns_md_sums_up_its_files() -> None:
+    """The sums of docs/campaigns.md are those of the attacks, and its last runs are in the file of runs."""
+    text = " ".join((ROOT / "docs/campaigns.md").read_text().split())
+    attacks = campaign_rows("attacks.csv")
+    minutes = [int(row["minutes"]) for row in attacks if row["minutes"]]
+    found = [each.partition(":")[0] for row in attacks for each in row["found"].split("; ")]
+    smaller = sum(int(row["smaller"]) for row in attacks)
+    assert f"has {len(attacks)} attacks" in text
+    assert f"For {len(minutes)} of them the duration was recorded" in text
+    assert f"{sum(minutes):,} minutes together" in text
+    assert f"{len(found)} findings with a description and {smaller} smaller ones" in text
+    kinds = {row[0]: int(row[1]) for row in table("campaigns.md", "What the attacks found")}
+    assert kinds == Counter(found)
+
+    last = {row["campaign"]: row for row in campaign_rows("runs.csv")}
+    campaigns = {row[0] for row in table("campaigns.md", "What each campaign runs")}
+    shown = table("campaigns.md", "What the last long runs found")
+    assert {row[0] for row in shown} == set(last) <= campaigns
+    for campaign, size, _ in shown:
+        for number in re.findall(r"\d[\d,]*", size):
+            assert re.search(rf"(?<![\d,]){number}(?![\d,]*\d)", last[campaign]["counts"]), campaign
 
 
 # A citation: one or more sections, each with or without items of its list.
