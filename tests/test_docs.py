@@ -341,7 +341,7 @@ def parser_of(words: list[str]) -> tuple[argparse.ArgumentParser, list[str]]:
 def test_every_command_can_be_typed() -> None:
     """Each command and option in the documents exists; those in blocks are complete."""
     checked = 0
-    # The changelog names what was, the recipes what could be.
+    # The changelog also names what earlier versions had, the recipes what could be.
     pages = [*(ROOT / "docs").glob("*.md"), ROOT / "README.md"]
     for path in pages:
         if path.name in ("changelog.md", "recipes.md"):

@@ -1,6 +1,7 @@
 """Prints docs/changelog.md as a Debian changelog: an entry for each version, with the time of SOURCE_DATE_EPOCH.
 
-The argument is the maintainer, as `NAME <ADDRESS>`.
+The headings below that of a version become `[ HEADING ]`, as usual in Debian, and links become their text. The
+argument is the maintainer, as `NAME <ADDRESS>`.
 """
 
 from __future__ import annotations
@@ -23,8 +24,12 @@ def main() -> None:
     date = formatdate(int(os.environ["SOURCE_DATE_EPOCH"]))
     for heading, body in re.findall(r"^## (\S+)[^\n]*\n(.*?)(?=^## |\Z)", text, re.M | re.S):
         print(f"logfs ({heading}) unstable; urgency=medium\n")
-        for item in re.findall(r"^- (.*?)(?=^- |\Z)", body, re.M | re.S):
-            words = " ".join(item.split())
+        items = re.findall(r"^(- |### )(.*?)(?=^- |^### |\Z)", body, re.M | re.S)
+        for number, (mark, item) in enumerate(items):
+            words = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", " ".join(item.split()))
+            if mark == "### ":
+                print("\n" * bool(number) + f"  [ {words} ]")
+                continue
             print(
                 textwrap.fill(words, LINE, initial_indent="  * ", subsequent_indent="    ",
                               break_long_words=False, break_on_hyphens=False)
