@@ -203,7 +203,7 @@ def test_broken_links_are_errors(site: Path, tmp_path: Path) -> None:
     shutil.copytree(ROOT / "docs", tmp_path / "docs")
     shutil.copytree(ROOT / "scripts/docs-site", tmp_path / "scripts/docs-site")
     shutil.copy(ROOT / "scripts/docs", tmp_path / "scripts/docs")
-    for name in ("README.md", "CONTRIBUTING.md", "logfs", ".venv"):
+    for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "logfs", ".venv"):
         (tmp_path / name).symlink_to(ROOT / name)
     # Everything is installed: the fixture `site` has seen to it.
     (tmp_path / "scripts/setup").symlink_to("/bin/true")

@@ -1,4 +1,4 @@
-"""The pages of the site that are not in docs/: parts of the README, and lists that the code itself has.
+"""The pages of the site that are not in docs/: those of the top level, and lists that the code itself has.
 
 MkDocs calls the functions whose names begin with `on_`.
 """
@@ -50,6 +50,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         "index.md": _readme("logfs", "See it work", "A log of your own", "Read on"),
         "without-a-mount.md": _readme("Without a mount"),
         "contributing.md": _at_top(ROOT.joinpath("CONTRIBUTING.md").read_text()),
+        "security.md": _at_top(ROOT.joinpath("SECURITY.md").read_text()),
         "reference.md": HERE.joinpath("reference.md").read_text(),
         "commands.md": commands(),
         "settings.md": settings(),
@@ -93,7 +94,10 @@ def _readme(*headings: str) -> str:
 
 def _at_top(text: str) -> str:
     """Return a page of the top level with its links as they are in docs/."""
-    return text.replace("](docs/", "](").replace("](CONTRIBUTING.md", "](contributing.md")
+    text = text.replace("](docs/", "](")
+    for name in ("CONTRIBUTING.md", "SECURITY.md"):
+        text = text.replace(f"]({name}", f"]({name.lower()}")
+    return text
 
 
 def commands() -> str:

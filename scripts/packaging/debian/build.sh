@@ -77,7 +77,7 @@ stage_files() {
     "$python" -m logfs completion zsh >"$share/zsh/vendor-completions/_logfs"
     "$python" -m logfs completion fish >"$share/fish/vendor_completions.d/logfs.fish"
 
-    install -D -m 644 -t "$doc" "$from/debian/copyright" "$work/source/README.md"
+    install -D -m 644 -t "$doc" "$from/debian/copyright" "$work/source"/{README,SECURITY}.md
     cp -r "$work/source/docs" "$doc"
     "$python" "$from/debian/changelog.py" "$maintainer" | gzip -9n >"$doc/changelog.gz"
     install -D -m 644 "$from/debian/lintian-overrides" "$share/lintian/overrides/logfs"
