@@ -32,11 +32,17 @@ CODES = {"int8": "b", "int16": "h", "int32": "i", "uint32": "I", "int64": "q"}
 
 
 def table(document: str, heading: str) -> list[list[str]]:
-    """Return the rows of the first table under a heading, without its header row."""
+    """Return the rows of the only table under a heading of any level, without its header row."""
     text = (ROOT / "docs" / document).read_text()
-    section = text.split(f"\n## {heading}\n", 1)[1].split("\n## ", 1)[0]
+    section = re.split(rf"^#+ {re.escape(heading)}\n", text, maxsplit=1, flags=re.MULTILINE)[1]
+    section = re.split(r"^#+ ", section, maxsplit=1, flags=re.MULTILINE)[0]
     rows = [line for line in section.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows[2:]]
+
+
+def field(name: str) -> str:
+    """Return the code's name of a field that docs/kafka-storage.md names as Kafka does: base_offset of baseOffset."""
+    return re.sub("[A-Z]", lambda capital: f"_{capital[0].lower()}", name)
 
 
 def layout(rows: list[list[str]]) -> struct.Struct:
@@ -48,16 +54,16 @@ def layout(rows: list[list[str]]) -> struct.Struct:
     return struct.Struct(code)
 
 
-def test_format_md_describes_the_batch_header() -> None:
-    """The table "Record batch" names the same fields, types and positions as the code."""
-    rows = table("format.md", "Record batch")
-    assert tuple(row[1] for row in rows) == Header._fields
+def test_kafka_storage_md_describes_the_batch_header() -> None:
+    """The table "2.1 Batch header" names the same fields, types and positions as the code."""
+    rows = table("kafka-storage.md", "2.1 Batch header")
+    assert tuple(field(row[1]) for row in rows) == Header._fields
     assert layout(rows).format == HEADER.format
 
 
-def test_format_md_describes_group_records() -> None:
-    """The table "Group records" names the fields of a commit in the order and with the sizes of the code."""
-    rows = table("format.md", "Group records")
+def test_kafka_storage_md_describes_group_records() -> None:
+    """The table of section 12 names the fields of a commit in the order and with the sizes of the code."""
+    rows = table("kafka-storage.md", "12. Records of `__consumer_offsets`")
     key, value = OffsetKey("g", "t", 3), OffsetCommit(4, "m", 5, 6)
     for part, fields, data in (
         ("key", {"type": 1, **key._asdict()}, key.encode()),
@@ -65,7 +71,7 @@ def test_format_md_describes_group_records() -> None:
     ):
         told = b""
         for _, name, kind, _ in (row for row in rows if row[0] == part):
-            text = fields[name]
+            text = fields[field(name)]
             if kind == "string":
                 told += len(text).to_bytes(2) + text.encode()
             else:
@@ -74,22 +80,29 @@ def test_format_md_describes_group_records() -> None:
 
 
 @pytest.mark.parametrize(
-    ("heading", "index"),
-    [("Offset index", OffsetIndex), ("Time index", TimeIndex), ("Text index", TextIndex)],
+    ("document", "heading", "index"),
+    [
+        ("kafka-storage.md", "3.1 Offset index", OffsetIndex),
+        ("kafka-storage.md", "3.2 Time index", TimeIndex),
+        ("format.md", "Text index", TextIndex),
+    ],
 )
-def test_format_md_describes_the_indexes(heading: str, index: type[SparseIndex]) -> None:
+def test_the_documents_describe_the_indexes(
+    document: str, heading: str, index: type[SparseIndex]
+) -> None:
     """The tables of the three indexes name the types and positions of the code."""
-    rows = table("format.md", heading)
+    rows = table(document, heading)
     assert layout(rows).format == index.entry.format
 
 
-def test_format_md_describes_the_files_of_producers() -> None:
-    """The tables "Transaction index" and "Producer snapshot" name the fields, types and positions of the code."""
-    rows = table("format.md", "Transaction index")
-    assert tuple(row[1] for row in rows[1:]) == aborted_transactions.AbortedTransaction._fields
+def test_kafka_storage_md_describes_the_files_of_producers() -> None:
+    """The tables of the transaction index and of snapshots name the fields, types and positions of the code."""
+    rows = table("kafka-storage.md", "9.5 Transaction index")
+    names = tuple(field(row[1]) for row in rows)
+    assert names == ("version", *aborted_transactions.AbortedTransaction._fields)
     assert layout(rows).format == aborted_transactions.ENTRY.format
-    rows = table("format.md", "Producer snapshot")
-    assert tuple(row[1] for row in rows) == producer_snapshot.ProducerEntry._fields
+    rows = table("kafka-storage.md", "9.7 Snapshot files")
+    assert tuple(field(row[1]) for row in rows) == producer_snapshot.ProducerEntry._fields
     assert layout(rows).format == producer_snapshot.ENTRY.format
 
 
@@ -241,13 +254,16 @@ def citations(text: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def test_every_citation_of_kafka_storage_md_resolves() -> None:
-    """Each cited section of docs/kafka-storage.md is one of its headings, and each cited item is in its list."""
+    """Each cited section of docs/kafka-storage.md is one of its headings, and each cited item is in its list.
+
+    An item is `3. ` or, where numbers are missing or share a line, `- 2, 3: `.
+    """
     sections: dict[str, set[str]] = {}
     for line in (ROOT / "docs/kafka-storage.md").read_text().splitlines():
         if heading := re.match(r"#+ (\d+(?:\.\d+)*)\.? ", line):
             current = sections[heading[1]] = set()
-        elif item := re.match(r"(\d+)\. ", line):
-            current.add(item[1])
+        elif items := re.match(r"(\d+)\. |- (\d+(?:, \d+)*): ", line):
+            current.update(re.findall(r"\d+", items[0]))
     files = [
         *(
             path

@@ -11,6 +11,6 @@ Each folder imports only from those below it in this list:
 - `kernels`: the compiled loops over batches and over keys.
 - `base`: variable-length integers, times, file and directory names.
 
-`kernel_warmup`, above them all, compiles the kernels ahead of their first use. docs/format.md describes every byte;
-begin with `batches.batch`.
+`kernel_warmup`, above them all, compiles the kernels ahead of their first use. docs/kafka-storage.md describes
+Kafka's formats, docs/format.md those of logfs; begin with `batches.batch`.
 """

@@ -1,6 +1,6 @@
 """Record batch, magic 2: the header, the CRC, parsing a batch and sealing a new one (kafka-storage 2.1 to 2.6).
 
-A table in `docs/format.md` describes the layout; the tests hold it equal to `Header`.
+A table in `docs/kafka-storage.md` describes the layout; the tests hold it equal to `Header`.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ _MAX_SEQUENCE = 2**31 - 1
 
 
 class Header(NamedTuple):
-    """The fields of the 61 bytes before a batch's records (docs/format.md, "Record batch")."""
+    """The fields of the 61 bytes before a batch's records (kafka-storage 2.1)."""
 
     base_offset: int
     batch_length: int

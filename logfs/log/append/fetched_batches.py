@@ -1,7 +1,7 @@
 """The appends of a follower: batches of another log, byte for byte, at the offsets that they have there.
 
 A leader checks what producers send, and assigns offsets. A follower takes what the leader's log has (kafka-storage
-10.5): codecs, timestamps, leader epochs, producer ids, transactions with their markers, and the gaps of compaction.
+2.9.1): codecs, timestamps, leader epochs, producer ids, transactions with their markers, and the gaps of compaction.
 """
 
 from __future__ import annotations
