@@ -6,10 +6,10 @@ beside a broker or a mount; it sees each log as it was at the beginning, without
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
-from logfs.errors import Corrupt, LogfsError
+from logfs.errors import Corrupt, LogfsError, UnknownPartition
 from logfs.format.base import names
 from logfs.format.files import checkpoint, commit_file
 from logfs.format.files.producer_snapshot import parse_snapshot
@@ -29,6 +29,7 @@ from logfs.log.state.leader_epochs import LeaderEpochs
 from logfs.store.commits.commit import ORPHAN_MS, read_commits
 from logfs.store.directory import permissions
 from logfs.store.directory.log_dir import (
+    CLEAN_SHUTDOWN,
     CLEANER_OFFSETS,
     HIGH_WATERMARKS,
     LOG_STARTS,
@@ -39,10 +40,10 @@ from logfs.store.directory.permissions import PermissionTable
 from logfs.store.store import Store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
     from pathlib import Path
 
-    from logfs.log.disk.disk import Disk
+    from logfs.log.disk.disk import Disk, Status
     from logfs.log.read.log import Log
     from logfs.log.segment.segment import Segment
     from logfs.store.directory.log_dir import LogDir
@@ -51,6 +52,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Finding", "Severity", "check"]
 
+# How many audits of a partition are made while its files change.
+_AUDITS = 5
 # The number of newest segments to hold open once files have left the log during an audit.
 _HELD_OPEN = 64
 
@@ -62,15 +65,80 @@ def check(log_dirs: Path | Sequence[Path], progress: Progress | None = None) -> 
     errors of opening a store read-only.
     """
     report = progress or (lambda *_: None)
-    with Store(log_dirs, read_only=True) as store:
+    with Store(log_dirs, read_only=True, lazy=True) as store:
         yield from check_log_dirs(store)
         yield from _check_owner(store)
-        for name in store:
-            partition = store[name]
-            yield from _check_partition(store, partition, report)
-            # The last segments would stay open, and a store may have more partitions than a process descriptors.
-            for segment in partition.segments:
-                segment.close()
+        for name in [*store]:
+            yield from _check_until_sure(store, log_dirs, name, report)
+
+
+def _check_until_sure(
+    store: Store, log_dirs: Path | Sequence[Path], name: str, report: Progress
+) -> Iterator[Finding]:
+    """Audit a partition, and again if another process has written the files in which an error was found.
+
+    An error counts if the files that it is about have not changed during the audit, or if each of several audits has
+    found it.
+    """
+    found_always: set[Finding] | None = None
+    with ExitStack() as opened:
+        for left in reversed(range(_AUDITS)):
+            before = _files_of(store, name)
+            findings = _check_by_name(store, name, report)
+            changed = {path for path, _ in before ^ _files_of(store, name)}
+            errors = {found for found in findings if found.severity is Severity.ERROR}
+            doubtful = {found for found in errors if _is_about(found.path, changed)}
+            found_always = errors if found_always is None else errors & found_always
+            if not doubtful or not left:
+                break
+            with suppress(LogfsError, OSError):
+                # What is known of the log directories is of the moment of their opening, too.
+                again = Store(log_dirs, read_only=True, lazy=True, only=name)
+                opened.close()
+                store = opened.enter_context(again)
+        assert found_always is not None
+        unsure = doubtful - found_always
+        yield from (found for found in findings if found not in unsure)
+        if unsure:
+            path = next(iter(unsure)).path
+            yield note(path, "is being written, so its audit shows nothing; repeat it later")
+
+
+def _files_of(store: Store, name: str) -> set[tuple[Path, Status]]:
+    """Return the files that an audit of a partition reads, each with its status; none in a bucket."""
+    home = store.homes.get(name)
+    if home is None or home.disk.is_remote:
+        return set()
+    directory = home.path / name
+    paths = [home.path / each for each in (CLEAN_SHUTDOWN, RECOVERY_POINTS, LOG_STARTS)]
+    with suppress(LogfsError, OSError):
+        paths += [directory / entry.name for entry in home.disk.scan(directory)]
+    found = set()
+    for path in paths:
+        with suppress(LogfsError, OSError):
+            found.add((path, home.disk.stat(path)))
+    return found
+
+
+def _is_about(path: Path, changed: Collection[Path]) -> bool:
+    """Whether a finding at `path` may be about files that have changed: those of the segment, or any file."""
+    stem = path.name.partition(".")[0]
+    return any(each.name.startswith(stem) for each in changed) if stem.isdigit() else bool(changed)
+
+
+def _check_by_name(store: Store, name: str, report: Progress) -> list[Finding]:
+    try:
+        partition = store[name]
+    except UnknownPartition:
+        # It was deleted meanwhile.
+        return []
+    except (LogfsError, OSError) as why:
+        return [error(store.home(name) / name, f"cannot be loaded: {why}")]
+    findings = _check_partition(store, partition, report)
+    # The last segments would stay open, and a store may have more partitions than a process descriptors.
+    for segment in partition.segments:
+        segment.close()
+    return findings
 
 
 def _check_partition(store: Store, partition: Log, report: Progress) -> list[Finding]:
