@@ -30,7 +30,6 @@ HOST = "127.0.0.1"
 SETTINGS = {
     "spark.executor.cores": "1",
     "spark.executor.memory": "600m",
-    "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.task.maxFailures": "1",
 }
 

@@ -35,7 +35,6 @@ HOSTS = ("127.0.0.1", "127.0.0.2")
 SETTINGS = {
     "spark.executor.cores": "1",
     "spark.executor.memory": "600m",
-    "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.task.maxFailures": "4",
     "spark.speculation": "true",
     "spark.speculation.interval": "100ms",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import shutil
@@ -27,21 +28,32 @@ SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    # Tests are many short queries: the second compiler and parallel garbage collection cost more time than they save.
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
 }
+# Tests are many short queries: the second compiler and parallel garbage collection cost more time than they save.
+JVM = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 
 
 def spark_settings() -> dict[str, str]:
-    """Return the settings of the session, for tests that add others, such as jars, before a session is created."""
-    return dict(SETTINGS)
+    """Return the settings of a session, to which tests add others, such as jars, before the session is created."""
+    return {**SETTINGS, "spark.executor.extraJavaOptions": jvm_options()}
 
 
 def need_spark() -> None:
-    """Require Java and the packages that a session needs."""
+    """Require Java and the packages that a session needs, and make the JVMs of all sessions start fast."""
     need(shutil.which("java"), "java is not installed")
     for package in ("pyspark", "pyarrow"):
         need(importlib.util.find_spec(package), f"{package} is not installed")
+    # The sessions of programs that tests start have these options, too.
+    os.environ["SPARK_SUBMIT_OPTS"] = jvm_options()
+    os.environ["SPARK_LAUNCHER_OPTS"] = " ".join(JVM)
+
+
+@functools.cache
+def jvm_options() -> str:
+    """Return the options of Spark's JVMs."""
+    from tests.spark.class_loading import archive_options
+
+    return " ".join([*JVM, *archive_options(JVM)])
 
 
 def need_iceberg() -> None:
