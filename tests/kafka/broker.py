@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import base64
+import functools
 import os
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 import uuid
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.kafka.helper import JVM
+from logfs import Record
+from tests.kafka.client import Client
+from tests.kafka.helper import JVM, Helper
+from tests.support import class_archive
 from tests.support.mounts import START_SECONDS
 from tests.support.requirements import need_command
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from tests.kafka.distribution import Distribution
 
@@ -61,11 +66,21 @@ class Broker:
     """
 
     def __init__(
-        self, kafka: Distribution, directory: Path, jvm: Sequence[str] = JVM, **settings: object
+        self,
+        kafka: Distribution,
+        directory: Path,
+        jvm: Sequence[str] = JVM,
+        archive: Sequence[str] | None = None,
+        **settings: object,
     ) -> None:
-        """Prepare the log directory `directory`/data, without starting the broker. `jvm` are options of its JVM."""
+        """Prepare the log directory `directory`/data, without starting the broker. `jvm` are options of its JVM.
+
+        `archive` are options of this JVM and of the one that formats the directory; by default, those with which
+        they start fast.
+        """
         self.kafka = kafka
         self._jvm = jvm
+        self._archive = _archive_options(kafka) if archive is None else archive
         self.directory = directory
         self.log_dir = directory / "data"
         self.process: subprocess.Popen[bytes] | None = None
@@ -186,7 +201,7 @@ class Broker:
             raise AssertionError(f"the broker does not end: {self.log()}") from None
 
     def _java(self, *options: str) -> list[str]:
-        return [need_command("java"), *options, "-cp", self.kafka.broker]
+        return [need_command("java"), *self._archive, *options, "-cp", self.kafka.broker]
 
     def _write_properties(self) -> None:
         lines = [f"{name}={value}\n" for name, value in self.settings.items()]
@@ -204,6 +219,29 @@ class Broker:
             env={**os.environ, "LC_ALL": "C.UTF-8"},
         )
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+@functools.cache
+def _archive_options(kafka: Distribution) -> tuple[str, ...]:
+    """Return options with which a JVM with a broker's class path starts fast."""
+
+    def train(option: str) -> None:
+        with tempfile.TemporaryDirectory() as name:
+            directory = Path(name)
+            helper = Helper(kafka, directory / "helper.log")
+            with Broker(kafka, directory / "broker", (*JVM, option), archive=()) as broker:
+                client = Client(helper, broker.start().servers)
+                client.create_topic("orders")
+                with client.producer(transactional_id="writer") as producer:
+                    producer.begin()
+                    producer.send("orders", [Record(b"value")])
+                    producer.commit()
+                client.consume("orders")
+                client.commit("billing", ("orders", 0, 1))
+                broker.stop()
+            helper.close()
+
+    return tuple(class_archive.options(kafka.broker, train))
 
 
 def _reserved_port() -> socket.socket:
