@@ -14,6 +14,7 @@ from logfs.format.text.rendering import View
 from logfs.log.read.reader import EARLIEST, LATEST, MAX_TIMESTAMP
 from tests.kafka import topics
 from tests.kafka.client import COMMITTED
+from tests.support.requirements import DEEP
 from tests.support.stores import assert_clean
 
 if TYPE_CHECKING:
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
     from tests.kafka.broker import Broker
     from tests.kafka.client import Client
 
-TIMES = 1000
+# The number of lookups by time in each partition.
+TIMES = 1000 if DEEP else 200
 EDGES = {"earliest": EARLIEST, "latest": LATEST, "max": MAX_TIMESTAMP}
 
 

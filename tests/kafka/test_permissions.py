@@ -13,6 +13,7 @@ import pytest
 from logfs import Record
 from logfs.store.store import Store
 from tests.kafka.broker import Broker
+from tests.kafka.copies import push_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -107,8 +108,8 @@ def run(broker: Broker, tmp_path: Path) -> Callable[..., subprocess.CompletedPro
             f"sasl.plain.username={command}\nsasl.plain.password={command}\n"
         )
         servers = broker.settings["advertised.listeners"].rpartition("//")[2]
-        server = "--to" if command == "push" else "--from"
-        full = [sys.executable, "-m", "logfs", command, server, servers]
+        mirror = [sys.executable, "-m", "logfs", "mirror", "--from", servers]
+        full = push_command(servers) if command == "push" else mirror
         return subprocess.run(
             [*full, "--command-config", str(options), *words],
             capture_output=True,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,7 +12,7 @@ from logfs import Record
 from logfs.format.base.murmur2 import partition_of
 from logfs.store.store import Store
 from tests.kafka import topics
-from tests.kafka.copies import contents, without_epochs
+from tests.kafka.copies import contents, push_command, without_epochs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,6 +37,13 @@ def push(
         if not any(plan.is_refused for plan in plans):
             pushed.run(plans, lambda progress: None)
     return {plan.name: plan for plan in plans}
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No push of these tests is killed, so none has to wait for requests of an earlier one."""
+    monkeypatch.setattr("logfs.push.sender._QUIET_SECONDS", 0.2)
+    monkeypatch.setattr("logfs.push.sender._PAUSE_SECONDS", 0.05)
 
 
 # The kinds of topics whose batches a producer may send.
@@ -130,8 +136,8 @@ def test_what_brokers_would_change_is_refused(
 
 def run_push(log_dir: Path, broker: Broker, *words: object) -> subprocess.CompletedProcess[str]:
     """Run `logfs push`."""
-    command = [sys.executable, "-m", "logfs", "push", "--to", broker.servers, *map(str, words)]
-    return subprocess.run([*command, log_dir], capture_output=True, text=True, check=False)
+    command = push_command(broker.servers, *words, log_dir)
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 TRANSLATED = [
