@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,7 @@ import pytest
 from logfs import Record
 from logfs.store.store import Store
 from tests.kafka.broker import Broker
-from tests.kafka.copies import push_command
+from tests.kafka.copies import impatient
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -108,10 +107,8 @@ def run(broker: Broker, tmp_path: Path) -> Callable[..., subprocess.CompletedPro
             f"sasl.plain.username={command}\nsasl.plain.password={command}\n"
         )
         servers = broker.settings["advertised.listeners"].rpartition("//")[2]
-        mirror = [sys.executable, "-m", "logfs", "mirror", "--from", servers]
-        full = push_command(servers) if command == "push" else mirror
         return subprocess.run(
-            [*full, "--command-config", str(options), *words],
+            impatient(command, servers, "--command-config", options, *words),
             capture_output=True,
             text=True,
             check=False,

@@ -12,7 +12,7 @@ from logfs import Record
 from logfs.format.base.murmur2 import partition_of
 from logfs.store.store import Store
 from tests.kafka import topics
-from tests.kafka.copies import contents, push_command, without_epochs
+from tests.kafka.copies import contents, impatient, without_epochs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -136,7 +136,7 @@ def test_what_brokers_would_change_is_refused(
 
 def run_push(log_dir: Path, broker: Broker, *words: object) -> subprocess.CompletedProcess[str]:
     """Run `logfs push`."""
-    command = push_command(broker.servers, *words, log_dir)
+    command = impatient("push", broker.servers, *words, log_dir)
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
