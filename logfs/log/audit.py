@@ -470,6 +470,9 @@ class _TimeIndexAudit(_IndexAudit):
     def finish(self, size: int, text: TextSize) -> Iterator[Finding]:
         rest = self.entries[self._done :]
         yield from self._check(rest, np.full(len(rest), self._largest))
+        if len(rest) and not self.live and not self._is_cut_short:
+            beyond = self.base_offset + int(rest["offset"][0])
+            yield self._wrong(f"offset {beyond} is after the last batch; run 'logfs reindex'")
         # A closed segment has an entry with its greatest timestamp (kafka-storage 3.5). A writer that has just rolled
         # may not have written it yet.
         told = int(self.entries["timestamp"][-1]) if len(self.entries) else -1

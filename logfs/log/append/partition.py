@@ -25,7 +25,7 @@ from logfs.format.text.rendering import TextSize
 from logfs.log.append.flusher import Flusher
 from logfs.log.append.result import AppendedBatch, AppendResult
 from logfs.log.append.validator import batch_format, build_checked, check_batch, refusal
-from logfs.log.disk.disk import EXHAUSTED, NO_DESCRIPTOR
+from logfs.log.disk.disk import EXHAUSTED, NO_DESCRIPTOR, TRIES
 from logfs.log.read.log import Log
 from logfs.log.segment.segment import Segment
 from logfs.log.segment.segment_files import relocate
@@ -40,10 +40,12 @@ if TYPE_CHECKING:
     from logfs.config import LogConfig
     from logfs.format.base.names import TopicPartition
     from logfs.format.encoding.batch_builder import BatchFormat, NewBatch
-    from logfs.log.disk.disk import Disk
+    from logfs.log.disk.disk import Disk, Gone
     from logfs.log.recovery import Loaded
     from logfs.log.segment.segment_writer import SegmentWriter
 
+# How often a read begins again that has met a file as short as no writer leaves it.
+_REBUILDS = 3
 # The leader epoch of a log without a broker. It is constant, so that a flipped bit in it is detected.
 LEADER_EPOCH = 0
 
@@ -493,6 +495,11 @@ class Partition(Log):
             except OSError as error:
                 raise self.fail("a truncation failed", error) from error
             return True
+
+    def look_again(self, tries_left: int, gone: Gone) -> None:
+        # Another thread may have rebuilt an index that another program had cut.
+        if tries_left < TRIES - _REBUILDS:
+            raise gone
 
     def await_truncation(self) -> None:
         with self.disk.hold(self.lock):

@@ -424,6 +424,7 @@ class LiveSegment(Segment):
         """Return another object for the text index, with the same file."""
         index = self.new_indexes()[2]
         index.source, index.is_growing = self.text_index.source, self.text_index.is_growing
+        index.recreate = self.text_index.recreate
         return index
 
 

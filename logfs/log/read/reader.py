@@ -401,7 +401,7 @@ class Reader:
     def look_again(self, tries_left: int, gone: Gone) -> None:
         """Take in what another process has changed, after a read met `gone`; raise it if there are no tries left.
 
-        A log that this process writes has no such changes: always raises `gone`.
+        In a log that this process writes only an index may have changed, when it was rebuilt.
         """
         raise gone
 

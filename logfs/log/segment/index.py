@@ -266,7 +266,7 @@ class SparseIndex(NamedFile):
 
     def _open(self) -> Entries:
         """Open the file and return its entries. Raises `OSError`, and `WouldBlock` in a thread that must not wait."""
-        entries = self._open_file()
+        self._open_file()
         try:
             better = self.repair()
         except BaseException:
@@ -275,7 +275,8 @@ class SparseIndex(NamedFile):
             raise
         if better is not None:
             self._entries = None if self._disk.writable else better._entries
-            entries = self._open_file()
+        # Another file, perhaps: to repair an index replaces both.
+        entries = self._open_file()
         self.on_open()
         return entries
 
@@ -311,46 +312,68 @@ class SparseIndex(NamedFile):
         self.extend(self.entry.pack(*fields))
 
     def _get(self, number: int) -> tuple[int, ...]:
-        _, per_block, blocks, _, _ = self._entries or self._open()
-        try:
-            block = blocks[number // per_block]
-            return self.entry.unpack_from(block, number % per_block * self.entry.size)
-        except struct.error:
-            raise self._cut() from None
+        width = self.entry.size
+        while True:
+            entries = self._entries or self._open()
+            length, per_block, blocks, _, _ = entries
+            if number >= length:
+                raise self._cut()
+            try:
+                return self.entry.unpack_from(
+                    blocks[number // per_block], number % per_block * width
+                )
+            except struct.error:
+                self._forget_cut(entries)
 
     def _cut(self) -> Gone:
         return Gone(f"{self.path}: was truncated while it was read; read again")
 
+    def _forget_cut(self, entries: Entries) -> None:
+        """Let the next use open a file again that is shorter than `entries`, which were read of it, say.
+
+        An index that another process writes is read anew after a look at all of its log: raises `Gone`.
+        """
+        if self._entries is entries:
+            if not (self._disk.writable and entries.reopens):
+                raise self._cut()
+            self._entries = None
+
     def _last_up_to(self, value: int) -> tuple[int, tuple[int, ...]]:
         """Return number and fields of the last entry whose first field is at most `value`; (-1, ()) if none is."""
+        while True:
+            entries = self._entries or self._open()
+            try:
+                return self._search(entries, value)
+            except struct.error:
+                self._forget_cut(entries)
+
+    def _search(self, entries: Entries, value: int) -> tuple[int, tuple[int, ...]]:
+        """Do as `_last_up_to`. Raises `struct.error` if the file is shorter than it was."""
         # Bisections that call no function of Python: most of a lookup's time went there.
-        length, per_block, blocks, _, _ = self._entries or self._open()
+        length, per_block, blocks, _, _ = entries
         if not length:
             return -1, ()
         unpack, width = self.first_field.unpack_from, self.entry.size
-        try:
-            first, after = 0, -(-length // per_block)
-            while after - first > 1:
-                middle = (first + after) // 2
-                if unpack(blocks[middle])[0] <= value:
-                    first = middle
-                else:
-                    after = middle
-            block, start = blocks[first], first * per_block
-            low, high = 0, length - start
-            if high > per_block:
-                high = per_block
-            while low < high:
-                middle = (low + high) // 2
-                if unpack(block, middle * width)[0] <= value:
-                    low = middle + 1
-                else:
-                    high = middle
-            if not low:
-                return start - 1, ()
-            return start + low - 1, self.entry.unpack_from(block, (low - 1) * width)
-        except struct.error:
-            raise self._cut() from None
+        first, after = 0, -(-length // per_block)
+        while after - first > 1:
+            middle = (first + after) // 2
+            if unpack(blocks[middle])[0] <= value:
+                first = middle
+            else:
+                after = middle
+        block, start = blocks[first], first * per_block
+        low, high = 0, length - start
+        if high > per_block:
+            high = per_block
+        while low < high:
+            middle = (low + high) // 2
+            if unpack(block, middle * width)[0] <= value:
+                low = middle + 1
+            else:
+                high = middle
+        if not low:
+            return start - 1, ()
+        return start + low - 1, self.entry.unpack_from(block, (low - 1) * width)
 
     def _relative(self, offset: int) -> int:
         relative = offset - self.base_offset

@@ -254,6 +254,29 @@ def text_fits(segment: Segment) -> bool:
     return bool(fits and entry.offset <= offset < segment.limit_offset)
 
 
+def text_entries_after(segment: Segment, before: TextEntry, count: int) -> list[TextEntry]:
+    """Make `count` text index entries from the log after a valid entry, to replace damaged ones up to the last.
+
+    The last one is for the end of the segment. Returns an empty list if the log there has too few batches.
+    """
+    entries: list[TextEntry] = []
+    text = before.before
+    for found in segment.walk(before.position, first_offset=before.offset):
+        if isinstance(found, Damage):
+            entries.append(TextEntry(found.first_offset, found.start, text))
+            text = text.plus(text_size(found))
+        else:
+            entries.append(TextEntry(found[1].header.base_offset, found[0], text))
+            text = text.plus(text_size(found[1]))
+    end = TextEntry(segment.next_offset, segment.size_bytes, text)
+    # The first is in the index already.
+    inner = entries[1:]
+    between, wanted = len(inner), count - 1
+    if between < wanted:
+        return []
+    return [*(inner[n * between // wanted] for n in range(wanted)), end]
+
+
 def text_entries_between(
     segment: Segment, before: TextEntry, after: TextEntry, count: int
 ) -> list[TextEntry]:

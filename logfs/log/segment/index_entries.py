@@ -160,6 +160,7 @@ class IndexWriter(EntryCollector):
         return entries
 
     def add(self, entries: Entries, packed: bytes) -> Entries:
+        self._check_size()
         width, mapping = self._entry.size, self._mapping
         length, per_block, blocks, _, _ = entries
         at = length * width
@@ -180,7 +181,15 @@ class IndexWriter(EntryCollector):
             blocks.pop(before, None)
         return Entries(after, per_block, blocks)
 
+    def _check_size(self) -> None:
+        """Make the file as long as the mapping again if another program has cut it: a store would raise SIGBUS."""
+        size = self.capacity * self._entry.size
+        if self._disk.size(self._file) < size:
+            self._disk.truncate(self._file, size)
+            self._allocated = 0
+
     def keep(self, entries: Entries, length: int) -> Entries:
+        self._check_size()
         # Readers in other processes find the end of the entries by the zeros.
         start, end = length * self._entry.size, entries.length * self._entry.size
         assert self._mapping is not None

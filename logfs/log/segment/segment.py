@@ -27,6 +27,7 @@ from logfs.log.segment.index_builder import (
     lookup_fits,
     rebuild_lookups,
     rebuild_text,
+    text_entries_after,
     text_entries_between,
     text_fits,
 )
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from logfs.config import LogConfig
-    from logfs.log.disk.disk import Disk
+    from logfs.log.disk.disk import Disk, Status
     from logfs.log.segment.index import OffsetIndex, SparseIndex, TimeIndex
     from logfs.log.segment.text_index import TextEntry
 
@@ -59,6 +60,8 @@ class Segment(SegmentFiles):
     # The offset of the first record that is no control record, or `next_offset` if there is none; None if it is not
     # known before the segment is read.
     first_record_offset: int | None = None
+    # The statuses of the index files after they were rebuilt: other programs may have changed them since.
+    _rebuilt: Sequence[Status] = ()
 
     def __init__(self, disk: Disk, directory: Path, base_offset: int, suffix: str = "") -> None:
         """Make a segment of the files that are named after `base_offset`, each name followed by `suffix`."""
@@ -101,24 +104,40 @@ class Segment(SegmentFiles):
         next_base = self.next_base
         if next_base is None or self.is_active or self._disk.is_remote or not self.size_bytes:
             return None
-        if lookup_fits(self, number) or (self._lookups and self._disk.writable):
+        if lookup_fits(self, number):
+            return None
+        paths = [index.path for index in self.indexes[:2]]
+        if self._disk.writable and self._rebuilt == self._statuses(paths):
+            # The log has damage of its own.
             return None
         self._disk.check_may_block()
         with self._rebuilding:
-            if self._lookups is None:
+            if self._lookups is None or (
+                self._disk.writable and self._rebuilt != self._statuses(paths)
+            ):
                 level = logging.WARNING if self._disk.writable else logging.INFO
                 logger.log(level, "%s: is rebuilt from the log", self.indexes[number].path)
                 self._lookups = rebuild_lookups(self)
+                self._rebuilt = self._statuses(paths)
                 # The other index has a new file, too.
                 self.indexes[1 - number].release()
             return self._lookups[number]
 
-    def recreated(self, before: TextEntry, after: TextEntry, count: int) -> Sequence[TextEntry]:
+    def _statuses(self, paths: Sequence[Path]) -> list[Status]:
+        """Return the statuses of those of some files that exist."""
+        return [self._disk.stat(path) for path in paths if self._disk.exists(path)]
+
+    def recreated(
+        self, before: TextEntry, after: TextEntry | None, count: int
+    ) -> Sequence[TextEntry]:
         """Make `count` text index entries from the log, to replace damaged ones between two valid entries.
 
-        Returns an empty sequence if the log between `before` and `after` does not agree with them or is too short.
+        Without `after`, the last one is for the end of the segment. Returns an empty sequence if the log between
+        `before` and `after` does not agree with them or is too short.
         """
         self._disk.check_may_block()
+        if after is None:
+            return text_entries_after(self, before, count)
         return text_entries_between(self, before, after, count)
 
     @property

@@ -120,7 +120,9 @@ class SegmentFiles(NamedFile):
         """
         return None
 
-    def recreated(self, before: TextEntry, after: TextEntry, count: int) -> Sequence[TextEntry]:
+    def recreated(
+        self, before: TextEntry, after: TextEntry | None, count: int
+    ) -> Sequence[TextEntry]:
         """Return `count` text index entries to replace the damaged ones between `before` and `after`.
 
         This class always returns an empty sequence; `Segment` makes the entries from the log.
@@ -240,7 +242,7 @@ def _repair(opened: ref[SegmentFiles], number: int) -> SparseIndex | None:
 
 
 def _recreate(
-    opened: ref[SegmentFiles], before: TextEntry, after: TextEntry, count: int
+    opened: ref[SegmentFiles], before: TextEntry, after: TextEntry | None, count: int
 ) -> Sequence[TextEntry]:
     segment = opened()
     return () if segment is None else segment.recreated(before, after, count)

@@ -43,7 +43,7 @@ class TextIndex(SparseIndex):
     first_field = struct.Struct(">i")
     _facts = struct.Struct(">iiiqq")
     # Called for damaged entries. Returns `count` entries between two valid ones, or none if the log has not as many.
-    recreate: Callable[[TextEntry, TextEntry, int], Sequence[TextEntry]] = staticmethod(
+    recreate: Callable[[TextEntry, TextEntry | None, int], Sequence[TextEntry]] = staticmethod(
         lambda before, after, count: ()
     )
 
@@ -77,17 +77,16 @@ class TextIndex(SparseIndex):
     def _recreate(self, number: int) -> tuple[int, ...]:
         """Rebuild a damaged entry and its damaged neighbours from the log, and return the fields of the entry.
 
-        The log between the nearest valid entries is used. The new entries are kept in memory: `logfs check` reports
-        the file, and `logfs reindex` repairs it. Raises `Corrupt` if the entries cannot be rebuilt.
+        The log between the nearest valid entries is used, or up to its end. The new entries are kept in memory:
+        `logfs check` reports the file, and `logfs reindex` repairs it. Raises `Corrupt` if they cannot be rebuilt.
         """
         first, behind = number, number + 1
         while first and not self._is_right(first - 1):
             first -= 1
         while behind < len(self) and not self._is_right(behind):
             behind += 1
-        # After the last valid entry it is unknown how far the log goes.
-        known = behind < len(self)
-        entries = self.recreate(self[first - 1], self[behind], behind - first) if known else ()
+        after = self[behind] if behind < len(self) else None
+        entries = self.recreate(self[first - 1], after, behind - first)
         if not entries:
             file = self._file
             if file is not None and self._disk.fetch_again(file, 0, self._disk.size(file)):
