@@ -155,6 +155,20 @@ def test_an_active_index_that_is_cut_ends_no_process(tmp_path: Path) -> None:
     assert done.stdout == "0 1 2 3 4 5 6 7 8 7\n"
 
 
+def test_an_audit_finds_an_offset_that_does_not_rise(tmp_path: Path) -> None:
+    """The entry has the position of a batch, and the offset of the next entry."""
+    with Store(tmp_path, clock=lambda: FIRST_MS) as store:
+        path = path_of(fill(store), "index")
+    with path.open("r+b") as file:
+        file.seek(8 * 5)
+        following = file.read(4)
+        file.seek(8 * 4)
+        file.write(following)
+    found = [each for each in check(tmp_path) if each.severity is Severity.ERROR]
+    assert [each.path for each in found] == [path]
+    assert "entry 5 is out of order" in found[0].text
+
+
 def test_an_audit_finds_a_time_entry_after_the_end(tmp_path: Path) -> None:
     """Its timestamp is right, and its offset that of no batch of the segment."""
     with Store(tmp_path, clock=lambda: FIRST_MS) as store:
