@@ -74,7 +74,7 @@ for name in dir(protocol.Operations):
     if hasattr(handler, "__wrapped__"):
         setattr(protocol.Operations, name, handler_guard._guard(name, ruined(name, handler.__wrapped__)))
 
-options = session.WriteBehindOptions(log_dirs=[Path(sys.argv[1])], mountpoint=Path(sys.argv[2]))
+options = session.MountOptions(log_dirs=[Path(sys.argv[1])], mountpoint=Path(sys.argv[2]))
 session.run(options, ready=lambda: print("ready", flush=True))
 """
 
