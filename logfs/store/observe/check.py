@@ -67,9 +67,9 @@ def check(log_dirs: Path | Sequence[Path], progress: Progress | None = None) -> 
     report = progress or (lambda *_: None)
     with Store(log_dirs, read_only=True, lazy=True) as store:
         yield from check_log_dirs(store)
-        yield from _check_owner(store)
         for name in [*store]:
             yield from _check_until_sure(store, log_dirs, name, report)
+        yield from _check_owner(store)
 
 
 def _check_until_sure(
