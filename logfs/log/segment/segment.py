@@ -132,12 +132,13 @@ class Segment(SegmentFiles):
     ) -> Sequence[TextEntry]:
         """Make `count` text index entries from the log, to replace damaged ones between two valid entries.
 
-        Without `after`, the last one is for the end of the segment. Returns an empty sequence if the log between
+        Without `after`, the last one is for the end of a sealed segment. Returns an empty sequence if the log between
         `before` and `after` does not agree with them or is too short.
         """
         self._disk.check_may_block()
         if after is None:
-            return text_entries_after(self, before, count)
+            # Recovery does not know yet where the last segment ends.
+            return () if self.next_base is None else text_entries_after(self, before, count)
         return text_entries_between(self, before, after, count)
 
     @property
