@@ -236,6 +236,8 @@ def text_fits(segment: Segment) -> bool:
     """Whether the text index still points at batches, by a cheap check: another program may have written the log."""
     index = segment.text_index
     size = segment.size_bytes
+    if not index.is_end_right:
+        return False
     try:
         last = index.last
         number = len(index) - (2 if last.position == size else 1)

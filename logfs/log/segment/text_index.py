@@ -103,6 +103,11 @@ class TextIndex(SparseIndex):
         )
         return recreated[number]
 
+    @property
+    def is_end_right(self) -> bool:
+        """Whether the last entry in the file is valid, or there is none."""
+        return not len(self) or self._is_right(len(self) - 1)
+
     def _is_right(self, number: int) -> bool:
         *facts, crc = super()._get(number)
         return crc == self._crc(facts)
