@@ -3,6 +3,6 @@
 Imports all that `append` imports, and `append`.
 
 - `live_partition`: a read-only partition that is kept up to date with its files. Begin here.
-- `live_segment`: one segment of such a partition, known by the inodes of its files.
+- `live_segment`: one segment of such a partition, known by the identities of its files.
 - `tiered_segment`: one segment that only an object store has.
 """
