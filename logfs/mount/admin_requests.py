@@ -9,7 +9,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from logfs.errors import LogfsError
+from logfs.errors import RequestInterrupted
 from logfs.locks import Level, make_lock
 from logfs.mount.threads import run_detached
 from logfs.store.admin.mount_channel import describe_error, to_line
@@ -22,10 +22,6 @@ if TYPE_CHECKING:
 
 # The time between two lines of progress.
 _PROGRESS_SECONDS = 0.2
-
-
-class _Cancelled(LogfsError):
-    """The caller has gone, or the mount ends."""
 
 
 class RunningRequest:
@@ -47,7 +43,7 @@ class RunningRequest:
     def report(self, done: int, total: int) -> None:
         """Add a line of progress to the answer. Raises an error if the request was cancelled."""
         if self._is_cancelled:
-            raise _Cancelled("interrupted: the caller has gone, or the mount ends")
+            raise RequestInterrupted("interrupted: the caller has gone, or the mount ends")
         now = time.monotonic()
         if now >= self._next_progress:
             self._next_progress = now + _PROGRESS_SECONDS

@@ -26,7 +26,7 @@ if the previous size is equally valid, that is, if all of the following hold:
 - The kernel was told the size at least `CONFIRMED_SECONDS` ago, and the size has not changed since.
 - The size is told by a GETATTR. Attributes told by a lookup cannot be invalidated while the lookup is in progress.
 - The thread that has the file open is alone, so no other thread reads without asking for the size.
-- Only writers of `append` and `.logfs/commit` make the log grow. This excludes the log of committed offsets, which
+- Only writers of `append` and `.logfs/admin` make the log grow. This excludes the log of committed offsets, which
   has many sources of appends, the logs that mirror a cluster, and all logs while a decided commit is not done: it may
   be done at any time.
 

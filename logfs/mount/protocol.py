@@ -467,8 +467,11 @@ class Operations(pyfuse3.Operations):
             logger.debug("%s: %s", file.path, error)
 
     async def read(self, fh: int, off: int, size: int) -> bytes:
-        position = off
-        return await self._run(self._handles[fh].read, position, size)
+        position, handle = off, self._handles[fh]
+        found = await self._run(handle.read, position, size)
+        # The answer to a request may tell that it has appended records.
+        self._grown(handle)
+        return found
 
     async def write(self, fh: int, off: int, buf: bytes) -> int:
         # `off` has no meaning for a log: every write goes to the end, as with O_APPEND.

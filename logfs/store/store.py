@@ -165,8 +165,8 @@ class Store(PartitionRegistry):
         self.find_missing_log_dirs()
         self._loader.find()
         for name in sorted(self.commits.partitions()):
-            # First, and one by one: `Commits.reconcile`.
-            self.find(name)
+            # First, and one by one: `Commits.reconcile`. Also those that the store is opened without.
+            self.include(name)
         if not lazy:
             self.load_all()
         if not self.working:

@@ -673,12 +673,11 @@ def test_status_of_a_partition(topic: Path) -> None:
 
 
 def test_contents_of_the_logfs_directory(shared: Mount, topic: Path) -> None:
-    """`.logfs/` contains README, admin, commit, status.json, metrics, errors, config and ctl."""
+    """`.logfs/` contains README, admin, status.json, metrics, errors, config and ctl."""
     own = shared.path / ".logfs"
     assert set(os.listdir(own)) == {
         "README",
         "admin",
-        "commit",
         "status.json",
         "metrics",
         "errors",
@@ -1120,7 +1119,7 @@ def test_an_offset_is_written_in_plain_digits(topic: Path, text: str) -> None:
     assert not (topic / "groups/billing").exists()
 
 
-@pytest.mark.parametrize("name", [".logfs/commit", ".logfs/admin", "{}/append.jsonl"])
+@pytest.mark.parametrize("name", [".logfs/admin", "{}/append.jsonl"])
 def test_deeply_nested_json_is_refused(topic: Path, shared: Mount, name: str) -> None:
     """With EINVAL and one line in `.logfs/errors`, as any other line that is not a request."""
     with (shared.path / name.format(topic.name)).open("wb", buffering=0) as file:

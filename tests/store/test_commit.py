@@ -358,6 +358,24 @@ def test_a_pending_commit_survives_changes_to_its_log(
     assert not leftovers(log_dir)
 
 
+@pytest.mark.parametrize("only", ["", "b-0", "c-0"])
+def test_every_opening_finishes_a_pending_commit(log_dir: Path, clock: Clock, only: str) -> None:
+    """Also an opening for another partition, or for none; it does not list the partitions of the commit."""
+    store = Store(log_dir, clock=clock, disk=(disk := Full()))
+    for name in ("a-0", "b-0", "c-0"):
+        store.create(name)
+    disk.full = True
+    with pytest.raises(CommitPending):
+        store.commit("q", 0, staging(store, "q", 0, {"a-0": [b"1"], "b-0": [b"2", b"3"]}))
+    abandon(store)
+    with Store(log_dir, clock=clock, only=only) as store:
+        assert list(store) == [only][: bool(only)]
+        assert not store.commits.pending()
+    with Store(log_dir, clock=clock) as store:
+        assert (values(store, "a-0"), values(store, "b-0")) == ([b"1"], [b"2", b"3"])
+    assert not leftovers(log_dir)
+
+
 def test_a_visible_part_of_a_pending_commit_is_not_made_again(log_dir: Path, clock: Clock) -> None:
     """The part in one partition is visible and durable; the other part fails, and its partition is deleted."""
 

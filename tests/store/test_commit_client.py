@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import threading
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -16,7 +15,7 @@ from logfs.errors import InvalidName, InvalidRecord, InvalidStore, StoreLocked, 
 from logfs.format.batches.record import Record
 from logfs.format.files.commit_file import STAGED, StagedFile
 from logfs.log.disk.disk import Disk
-from logfs.store.admin import commit_client
+from logfs.store.admin import client, commit_client
 from logfs.store.commits.commit import Committed
 from logfs.store.directory.lock import MOUNT_FILE
 from logfs.store.settings import Settings
@@ -78,7 +77,7 @@ def test_without_a_mount_a_commit_opens_the_directories(log_dir: Path) -> None:
 
 
 def test_a_mount_takes_commits(mount: Mount) -> None:
-    """A commit through `.logfs/commit` is seen at once, also by readers that have cached sizes, and is made once."""
+    """A commit through a mount is seen at once, also by readers that have cached sizes, and is made once."""
     log_dir = mount.log_dirs[0]
     for name in ("a-0", "b-0"):
         mount.partition(name)
@@ -100,28 +99,6 @@ def test_a_mount_takes_commits(mount: Mount) -> None:
     assert not (log_dir / MOUNT_FILE).exists()
     assert commit_client.commit(log_dir, "q", 0, []).already
     assert not list(log_dir.rglob("*" + STAGED))
-
-
-def test_the_answer_is_read_after_the_request_or_from_the_start(mount: Mount) -> None:
-    """The answer follows the request for read, and begins at 0 for pread.
-
-    Refused and repeated requests are answered in the same way.
-    """
-    fd = os.open(mount.path / ".logfs/commit", os.O_RDWR)
-    try:
-        for sequence in (3, 4):
-            os.write(fd, b'{"writer":"w","sequence":%d,' % sequence)
-            os.write(fd, b'"staged":[]}\n')
-            assert json.loads(os.read(fd, 1000)) == {"already": False, "offsets": {}}
-            assert os.read(fd, 1000) == b""
-        os.write(fd, b'{"writer":"w","sequence":4,"staged":[]}\n')
-        parts = [os.pread(fd, 7, position) for position in range(0, 70, 7)]
-        assert json.loads(b"".join(parts)) == {"already": True, "offsets": {}}
-        with pytest.raises(OSError, match="Invalid argument"):
-            os.write(fd, b"[]\n")
-        assert "InvalidRecord" in os.read(fd, 1000).decode()
-    finally:
-        os.close(fd)
 
 
 def test_partitions_are_created_through_the_mount_or_directly(mount: Mount) -> None:
@@ -177,9 +154,8 @@ def test_a_mount_refuses_invalid_commits_with_the_reason(mount: Mount) -> None:
     with pytest.raises(UnknownPartition):
         commit_client.commit(log_dir, "q", 0, [StagedFile("d-0", "x", 1, 1)])
     with pytest.raises(OSError, match="Invalid argument"):
-        os.write(fd := os.open(mount.path / ".logfs/commit", os.O_WRONLY), b"{}\n")
-    os.close(fd)
-    assert "not a commit request" in mount.errors()
+        (mount.path / ".logfs/admin").write_bytes(b'{"operation":"commit"}\n')
+    assert "not an administrative request" in mount.errors()
     (log_dir / "outside.staged").write_bytes((log_dir / "a-0" / staged[0].name).read_bytes())
     for name in ("../outside.staged", str(log_dir / "outside.staged"), f"{0:020}.log", "\0.staged"):
         with pytest.raises(InvalidRecord, match="is not the name of a staged file"):
@@ -188,9 +164,12 @@ def test_a_mount_refuses_invalid_commits_with_the_reason(mount: Mount) -> None:
     with pytest.raises(InvalidRecord, match="does not fit in"):
         commit_client.commit(log_dir, "q", 2**64, [])
     for file in (["a-0", "x.staged", "1", 1], ["a-0", 1, 1, 1], ["a-0", "x.staged", 2**64, 1]):
-        request = {"writer": "q", "sequence": 1, "staged": [file]}
+        staged_file = dict(
+            zip(("partition", "name", "size_bytes", "record_count"), file, strict=True)
+        )
+        request = {"operation": "commit", "writer": "q", "sequence": 1, "staged": [staged_file]}
         with pytest.raises(OSError, match="Invalid argument"):
-            (mount.path / ".logfs/commit").write_bytes(json.dumps(request).encode() + b"\n")
+            (mount.path / ".logfs/admin").write_bytes(json.dumps(request).encode() + b"\n")
     assert "internal error" not in mount.errors()
     # A large request arrives in many writes.
     many = [StagedFile("d-0", f"{number:0100}", 1, 1) for number in range(20_000)]
@@ -237,14 +216,14 @@ def test_an_answer_counts_if_the_mount_goes_away_after_it(
     mount = make_mount()
     mount.partition("a-0")
     log_dir = mount.log_dirs[0]
-    ask = commit_client._ask
+    answer_of = client._answer
 
-    def ask_and_kill(fd: int, request: bytes) -> object:
-        answer = ask(fd, request)
+    def answer_and_kill(*words: Any) -> object:
+        answer = answer_of(*words)
         mount.kill()
         return answer
 
-    monkeypatch.setattr(commit_client, "_ask", ask_and_kill)
+    monkeypatch.setattr(client, "_answer", answer_and_kill)
     done = commit_client.commit(log_dir, "q", 0, put(log_dir, "q", 0, {"a-0": [b"x"]}))
     assert done.offsets == {"a-0": (0, 1)}
     mount.start()

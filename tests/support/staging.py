@@ -1,13 +1,19 @@
-"""Staging of batches, as by a task of a data pipeline, for the tests of commits."""
+"""Staged batches, as of a task of a data pipeline, and their commit through a mount."""
 
 from __future__ import annotations
 
+import errno
 from typing import TYPE_CHECKING
 
+from logfs.errors import LogfsError, RequestInterrupted
 from logfs.format.encoding.batch_builder import build_records
 from logfs.log.append.staged_batches import StagedWriter
 from logfs.log.append.validator import batch_format
 from logfs.log.disk.disk import Disk
+from logfs.mount.errnos import errno_of
+from logfs.store.admin import client
+from logfs.store.admin.mount_channel import NoAnswer
+from logfs.store.admin.requests import Commit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,6 +22,7 @@ if TYPE_CHECKING:
     from logfs.config import LogConfig
     from logfs.format.batches.record import Record
     from logfs.format.files.commit_file import StagedFile
+    from logfs.store.admin.requests import Answer
 
 
 def stage(
@@ -39,3 +46,15 @@ def stage(
         for batch in built.batches:
             staged.write(batch)
     return staged.close()
+
+
+def commit_through(
+    mountpoint: Path, writer: str, sequence: int, staged: Sequence[StagedFile]
+) -> Answer:
+    """Have a mount commit staged files, and return its answer. Errors are those of calls to a mount: `OSError`."""
+    try:
+        return client.ask(mountpoint, Commit(writer, sequence, tuple(staged)))
+    except (RequestInterrupted, NoAnswer) as error:
+        raise OSError(errno.ENOTCONN, str(error)) from None
+    except LogfsError as error:
+        raise OSError(errno_of(error), str(error)) from None

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from logfs.store.admin import commit_client
+from tests.support.staging import commit_through
 from tests.system.load import stage_values
 
 if TYPE_CHECKING:
@@ -249,10 +249,7 @@ class _Script:
             return
         now_ms = int(time.time() * 1000)
         staged = stage_values(home, "faults", sequence, {"c-0": [value]}, now_ms)
-        request = commit_client.format_request(
-            commit_client.CommitRequest("faults", sequence, tuple(staged))
-        )
-        if self.call("commit", lambda: _write(self.mountpoint / ".logfs/commit", request)):
+        if self.call("commit", lambda: commit_through(self.mountpoint, "faults", sequence, staged)):
             self.journal.commits.append(sequence)
 
     def commit_group(self) -> None:

@@ -24,7 +24,7 @@ from logfs.log.disk.disk import Disk
 from logfs.store.admin import commit_client
 from logfs.store.directory.mount_table import DEAD_ERRORS, is_dead
 from logfs.store.settings import Settings
-from tests.support.staging import stage
+from tests.support.staging import commit_through, stage
 from tests.system.scenes import log_dirs
 
 if TYPE_CHECKING:
@@ -226,14 +226,7 @@ class _Load:
             staged = stage_values(home, "load", sequence, {"commit-0": wanted["commit-0"]})
             home = next(each for each in self.log_dirs if (each / "commit-1").is_dir())
             staged += stage_values(home, "load", sequence, {"commit-1": wanted["commit-1"]})
-            request = commit_client.format_request(
-                commit_client.CommitRequest("load", sequence, tuple(staged))
-            )
-            fd = os.open(self.mountpoint / ".logfs/commit", os.O_RDWR)
-            try:
-                os.write(fd, request)
-            finally:
-                os.close(fd)
+            commit_through(self.mountpoint, "load", sequence, staged)
             self.done.commits.append(sequence)
             sequence += 1
             time.sleep(_PAUSE_SECONDS)

@@ -296,10 +296,8 @@ def _commit(worker: Worker) -> None:
 
 
 def _commit_once(worker: Worker, sequence: int, settings: Any) -> bool:
-    from logfs.errors import LogfsError
     from logfs.format.batches.record import Record
-    from logfs.store.admin.commit_client import CommitRequest, format_request, parse_answer
-    from tests.support.staging import stage
+    from tests.support.staging import commit_through, stage
 
     try:
         files = []
@@ -313,28 +311,14 @@ def _commit_once(worker: Worker, sequence: int, settings: Any) -> bool:
         # The partition is being moved to another log directory.
         worker.note("retry", sequence, repr(error))
         return False
-    fd = os.open(worker.mountpoint / ".logfs/commit", os.O_RDWR)
     try:
-        try:
-            os.write(fd, format_request(CommitRequest(COMMITTER, sequence, tuple(files))))
-        except OSError as error:
-            if error.errno in _DEAD - {errno.EIO}:
-                raise
-            failure = error
-            answer = os.pread(fd, 1 << 16, 0)
-            worker.note("retry", sequence, repr(failure), answer.decode().strip())
-            if error.errno not in (errno.EAGAIN, errno.ENOENT):
-                raise
-            return False
-        answer = os.pread(fd, 1 << 16, 0)
-    finally:
-        os.close(fd)
-    try:
-        done = parse_answer(answer)
-    except LogfsError as error:
+        done = commit_through(worker.mountpoint, COMMITTER, sequence, files)
+    except OSError as error:
         worker.note("retry", sequence, repr(error))
+        if error.errno not in (errno.EAGAIN, errno.ENOENT):
+            raise
         return False
-    worker.note("done", time.monotonic(), sequence, json.dumps(done.offsets))
+    worker.note("done", time.monotonic(), sequence, json.dumps(done["offsets"]))
     return True
 
 

@@ -15,5 +15,4 @@ thread that must not wait, it raises `WouldBlock` with nothing changed, and the 
 - `config`, `groups`: settings, and committed offsets.
 - `generated`: files whose content is generated on access, such as `status.json`.
 - `admin`: `.logfs/admin`.
-- `commit`: `.logfs/commit`.
 """

@@ -13,11 +13,14 @@ from logfs.store.admin.requests import Create, Request, parse_request
 from logfs.store.directory.permissions import Access, PermissionTable
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from logfs.log.read.reader import Reader
     from logfs.mount.admin_requests import RunningRequest
 
 
-class RequestFile(FileNode):
-    """A file that takes requests. Only its owner has access: a request can change every partition."""
+class AdminFile(FileNode):
+    """The file that takes requests. Only its owner has access: a request can change every partition."""
 
     def access(self) -> Access:
         access = super().access()
@@ -28,21 +31,14 @@ class RequestFile(FileNode):
         now_ns = self.context.store.clock() * 1_000_000
         return Stat(stat.S_IFREG | access.mode, access.uid, access.gid, 0, now_ns)
 
-    def check_open(self, flags: int) -> None:
-        """Raise `NotWritable` for writing to a read-only store."""
+    def open(self, flags: int, caller: Caller) -> Handle:
+        """Open the file. Raises `NotWritable` for writing to a read-only store."""
         if flags & (os.O_WRONLY | os.O_RDWR) and self.context.store.read_only:
             raise NotWritable(f"{self.path}: the store is open read-only")
+        return AdminHandle(self, caller)
 
     def truncate(self, size: int) -> None:
         """Do nothing: every `>` sends O_TRUNC."""
-
-
-class AdminFile(RequestFile):
-    """The file that takes administrative requests."""
-
-    def open(self, flags: int, caller: Caller) -> Handle:
-        self.check_open(flags)
-        return AdminHandle(self, caller)
 
 
 class AdminHandle(Handle):
@@ -62,6 +58,7 @@ class AdminHandle(Handle):
         self._asked = b""
         self._running: RunningRequest | None = None
         self._is_noted = False
+        self._grows: Collection[str] = ()
 
     def read(self, position: int, size: int) -> bytes:
         running = self._running
@@ -82,10 +79,15 @@ class AdminHandle(Handle):
         request = parse_request(asked)
         self._cancel()
         self._is_noted = False
+        self._grows = request.grows()
         self._running = self._file.context.requests.start(
             self._file.context.store, request, lambda: self._give_to_caller(request)
         )
         return len(data)
+
+    def grown(self) -> Sequence[Reader]:
+        partitions = self._file.context.store.partitions
+        return [partitions[name] for name in self._grows if name in partitions]
 
     def release(self) -> None:
         self._cancel()

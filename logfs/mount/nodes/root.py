@@ -21,7 +21,6 @@ from logfs.mount.nodes.base import (
     Stat,
     first_found,
 )
-from logfs.mount.nodes.commit import CommitFile
 from logfs.mount.nodes.config import BrokerConfigDirectory
 from logfs.mount.nodes.generated import GeneratedFile, installed_ns
 from logfs.mount.nodes.partition import PartitionDirectory, offline_error
@@ -142,8 +141,6 @@ class SelfDirectory(DirectoryNode):
         }
         if name == "admin":
             return AdminFile(self.context, name, self)
-        if name == "commit":
-            return CommitFile(self.context, name, self)
         if name == "ctl":
             return GeneratedFile(self.context, name, self, self._doing, self._command)
         if name not in makers:
@@ -155,7 +152,6 @@ class SelfDirectory(DirectoryNode):
         yield from (
             "README",
             "admin",
-            "commit",
             "config",
             "ctl",
             "errors",

@@ -15,7 +15,6 @@ from logfs.format.base import names
 from logfs.spark import workers
 from logfs.spark.jobs.job_runner import WorkItem, run
 from logfs.spark.jobs.selection import check_topics, log_dirs, of_topics
-from logfs.store.commits.commit import partitions_of_pending_commits
 from logfs.store.directory.lease import Lease
 from logfs.store.directory.recognition import check_log_dirs
 from logfs.store.store import Store
@@ -187,10 +186,6 @@ def lease_partitions(paths: Paths, topics: Iterable[str] | None) -> Iterator[Lea
     """
     directories = [Path(path) for path in log_dirs(paths)]
     check_log_dirs(directories)
-    waiting = partitions_of_pending_commits(directories)
-    if waiting:
-        # Loading the partitions of a decided commit finishes the commit, which must precede other work on them.
-        Store(directories, only=waiting.__contains__).close()
     with Store(directories, only="") as store:
         if store.commits.pending():
             where = ", ".join(map(str, directories))

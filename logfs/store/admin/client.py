@@ -11,12 +11,13 @@ from logfs.errors import RequestInterrupted
 from logfs.store.admin.mount_channel import (
     NO_MOUNT,
     READ_BYTES,
+    NoAnswer,
     call_with_retries,
     raise_described,
     request_file,
     send,
 )
-from logfs.store.admin.requests import format_request
+from logfs.store.admin.requests import format_request, parse_request
 from logfs.store.store import Store
 
 if TYPE_CHECKING:
@@ -47,8 +48,9 @@ def call(
 
     `report` is called with the bytes that are done and the bytes in all; in a mount the request ends if `report`
     raises an error. `recovery` is called as `progress` of `Store`. Waits up to `seconds` for another process that
-    holds the directories. Raises `StoreLocked`, which names it; `RequestInterrupted` if the mount ends; the errors of
-    the request, wherever it is executed; and those of opening a store.
+    holds the directories. A repeatable request is sent again if a mount ends before it has answered. Raises
+    `StoreLocked`, which names the process; `RequestInterrupted` if the mount ends during another request; the errors
+    of the request, wherever it is executed; and those of opening a store.
     """
     return call_with_retries(
         log_dirs,
@@ -66,9 +68,22 @@ def _directly(
 
 
 def _through(mounted: Path, request: Request, report: Report) -> Answer:
+    try:
+        return ask(mounted, request, report)
+    except RequestInterrupted as error:
+        if request.is_repeatable:
+            raise NoAnswer(error) from None
+        raise
+
+
+def ask(mounted: Path, request: Request, report: Report = lambda done, total: None) -> Answer:
+    """Have a mount execute a request, and return the answer. Raises as `call`, and `NoAnswer` without a mount."""
+    line = format_request(request)
+    # A mount that refuses the line gives an errno, and no reason.
+    parse_request(line)
     with request_file(mounted / ADMIN_FILE) as fd:
         try:
-            send(fd, format_request(request))
+            send(fd, line)
             told = _answer(fd, report)
         except OSError as error:
             if error.errno not in NO_MOUNT:

@@ -7,19 +7,26 @@ fields are strings, integers, booleans, lists and objects of JSON, and so is the
 from __future__ import annotations
 
 import json
+import logging
 import os
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from logfs.errors import InvalidRecord, InvalidSetting, PartitionExists, UnknownPartition
+from logfs.errors import (
+    InvalidRecord,
+    InvalidSetting,
+    LogfsError,
+    PartitionExists,
+    UnknownPartition,
+)
 from logfs.format.base import names
-from logfs.format.files.commit_file import checked
+from logfs.format.files.commit_file import StagedFile, checked, typed
 from logfs.setting import MIRROR_SOURCE
 from logfs.store.admin.mount_channel import to_line
 from logfs.store.commits.groups import TOPIC, resolve_offset
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
     from pathlib import Path
 
     from logfs.store.loading import Only
@@ -30,16 +37,24 @@ if TYPE_CHECKING:
     # Called with the bytes that are done, and the bytes in all.
     Report = Callable[[int, int], None]
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class Request:
     """A request to a store. The subclasses say what is done and answered; their names are those of the requests."""
 
     operation: ClassVar[str]
+    # Whether a request that was not answered may be sent again: it is not executed twice.
+    is_repeatable: ClassVar[bool] = False
 
     def loads(self) -> Only | None:
         """Return which partitions a store opened for the request loads; None for all."""
         return None
+
+    def grows(self) -> Collection[str]:
+        """Return the partitions of users' records to which the request appends, now or when it is finished later."""
+        return ()
 
     def run(self, store: Store, report: Report) -> Answer:
         """Execute the request, and return the answer. `report` may raise an error to interrupt a long request."""
@@ -320,6 +335,50 @@ class ForgetOffset(Request):
         return {"partitions": [name for name in found if store.groups.forget(self.group, name)]}
 
 
+@dataclass(frozen=True)
+class Commit(Request):
+    """Append staged files to their partitions, all or none (`Commits.commit`).
+
+    The answer has `already`, and as `offsets` [first offset, offset after the last] by partition.
+    """
+
+    operation = "commit"
+    is_repeatable = True
+    writer: str
+    sequence: int
+    staged: tuple[StagedFile, ...]
+
+    def loads(self) -> Only | None:
+        return frozenset(self.grows()).__contains__
+
+    def grows(self) -> Collection[str]:
+        return {file.partition for file in self.staged}
+
+    def run(self, store: Store, report: Report) -> Answer:
+        done = store.commit(self.writer, self.sequence, self.staged)
+        try:
+            store.commits.upkeep(store.clock())
+        except (LogfsError, OSError) as error:
+            logger.warning("%s", error)
+        return done._asdict()
+
+
+@dataclass(frozen=True)
+class Discard(Request):
+    """Remove staged files that will not be committed (`Commits.discard`); the answer is empty."""
+
+    operation = "discard"
+    is_repeatable = True
+    staged: tuple[StagedFile, ...]
+
+    def loads(self) -> Only | None:
+        return ""
+
+    def run(self, store: Store, report: Report) -> Answer:
+        store.commits.discard(self.staged)
+        return {}
+
+
 _REQUESTS: dict[str, type[Request]] = {
     each.operation: each
     for each in (
@@ -336,6 +395,8 @@ _REQUESTS: dict[str, type[Request]] = {
         CommitOffset,
         CommitOffsets,
         ForgetOffset,
+        Commit,
+        Discard,
     )
 }
 
@@ -360,6 +421,8 @@ def _checked(kind: str, value: Any) -> Any:
     """Return a field's value if it has the type `kind`, the text of an annotation. Raises as `checked`."""
     if kind == "list[str]":
         return [checked("str", each) for each in value]
+    if kind == "tuple[StagedFile, ...]":
+        return tuple(typed(StagedFile(**each)) for each in value)
     if kind == "dict[str, str]":
         return {checked("str", name): checked("str", each) for name, each in value.items()}
     return checked(kind, value)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import logging
 from collections import Counter
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -46,7 +46,7 @@ from logfs.log.recovery import FilePosition
 from logfs.store.directory.log_dir import FirstError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from logfs.format.base.names import TopicPartition
@@ -417,17 +417,18 @@ class Commits:
         with self._lock:
             # If some of the commit could be in the log, the partition would have failed, and must not be changed.
             self._registry.writable(name).check_changeable()
-            for home, pending in self.pending().items():
-                parts = tuple(
-                    replace(part, base_offset=NO_PLACE)
-                    if part.partition == name and not part.done
-                    else part
-                    for part in pending.parts
-                )
-                if parts != pending.parts:
-                    self._write(
-                        home, replace(self._known[home], pending=replace(pending, parts=parts))
-                    )
+            self._change_parts(name, lambda part: replace(part, base_offset=NO_PLACE))
+
+    def _change_parts(self, name: str, change: Callable[[CommitPart], CommitPart]) -> None:
+        """Change the parts of decided commits to a partition that are not done, and record the result durably."""
+        for home, pending in self.pending().items():
+            parts = tuple(
+                change(part) if part.partition == name and not part.done else part
+                for part in pending.parts
+            )
+            if parts != pending.parts:
+                pending = replace(pending, parts=parts)
+                self._write(home, replace(self._known[home], pending=pending))
 
     def finish_at_opening(self) -> None:
         """Do the decided commits, after partitions were loaded. An error is logged, and the commit stays decided."""
@@ -444,24 +445,17 @@ class Commits:
         The opening loads the partitions of decided commits one by one before any others, so only one thread at a time
         changes the commit file here.
         """
-        if not self.concerns(name.directory):
-            return False
         changed = False
-        for home, pending in self.pending().items():
-            parts = []
-            for part in pending.parts:
-                if (
-                    part.partition == name.directory
-                    and not part.done
-                    and part.base_offset != NO_PLACE
-                ):
-                    part = self._taken(part, log_dir, name, directory)
-                    changed |= not part.done
-                parts.append(part)
-            log = replace(self._known[home], pending=replace(pending, parts=tuple(parts)))
-            if log != self._known[home]:
-                # Record the result: at a later look, batches of other writers may follow.
-                self._write(home, log)
+
+        def compare(part: CommitPart) -> CommitPart:
+            nonlocal changed
+            if part.base_offset != NO_PLACE:
+                part = self._taken(part, log_dir, name, directory)
+                changed |= not part.done
+            return part
+
+        # The result is recorded: at a later look, batches of other writers may follow.
+        self._change_parts(name.directory, compare)
         return changed
 
     def _taken(
@@ -558,20 +552,6 @@ def read_commits(disk: Disk, log_dir: Path) -> CommitLog:
             f"{path}: {error}; it is unknown what was committed: restore the file, or remove it once "
             "no writer will send a commit again"
         ) from None
-
-
-def partitions_of_pending_commits(log_dirs: Iterable[Path]) -> set[str]:
-    """Return the names of the partitions that have a commit which is decided but not done.
-
-    Opening a `Store` for writing with these partitions finishes the commits. A damaged commit file is skipped: the
-    store reports the damage. Raises `OSError`.
-    """
-    found: set[str] = set()
-    for path in log_dirs:
-        with suppress(Corrupt):
-            pending = read_commits(Disk(), path).pending
-            found |= {part.partition for part in pending.parts} if pending else set()
-    return found
 
 
 def _check_names(files: Iterable[StagedFile]) -> None:
