@@ -8,7 +8,7 @@ between segments.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -85,6 +85,13 @@ def note(path: Path, text: str) -> Finding:
     return Finding(Severity.NOTE, path, text)
 
 
+def _index_error(segment: Segment, path: Path, text: str) -> Finding:
+    """Return a finding that an index of a segment is wrong, with what to do about it."""
+    # No command changes a copy in a bucket.
+    advice = "; it was copied so, and lookups check its entries" if segment.is_remote else _ADVICE
+    return error(path, text.removesuffix(_ADVICE) + advice)
+
+
 class Marker(NamedTuple):
     """The marker of a transaction that did not begin in the same segment.
 
@@ -156,31 +163,6 @@ def audit(
     `report` is called with the number of bytes as they are read. Raises `OSError`, and `Gone` if files leave the log
     meanwhile.
     """
-    for found in _audit(
-        segment,
-        epochs,
-        trusts_indexes=trusts_indexes,
-        live=live,
-        log_start_offset=log_start_offset,
-        report=report,
-    ):
-        if segment.is_remote and isinstance(found, Finding) and found.text.endswith(_ADVICE):
-            # No command changes a copy in a bucket.
-            text = found.text.removesuffix(_ADVICE)
-            yield replace(found, text=f"{text}; it was copied so, and lookups check its entries")
-        else:
-            yield found
-
-
-def _audit(
-    segment: Segment,
-    epochs: Epochs,
-    *,
-    trusts_indexes: bool,
-    live: bool,
-    log_start_offset: int,
-    report: Callable[[int], object],
-) -> Iterator[Finding | Account]:
     # A tiered topic is not compacted.
     gaps = segment.gaps and not segment.is_remote
     account = Account(
@@ -259,7 +241,7 @@ def check_boundaries(accounts: Iterable[Account], log_start_offset: int) -> Iter
                 yield error(
                     account.txn_index,
                     f"the index entry of producer {transaction.producer_id}'s transaction that was aborted at "
-                    f"{transaction.last_offset} is missing; run 'logfs reindex'",
+                    f"{transaction.last_offset} is missing{_ADVICE}",
                 )
 
 
@@ -378,6 +360,7 @@ class _IndexAudit:
         self.entries = np.frombuffer(data, self.dtype)
         self.base_offset = segment.base_offset
         self.live = live
+        self._segment = segment
         self._keys = self.entries[self.key].astype(np.int64)
         self._done = 0
 
@@ -391,7 +374,7 @@ class _IndexAudit:
         """Yield the first entry that goes back. It and those after it are of no use, and are ignored."""
         back = np.flatnonzero(np.diff(self._keys, prepend=self.before_first) <= 0)
         if len(back):
-            yield self._wrong(f"entry {back[0]} is out of order; run 'logfs reindex'")
+            yield self._wrong(f"entry {back[0]} is out of order")
             self._keep(int(back[0]))
 
     def hold_against(self, batches: _BatchArrays, text: TextSize) -> Iterator[Finding]:
@@ -415,7 +398,7 @@ class _IndexAudit:
         self.entries, self._keys = self.entries[:count], self._keys[:count]
 
     def _wrong(self, text: str) -> Finding:
-        return error(self.path, text)
+        return _index_error(self._segment, self.path, text)
 
 
 class _OffsetIndexAudit(_IndexAudit):
@@ -431,7 +414,7 @@ class _OffsetIndexAudit(_IndexAudit):
         yield from super().check_order()
         back = np.flatnonzero(np.diff(self.entries["offset"].astype(np.int64), prepend=-1) <= 0)
         if len(back):
-            yield self._wrong(f"entry {back[0]} is out of order; run 'logfs reindex'")
+            yield self._wrong(f"entry {back[0]} is out of order")
             self._keep(int(back[0]))
 
     # The offset and the position of an entry whose offset is that of a batch after those that were seen.
@@ -471,9 +454,7 @@ class _OffsetIndexAudit(_IndexAudit):
 
     def _first(self, offsets: NDArray[np.int64], positions: NDArray[np.int64]) -> Iterator[Finding]:
         if len(offsets):
-            yield self._wrong(
-                f"no batch with last offset {offsets[0]} at byte {positions[0]}; run 'logfs reindex'"
-            )
+            yield self._wrong(f"no batch with last offset {offsets[0]} at byte {positions[0]}")
             self._keep(self._done)
 
 
@@ -506,13 +487,13 @@ class _TimeIndexAudit(_IndexAudit):
         yield from self._check(rest, np.full(len(rest), self._largest))
         if len(rest) and not self.live and not self._is_cut_short:
             beyond = self.base_offset + int(rest["offset"][0])
-            yield self._wrong(f"offset {beyond} is after the last batch; run 'logfs reindex'")
+            yield self._wrong(f"offset {beyond} is after the last batch")
         # A closed segment has an entry with its greatest timestamp (kafka-storage 3.5). A writer that has just rolled
         # may not have written it yet.
         told = int(self.entries["timestamp"][-1]) if len(self.entries) else -1
         if not self._is_cut_short and not self.live and told < self._largest:
             yield self._wrong(
-                f"its last timestamp is {told}, but the latest in the log is {self._largest}; run 'logfs reindex'"
+                f"its last timestamp is {told}, but the latest in the log is {self._largest}"
             )
 
     def _check(self, entries: NDArray[np.void], expected: NDArray[np.int64]) -> Iterator[Finding]:
@@ -520,7 +501,7 @@ class _TimeIndexAudit(_IndexAudit):
             offset, timestamp = entries[number]["offset"], entries[number]["timestamp"]
             yield self._wrong(
                 f"the latest timestamp up to offset {self.base_offset + int(offset)} is {expected[number]}, not "
-                f"{timestamp}; run 'logfs reindex'"
+                f"{timestamp}"
             )
             self._is_cut_short = True
             self._keep(self._done)
@@ -551,9 +532,7 @@ class _TextIndexAudit(_IndexAudit):
             wrong |= entries[name] != texts[:, number]
         for first in np.flatnonzero(wrong)[:1]:
             position = entries[first]["position"]
-            yield self._wrong(
-                f"the entry at byte {position} does not agree with the log; run 'logfs reindex'"
-            )
+            yield self._wrong(f"the entry at byte {position} does not agree with the log")
             self._keep(self._done)
 
 
@@ -567,7 +546,7 @@ def _sound_indexes(segment: Segment, *, live: bool) -> Generator[Finding, None, 
         except Gone:
             raise
         except LogfsError as why:
-            yield error(index.path, str(why).removeprefix(f"{index.path}: "))
+            yield _index_error(segment, index.path, str(why).removeprefix(f"{index.path}: "))
             continue
         if not index.exists():
             yield note(index.path, "missing; it is rebuilt when it is needed")
@@ -580,7 +559,7 @@ def _sound_indexes(segment: Segment, *, live: bool) -> Generator[Finding, None, 
         if isinstance(held, _TextIndexAudit):
             damaged = segment.text_index.check_entries(held.entries.tobytes())
             if damaged is not None:
-                yield error(index.path, f"entry {damaged} is damaged; run 'logfs reindex'")
+                yield _index_error(segment, index.path, f"entry {damaged} is damaged")
                 continue
         yield from held.check_order()
         found.append(held)
@@ -661,11 +640,8 @@ class _TransactionAudit:
             # In a compacted log the markers may be gone.
             wrong |= indexed - self._aborts.keys()
         for producer_id, offset in sorted(wrong)[:1]:
-            yield error(
-                index.path,
-                f"the entry of producer {producer_id} that ends at offset {offset} matches no abort in the log; run "
-                "'logfs reindex'",
-            )
+            text = f"the entry of producer {producer_id} that ends at offset {offset} matches no abort in the log"
+            yield _index_error(self._segment, index.path, text)
         account.missing += [
             each for each in self._aborted if (each.producer_id, each.last_offset) not in indexed
         ]

@@ -60,9 +60,7 @@ class Checkpoints:
                 points[name] = log_dir.recovery_points.get(name, 0)
                 if name in log_dir.log_starts:
                     starts[name] = log_dir.log_starts[name]
-        log_dir.write_recovery_points(points)
-        log_dir.write_high_watermarks(points)
-        log_dir.write_log_starts(starts)
+        log_dir.write_offsets(points, starts)
 
     def cleaner_offset(self, name: str) -> int | None:
         """Return the offset up to which a partition was compacted, or None if it never was (kafka-storage 8.9)."""

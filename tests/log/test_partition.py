@@ -955,9 +955,9 @@ def test_flush_messages(store: Store, orders: Partition) -> None:
     """An append flushes once flush.messages messages are unflushed (kafka-storage 6)."""
     set_topic(store, "orders", flush_messages=3)
     orders.append([b"a", b"b"])
-    assert (orders.flusher.flushes, orders.recovery_point, orders.unflushed_messages) == (0, 0, 2)
+    assert (orders.flusher.flushes, orders.recovery_point, orders.log_end_offset) == (0, 0, 2)
     orders.append([b"c"])
-    assert (orders.flusher.flushes, orders.recovery_point, orders.unflushed_messages) == (1, 3, 0)
+    assert (orders.flusher.flushes, orders.recovery_point, orders.log_end_offset) == (1, 3, 3)
 
 
 def test_flush_ms(store: Store, orders: Partition, clock: Clock) -> None:

@@ -141,14 +141,14 @@ def unflushed(world: World) -> int:
     """Return the number of unflushed messages after an append."""
     world.log.flush()
     world.log.append([b"x"])
-    return world.log.unflushed_messages
+    return world.log.log_end_offset - world.log.recovery_point
 
 
 def unflushed_after_upkeep(world: World) -> int:
     """Return the number of unflushed messages after an append and upkeep."""
     unflushed(world)
     world.store.upkeep()
-    return world.log.unflushed_messages
+    return world.log.log_end_offset - world.log.recovery_point
 
 
 def index_entries(world: World) -> int:

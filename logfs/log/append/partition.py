@@ -410,11 +410,6 @@ class Partition(Log):
         """The offset below which all records are durable."""
         return self.flusher.recovery_point
 
-    @property
-    def unflushed_messages(self) -> int:
-        """The number of offsets from the recovery point to the log end, whose records may not be durable yet."""
-        return self.log_end_offset - self.recovery_point
-
     def flush(self) -> int:
         """Make everything that is in the log now durable, and return the new recovery point (an offset).
 

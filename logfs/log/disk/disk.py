@@ -17,7 +17,7 @@ import threading
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
 from logfs.errors import Corrupt, NotWritable, OffsetOutOfRange
 from logfs.locks import Level, make_rlock
@@ -512,49 +512,21 @@ class ReadOnlyDisk(Disk):
             self._refuse(path)
         return super().open(path)
 
-    def write(self, file: File, position: int, data: Buffer) -> None:
-        self._refuse(file.path)
-
-    def truncate(self, file: File, size: int) -> None:
-        self._refuse(file.path)
-
-    def allocate(self, file: File, position: int, size: int) -> None:
-        self._refuse(file.path)
-
-    def sync(self, file: File) -> None:
-        self._refuse(file.path)
-
     def sync_map(self, mapping: mmap.mmap) -> None:
         raise NotWritable("the store is open read-only: nothing in it is synced")
 
-    def rename(self, old: Path, new: Path) -> None:
-        self._refuse(old)
-
-    def rename_unsynced(self, old: Path, new: Path) -> None:
-        self._refuse(old)
-
-    def unlink(self, path: Path) -> None:
-        self._refuse(path)
-
-    def mkdir(self, path: Path, *, mode: int = DIRECTORY_MODE) -> None:
-        self._refuse(path)
-
-    def rmdir(self, path: Path) -> None:
-        self._refuse(path)
-
-    def sync_directory(self, path: Path) -> None:
-        self._refuse(path)
-
-    def set_mtime(self, path: Path, mtime_ms: int) -> None:
-        self._refuse(path)
-
-    def replace_file(self, path: Path, data: bytes) -> None:
-        self._refuse(path)
-
-    def put_file(self, path: Path, data: bytes, *, sync: bool) -> None:
-        self._refuse(path)
-
-    def _refuse(self, path: Path) -> None:
+    def _refuse(self, path: Path) -> NoReturn:
         raise NotWritable(
             f"{path}: the store is open read-only; open it without --read-only to change it"
         )
+
+
+def _refused(self: ReadOnlyDisk, subject: File | Path, *_: object, **__: object) -> NoReturn:
+    self._refuse(subject.path if isinstance(subject, File) else subject)
+
+
+for _name in (
+    *("write", "truncate", "allocate", "sync", "replace_file", "put_file", "set_mtime"),
+    *("rename", "rename_unsynced", "unlink", "mkdir", "rmdir", "sync_directory"),
+):
+    setattr(ReadOnlyDisk, _name, _refused)

@@ -79,19 +79,6 @@ class MemoryTable:
                 self._grow()
             spans = spans[done:]
 
-    def put_one(self, key: bytes, offset: int, *, is_null: bool) -> None:
-        """Put the key of the record at `offset`; with `is_null`, the record's value is null."""
-        if self.used >= int(len(self.slots) * _LOAD_FACTOR):
-            self._grow()
-        first, second = hash_key(key, self.secret)
-        slot = compaction_kernels.find_slot(self.slots, first, second)
-        self.used += int(self.slots[slot, 2] == 0)
-        self.slots[slot] = (
-            first,
-            second,
-            offset + 1 | (compaction_kernels.NULL_BIT if is_null else 0),
-        )
-
     def put_table(self, slots: NDArray[np.uint64]) -> None:
         """Put all keys of another table with the same secret, whose slots are uint64[n, 3].
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from logfs.locks import Level, make_rlock
 from logfs.log.read import key_index
 from logfs.log.read.read_committed import CommittedText, Isolation, is_aborted
-from logfs.log.read.reader import Reader, Traffic, last_batch_before
+from logfs.log.read.reader import Reader, Traffic
 from logfs.log.read.view_registry import ViewRegistry
 from logfs.log.state.log_state import LogState
 
@@ -325,21 +326,6 @@ class CommittedReader(Reader):
 
     def _offset_of_last(self, count: int) -> int:
         state = self.state
-        shows = self.shown(state)
-        at, first = state.log_end_offset, state.log_start_offset
-        while count > 0 and at > first:
-            segment = state.segments_from(at - 1)[0]
-            batch = last_batch_before(segment, at)
-            if batch is None:
-                # Do not step offset by offset: a segment may begin far above the last batch of the one before.
-                at = min(at - 1, segment.base_offset)
-                continue
-            if shows(batch.header):
-                with self._decoding(batch, state):
-                    offsets = batch.offsets()
-                    del offsets[bisect_left(offsets, at) :]
-                if len(offsets) >= count:
-                    return max(offsets[-count], first)
-                count -= len(offsets)
-            at = min(at - 1, batch.header.base_offset)
-        return max(at, first)
+        if count <= 0:
+            return max(state.log_end_offset, state.log_start_offset)
+        return next(islice(self._last_offsets(state), count - 1, None), state.log_start_offset)

@@ -60,7 +60,7 @@ def _is_any(header: Header) -> bool:
     return True
 
 
-def last_batch_before(segment: Segment, offset: int) -> Batch | None:
+def _last_batch_before(segment: Segment, offset: int) -> Batch | None:
     """Return the last batch of a segment with a base offset below `offset`; None if the segment has none.
 
     Raises `DamagedRange` if there is damage in its place.
@@ -449,23 +449,24 @@ class Reader:
         return self.until_found(self._last_offset)
 
     def _last_offset(self) -> int | None:
-        state = self.state
+        return next(self._last_offsets(self.state), None)
+
+    def _last_offsets(self, state: LogState) -> Iterator[int]:
+        """Yield the offsets of the records that readers of `state` see, the last one first."""
         shows = self.shown(state)
-        at = state.log_end_offset
-        while at > state.log_start_offset:
+        at, first = state.log_end_offset, state.log_start_offset
+        while at > first:
             segment = state.segments_from(at - 1)[0]
-            batch = last_batch_before(segment, at)
+            batch = _last_batch_before(segment, at)
             if batch is None:
+                # Do not step offset by offset: a segment may begin far above the last batch of the one before.
                 at = min(at - 1, segment.base_offset)
                 continue
             if shows(batch.header):
                 with self._decoding(batch, state):
                     offsets = batch.offsets()
-                    del offsets[bisect_left(offsets, at) :]
-                if offsets:
-                    return offsets[-1] if offsets[-1] >= state.log_start_offset else None
-            at = batch.header.base_offset
-        return None
+                yield from reversed(offsets[bisect_left(offsets, first) : bisect_left(offsets, at)])
+            at = min(at - 1, batch.header.base_offset)
 
     def offset_for_time(self, timestamp: int, *, shown: bool = False) -> OffsetAndTimestamp | None:
         """Return the earliest offset with a timestamp (ms) of at least `timestamp`, as Kafka's offsetsForTimes does.

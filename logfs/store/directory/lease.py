@@ -109,16 +109,11 @@ class LeasedLogDir(LogDir):
             self._closed_cleanly,
         )
 
-    def write_recovery_points(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Keep the recovery points in memory, for `returned`; no file is written."""
-        self.recovery_points = dict(offsets)
-
-    def write_log_starts(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Keep the log start offsets in memory, for `returned`; no file is written."""
-        self.log_starts = dict(offsets)
-
-    def write_high_watermarks(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Do nothing: the holder of the lock writes the recovery points as high watermarks, too."""
+    def write_offsets(
+        self, points: Mapping[TopicPartition, int], starts: Mapping[TopicPartition, int]
+    ) -> None:
+        """Keep the recovery points and log start offsets in memory, for `returned`; no file is written."""
+        self.recovery_points, self.log_starts = dict(points), dict(starts)
 
     def write_cleaner_offsets(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Keep the cleaner offsets in memory, for `returned`; no file is written."""

@@ -156,10 +156,7 @@ class LogDir:
         # A broker keeps its topics' settings elsewhere: those that are not in logfs's files are unknown here.
         self.is_brokers = disk.is_remote or disk.exists(path / META_PROPERTIES)
         self._broker_epoch = self._read_broker_epoch()
-        self.recovery_points = self._read(RECOVERY_POINTS)
-        self.log_starts = self._read(LOG_STARTS)
-        # An entry shows that a partition was compacted; the settings cannot, for a broker keeps them elsewhere.
-        self.cleaner_offsets = self._read(CLEANER_OFFSETS)
+        self._read_checkpoints()
 
     def _is_live(self) -> bool:
         """Whether another process writes to the directory, or to the bucket, while this one only reads."""
@@ -209,9 +206,7 @@ class LogDir:
         self._note(found, is_settled)
         self.live = self._is_live()
         self.clean = self.disk.exists(self.path / CLEAN_SHUTDOWN)
-        self.recovery_points = self._read(RECOVERY_POINTS)
-        self.log_starts = self._read(LOG_STARTS)
-        self.cleaner_offsets = self._read(CLEANER_OFFSETS)
+        self._read_checkpoints()
         return True
 
     def read_log_start(self, name: TopicPartition) -> int:
@@ -233,20 +228,17 @@ class LogDir:
         """Make the next `has_changed` read everything again and return True."""
         self._seen = None
 
-    def write_recovery_points(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Replace the checkpoint of recovery points; `offsets` has those of all partitions in this directory."""
-        self._write(RECOVERY_POINTS, offsets)
+    def write_offsets(
+        self, points: Mapping[TopicPartition, int], starts: Mapping[TopicPartition, int]
+    ) -> None:
+        """Replace the checkpoints of recovery points, which are the high watermarks, too, and of log start offsets.
 
-    def write_log_starts(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Replace the checkpoint of log start offsets.
-
-        `offsets` has those partitions whose log start offset is above the base offset of their first segment.
+        `points` has all partitions in this directory, `starts` those whose log start offset is above the base offset
+        of their first segment.
         """
-        self._write(LOG_STARTS, offsets)
-
-    def write_high_watermarks(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Replace the checkpoint of high watermarks; `offsets` has those of all partitions in this directory."""
-        self._write(HIGH_WATERMARKS, offsets)
+        self._write(RECOVERY_POINTS, points)
+        self._write(HIGH_WATERMARKS, points)
+        self._write(LOG_STARTS, starts)
 
     def write_cleaner_offsets(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Replace the checkpoint of the offsets up to which each log was compacted (kafka-storage 8.9)."""
@@ -320,6 +312,12 @@ class LogDir:
                 "%s: %s; the shutdown still counts as clean", self.path / CLEAN_SHUTDOWN, error
             )
             return checkpoint.UNKNOWN_BROKER_EPOCH
+
+    def _read_checkpoints(self) -> None:
+        self.recovery_points = self._read(RECOVERY_POINTS)
+        self.log_starts = self._read(LOG_STARTS)
+        # An entry shows that a partition was compacted; the settings cannot, for a broker keeps them elsewhere.
+        self.cleaner_offsets = self._read(CLEANER_OFFSETS)
 
     def _read(self, name: str) -> dict[TopicPartition, int]:
         """Return a checkpoint. As in Kafka, a damaged one counts as empty: recovery then only has more to do."""

@@ -27,13 +27,17 @@ def read_mark(disk: Disk, path: Path) -> Mark | None:
         data, inode = disk.read_file(path), disk.stat(path).identity
     except (FileNotFoundError, NotADirectoryError):
         return None
+    told = parse_object(data)
+    return Mark(told, told.get("inode") != inode)
+
+
+def parse_object(data: bytes) -> dict[str, Any]:
+    """Return an object of JSON; an empty one if it is damaged."""
     try:
         told = json.loads(data)
     except ValueError:
-        told = None
-    if not isinstance(told, dict):
-        return Mark({}, True)
-    return Mark(told, told.get("inode") != inode)
+        return {}
+    return told if isinstance(told, dict) else {}
 
 
 def write_mark(disk: Disk, path: Path, told: Mapping[str, Any]) -> None:

@@ -27,7 +27,7 @@ from logfs.format.files.producer_snapshot import format_snapshot
 from logfs.format.tiered import custom_metadata
 from logfs.format.tiered.custom_metadata import EPOCHS, Layout
 from logfs.format.tiered.metadata_record import TOPIC
-from logfs.format.tiered.remote_segment import RemoteSegment, SegmentState, SegmentUpdate
+from logfs.format.tiered.remote_segment import RemoteSegment, SegmentState
 from logfs.locks import Level, make_lock
 from logfs.store.directory.topic_id import read_topic_id
 from logfs.store.maintenance.context import Maintenance, MaintenanceContext
@@ -209,7 +209,7 @@ class RemoteLogManager(Maintenance):
         try:
             metadata.add(remote)
             stored = upload(log.disk.objects, remote, content, self._options(log), spend)
-            custom = custom_metadata.encode(stored)
+            copied = remote._replace(custom=custom_metadata.encode(stored))
             with self._registry.lock:
                 # Truncations, deletions and moves hold this lock: none has taken place since, and the next one sees
                 # the copy. Appends go on.
@@ -218,15 +218,7 @@ class RemoteLogManager(Maintenance):
                     raise PartitionFailed(
                         f"{segment.path}: has left the log, or was cut, meanwhile"
                     )
-                update = SegmentUpdate(
-                    remote.partition,
-                    remote.segment_id,
-                    BROKER_ID,
-                    self._registry.clock(),
-                    custom,
-                    SegmentState.COPY_SEGMENT_FINISHED,
-                )
-                metadata.add(update)
+                metadata.update(copied, state=SegmentState.COPY_SEGMENT_FINISHED)
         except _Stopped:
             raise
         except Exception:

@@ -231,51 +231,44 @@ def _cleaner(store: Store, plans: Mapping[str, CompactionPlan]) -> Iterator[Fami
     written = sum(result.cleaned.bytes_after for result in results)
     newest = max(results, key=lambda result: result.when_ms, default=None)
     since = store.clock() - compactor.timer.since_ms
-    for kind, name, text, value in (
+    for name, text, value in (
         (
             "logcleanermanager_max_dirty_percent",
-            GAUGE,
             "The dirty ratio of the dirtiest log, in percent.",
             int(100 * max((plan.ratio for plan in plans.values()), default=0)),
         ),
         (
             "logcleanermanager_time_since_last_run_ms",
-            GAUGE,
             "Milliseconds since the last search for logs to clean.",
             since,
         ),
         (
             "logcleaner_cleaner_recopy_percent",
-            GAUGE,
             "Bytes that the last cleaning round of each log wrote, in percent of the bytes it read.",
             int(100 * written / read) if read else 0,
         ),
         (
             "logcleaner_max_buffer_utilization_percent",
-            GAUGE,
             "How full the map of keys was in the last cleaning round, in percent.",
             int(100 * newest.cleaned.map_share) if newest else 0,
         ),
         (
             "logcleaner_max_clean_time_secs",
-            GAUGE,
             "Duration of the last cleaning round in seconds.",
             round(newest.seconds, 3) if newest else 0,
         ),
         (
             "logcleaner_max_compaction_delay_secs",
-            GAUGE,
             "Seconds by which the most delayed log exceeds max.compaction.lag.ms.",
             max((plan.delay_ms for plan in plans.values()), default=0) // 1000,
         ),
         (
             "logcleaner_deadthreadcount",
-            GAUGE,
             "1 if an unexpected error ended the last search for logs to clean.",
             int(compactor.is_dead),
         ),
     ):
-        yield _single(f"kafka_log_{kind}", name, text, value)
+        yield _single(f"kafka_log_{name}", GAUGE, text, value)
     for name, text, count in (
         ("rounds", "Cleaning rounds that were finished.", compactor.rounds),
         (

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from logfs.errors import LogfsError
 from logfs.store.maintenance.schedule import PAUSABLE
 from logfs.store.maintenance.upkeep import key_index_progress
 
@@ -11,7 +13,6 @@ if TYPE_CHECKING:
     from logfs.log.read.log import Log
     from logfs.store.maintenance.compaction import CompactionResult
     from logfs.store.maintenance.retention import Retained
-    from logfs.store.registry import BackgroundOperation
     from logfs.store.store import Store
 
 
@@ -69,7 +70,7 @@ def _tiering(partition: Log) -> dict[str, Any]:
 def _partition_upkeep(store: Store, partition: Log) -> dict[str, Any]:
     """Return what upkeep did to a partition last, what it does now, and when it is due next (ms since the epoch)."""
     name = partition.name.directory
-    works = [work_status(work) for work in list(store.background) if work.name == name]
+    works = [asdict(work) for work in list(store.background) if work.name == name]
     due = {} if partition.is_paused or store.is_paused else _next_due(store)
     cleaned, retained = store.compactor.last.get(name), store.retainer.last.get(name)
     return {
@@ -112,8 +113,6 @@ def _first_timestamp(partition: Log) -> int:
 
     Also -1 if the record is in an object store: no request is sent for a status.
     """
-    from logfs.errors import LogfsError
-
     if partition.segments[0].is_tiered:
         return -1
     try:
@@ -122,18 +121,6 @@ def _first_timestamp(partition: Log) -> int:
     except LogfsError:
         return -1
     return -1 if record is None or record.timestamp is None else record.timestamp
-
-
-def work_status(work: BackgroundOperation) -> dict[str, Any]:
-    """Return the kind, object, start (ms since the epoch), phase and progress (bytes) of a background operation."""
-    return {
-        "what": work.what,
-        "name": work.name,
-        "since_ms": work.since_ms,
-        "phase": work.phase,
-        "done_bytes": work.done_bytes,
-        "total_bytes": work.total_bytes,
-    }
 
 
 def upkeep_status(store: Store) -> dict[str, Any]:
@@ -192,7 +179,5 @@ def store_status(store: Store) -> dict[str, Any]:
         "recovered_bytes": store.recovered_bytes,
         "offline": {name: str(reason) for name, reason in sorted(store.offline.copy().items())},
         "upkeep": upkeep_status(store),
-        "background": [
-            work_status(work) for work in (*store.background, *key_index_progress(store))
-        ],
+        "background": [asdict(work) for work in (*store.background, *key_index_progress(store))],
     }

@@ -13,12 +13,12 @@ import json
 import secrets
 import socket
 import zlib
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from logfs.errors import NotWritable, RemoteStorageError
 from logfs.locks import Level, make_lock
 from logfs.store.directory.lease import LeasedLogDir
-from logfs.store.directory.mark import read_mark, write_mark
+from logfs.store.directory.mark import Mark, parse_object, read_mark, write_mark
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -32,17 +32,6 @@ FILE_NAME = "logfs.owner"
 
 _VERSION = 1
 _MOST_BYTES = 1 << 20
-
-
-class _Mark(NamedTuple):
-    """What the file of a log directory says: its id in the bucket, its token, and the one before it.
-
-    `is_copy` says that the file is not the one that was written.
-    """
-
-    id: str
-    tokens: tuple[str, str]
-    is_copy: bool
 
 
 class BucketOwner:
@@ -104,10 +93,11 @@ class BucketOwner:
         marks = self._marks()
         copies, known = [], False
         for log_dir, mark in marks.items():
-            token = _of(members.get(mark.id), "token")
-            is_known = token != "" and token in mark.tokens
+            number, tokens = _of(mark, "id"), (_of(mark, "token"), _of(mark, "previous"))
+            token = _of(members.get(number), "token")
+            is_known = token != "" and token in tokens
             known |= is_known
-            if mark.is_copy or (mark.id in members and not is_known):
+            if mark.is_copy or (number in members and not is_known):
                 copies.append(str(log_dir.path))
         if known and not copies:
             return ""
@@ -125,15 +115,13 @@ class BucketOwner:
     def _log_dirs(self) -> list[LogDir]:
         return [each for each in self._registry.working if not isinstance(each, LeasedLogDir)]
 
-    def _marks(self) -> dict[LogDir, _Mark]:
-        """Return the marks of the log directories that have one; a damaged one counts as a copy."""
-        found = {}
-        for log_dir in self._log_dirs():
-            mark = read_mark(log_dir.disk, log_dir.path / FILE_NAME)
-            if mark is not None:
-                tokens = _of(mark.told, "token"), _of(mark.told, "previous")
-                found[log_dir] = _Mark(_of(mark.told, "id"), tokens, mark.is_copy)
-        return found
+    def _marks(self) -> dict[LogDir, Mark]:
+        """Return the marks of the log directories that have one; a damaged one counts as a copy.
+
+        A mark has the `id` of the log directory in the bucket, its `token`, and the `previous` one.
+        """
+        marks = {each: read_mark(each.disk, each.path / FILE_NAME) for each in self._log_dirs()}
+        return {log_dir: mark for log_dir, mark in marks.items() if mark is not None}
 
     def _members(self) -> dict[str, Any] | None:
         """Return the log directories of the bucket's owner by their ids; None if the bucket has no owner."""
@@ -145,9 +133,9 @@ class BucketOwner:
         except (FileNotFoundError, AccessDenied):
             # S3 denies a missing object, if the credentials do not permit to list the bucket.
             return None
-        told, _, crc = data.rstrip(b"\n").rpartition(b"\n")
-        members = _parse(told).get("members")
-        if crc != _crc_of(told) or not isinstance(members, dict):
+        lines, _, crc = data.rstrip(b"\n").rpartition(b"\n")
+        members = parse_object(lines).get("members")
+        if crc != _crc_of(lines) or not isinstance(members, dict):
             # It may have arrived wrong.
             raise RemoteStorageError(
                 f"{disk.objects.url(disk.place + FILE_NAME)}: is damaged, so the owner of the bucket is unknown; if "
@@ -167,9 +155,9 @@ class BucketOwner:
             mark = marks.get(log_dir)
             if members is None and mark is not None and not mark.is_copy:
                 # The object may be out of sight for a moment: its token stays valid.
-                number, token = mark.id, mark.tokens[0]
+                number, token = _of(mark, "id"), _of(mark, "token")
             else:
-                number = (mark and mark.id) or secrets.token_hex(8)
+                number = _of(mark, "id") or secrets.token_hex(8)
                 token = secrets.token_hex(16)
                 told = {
                     "version": _VERSION,
@@ -192,15 +180,8 @@ def _crc_of(lines: bytes) -> bytes:
     return b"%08x" % zlib.crc32(lines)
 
 
-def _parse(data: bytes) -> dict[str, Any]:
-    """Return what a file or the object says; nothing if it is damaged."""
-    try:
-        told = json.loads(data)
-    except ValueError:
-        return {}
-    return told if isinstance(told, dict) else {}
-
-
-def _of(told: object, name: str) -> str:
+def _of(known: object, name: str) -> str:
+    """Return a text of a mark, or of a log directory in the bucket; "" without one."""
+    told = known.told if isinstance(known, Mark) else known
     found = told.get(name) if isinstance(told, dict) else None
     return found if isinstance(found, str) else ""

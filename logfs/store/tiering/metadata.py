@@ -25,7 +25,7 @@ from logfs.store.internal_topic import InternalTopic, Replay
 
 if TYPE_CHECKING:
     import uuid
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from logfs.format.batches.batch import Batch
     from logfs.format.tiered.metadata_record import MetadataRecord
@@ -123,13 +123,17 @@ class RemoteLogMetadata:
 
     def update(self, *segments: RemoteSegment, state: SegmentState, durable: bool = True) -> None:
         """Append the next state of segments of one partition, as `add` does."""
+        if segments:
+            self.add(*self._updates(segments, state), durable=durable)
+
+    def _updates(
+        self, segments: Iterable[RemoteSegment], state: SegmentState
+    ) -> Iterator[SegmentUpdate]:
         now_ms = self._registry.clock()
-        updates = [
-            SegmentUpdate(each.partition, each.segment_id, BROKER_ID, now_ms, each.custom, state)
-            for each in segments
-        ]
-        if updates:
-            self.add(*updates, durable=durable)
+        for each in segments:
+            yield SegmentUpdate(
+                each.partition, each.segment_id, BROKER_ID, now_ms, each.custom, state
+            )
 
     def mark_deleted(self, partition: RemotePartition) -> None:
         """Note durably that all remote segments of a partition are to be deleted, if it has any."""
@@ -148,18 +152,7 @@ class RemoteLogMetadata:
                 DeletionState.DELETE_PARTITION_STARTED,
             )
         ]
-        updates = [
-            SegmentUpdate(
-                partition,
-                each.segment_id,
-                BROKER_ID,
-                now_ms,
-                each.custom,
-                SegmentState.DELETE_SEGMENT_STARTED,
-            )
-            for each in segments
-        ]
-        self.add(*marks, *updates)
+        self.add(*marks, *self._updates(segments, SegmentState.DELETE_SEGMENT_STARTED))
 
     def end_deletion(self, partition: RemotePartition) -> None:
         """Note that the last remote segment of a deleted partition is gone."""
