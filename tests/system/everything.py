@@ -14,6 +14,7 @@ from copy import deepcopy
 from dataclasses import replace
 from multiprocessing.connection import Listener
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from logfs.errors import LogfsError
@@ -335,8 +336,13 @@ def drive(
     weights: Mapping[str, float],
     observers: Mapping[str, Deed],
     pairs: Pairs,
+    rare: Mapping[str, float] = MappingProxyType({}),
 ) -> None:
-    """Make random changes, and ask two observers after each. At an error, print the last steps."""
+    """Make random changes, and ask two observers after each. At an error, print the last steps.
+
+    `weights` and `rare` say how often a change is made and an observer is asked; 1 stands for those left out.
+    """
+    chances = [rare.get(name, 1) for name in observers]
     done: list[str] = []
     before = ""
     try:
@@ -360,7 +366,7 @@ def drive(
             pairs.followed[before, name] += 1
             before = name
             for _ in range(2):
-                look = world.chance.choice([*observers])
+                (look,) = world.chance.choices([*observers], chances)
                 log = world.chance.choice([log, log, *LOGS])
                 done.append(f"  {look} {log}")
                 observers[look](world, log)
