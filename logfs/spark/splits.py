@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from logfs.log.disk.disk import Disk
     from logfs.log.read.reader import Reader
     from logfs.log.scan.scan_split import SegmentSplit
-    from logfs.log.scan.segment_descriptor import FileIdentity
+    from logfs.log.scan.segment_descriptor import SegmentDescriptor
     from logfs.spark.arrow import BatchMaker
     from logfs.spark.options import ReadOptions
 
@@ -268,9 +268,9 @@ def _columns_again(
     Compaction may have replaced the file, and retention may have deleted it. `gone` is the error from opening it.
     """
     segment_split, fail = part.segment_split, options.fail_on_data_loss
-    directory = as_path(segment_split.file.directory)
+    directory = as_path(segment_split.segment.directory)
     where = f"; host {workers.host()}: {gone}"
-    if _is_deleted(segment_split.file, gone):
+    if _is_deleted(segment_split.segment, gone):
         for log_dir in log_dirs_of(options.paths):
             other = as_path(log_dir) / directory.name
             if other != directory and other.is_dir():
@@ -285,7 +285,7 @@ def _columns_again(
     with Store(directory.parent, read_only=True, only=directory.name) as store:
         partition = store[directory.name]
         # The listing of a bucket may have been older than the plan.
-        if not partition.disk.is_remote and not segment_split.file.has_left(partition):
+        if not partition.disk.is_remote and not segment_split.segment.has_left(partition):
             raise NotOnHost.because(gone)
         reader = partition.isolated(options.isolation)
         first, end = segment_split.first_offset, segment_split.end_offset
@@ -297,19 +297,19 @@ def _columns_again(
                 yield from columns(found, options, since_ms)
 
 
-def _is_deleted(file: FileIdentity, gone: Gone) -> bool:
+def _is_deleted(planned: SegmentDescriptor, gone: Gone) -> bool:
     """Whether the partition of a planned file has left its log directory since the plan.
 
     Raises `NotOnHost` if this machine does not have the planned log directory, or if the partition is missing here
     and the log directory's recovery point checkpoint lists it or cannot be read.
     """
-    directory = as_path(file.directory)
+    directory = as_path(planned.directory)
     log_dir = directory.parent
     disk = read_only_disk(log_dir)
     identity = _identity(disk, directory)
-    if identity == file.directory_identity:
+    if identity == planned.directory_identity:
         return False
-    if _identity(disk, log_dir) != file.log_dir_identity:
+    if _identity(disk, log_dir) != planned.log_dir_identity:
         raise NotOnHost.because(gone)
     if identity is not None:
         return True

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from logfs.format.batches.columns import Columns
     from logfs.log.read.reader import Reader
-    from logfs.log.scan.segment_descriptor import FileIdentity, SegmentDescriptor
+    from logfs.log.scan.segment_descriptor import SegmentDescriptor
     from logfs.log.segment.segment import Segment
 
     # Each producer's aborted transactions in order: (first offset, offset of the marker).
@@ -55,11 +55,6 @@ class SegmentSplit:
     end_offset: int
     bytes: int
     aborted: Aborted
-
-    @property
-    def file(self) -> FileIdentity:
-        """The .log file of the segment."""
-        return self.segment.file
 
 
 def plan(

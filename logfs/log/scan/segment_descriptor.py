@@ -2,7 +2,7 @@
 
 A description carries the identities of files. A process on another machine therefore notices that it sees other files
 than the describing process did: a log directory that is not mounted there, an old copy, a file that is missing. A
-segment may also leave the log after it was described; `FileIdentity.has_left` distinguishes the two cases.
+segment may also leave the log after it was described; `SegmentDescriptor.has_left` distinguishes the two cases.
 """
 
 from __future__ import annotations
@@ -51,20 +51,22 @@ class TieredSource(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FileIdentity:
-    """The .log file of a segment as it was when a scan or job was planned; it can be pickled.
+class SegmentDescriptor:
+    """A segment and its .log file as they were when a scan or job was planned; it can be pickled.
 
-    `next_offset` is the offset after the segment, `size_bytes` the valid length of the file. The identities are those
-    of the file, of its partition directory and of its log directory (`disk.Status`); `identity` is None for the
-    segment of an empty log that has no file yet. `previous` is the base offset and the identity of the segment before
-    this one, None for the first segment of the log. `tiered` tells how a segment in an object store is found, None
-    for a local file.
+    `next_offset` is the offset after the segment, `size_bytes` the valid length of the file. `is_last` means that no
+    segment followed it, `gaps` that offsets may be missing in it. The identities are those of the file, of its
+    partition directory and of its log directory (`disk.Status`); `identity` is None for the segment of an empty log
+    that has no file yet. `previous` is the base offset and the identity of the segment before this one, None for the
+    first segment of the log. `tiered` tells how a segment in an object store is found, None for a local file.
     """
 
     directory: str
     base_offset: int
     next_offset: int
     size_bytes: int
+    is_last: bool
+    gaps: bool
     identity: int | None
     directory_identity: int
     log_dir_identity: int
@@ -87,6 +89,13 @@ class FileIdentity:
         Raises `Gone` if the file is missing, is another file, or is shorter than planned. Raises `OSError`. An
         object store is asked nothing.
         """
+        segment = self._open()
+        segment.gaps = self.gaps
+        segment.next_base = None if self.is_last else self.next_offset
+        segment.resume(SegmentEnd(self.size_bytes, self.next_offset, NO_TEXT), TimeEntry(-1, 0))
+        return segment
+
+    def _open(self) -> Segment:
         directory = as_path(self.directory)
         if self.tiered is not None:
             return self.tiered.open(directory)
@@ -184,40 +193,6 @@ def _identity_at(disk: Disk, path: Path) -> int | None:
         return None
 
 
-@dataclass(frozen=True)
-class SegmentDescriptor:
-    """A whole segment for a job to read; it can be pickled.
-
-    `is_last` means that no segment followed it when it was planned, `gaps` that offsets may be missing in it.
-    """
-
-    file: FileIdentity
-    is_last: bool
-    gaps: bool
-
-    @property
-    def partition(self) -> str:
-        """The name of the partition directory."""
-        return self.file.partition
-
-    @property
-    def size_bytes(self) -> int:
-        """The valid length of the .log file when it was planned."""
-        return self.file.size_bytes
-
-    def open(self) -> Segment:
-        """Return the segment, for reading; close it after use.
-
-        Raises `Gone` if its file is missing, is another file, or is shorter than planned. Raises `OSError`.
-        """
-        segment = self.file.open()
-        segment.gaps = self.gaps
-        segment.next_base = None if self.is_last else self.file.next_offset
-        segment_end = SegmentEnd(self.file.size_bytes, self.file.next_offset, NO_TEXT)
-        segment.resume(segment_end, TimeEntry(-1, 0))
-        return segment
-
-
 def _identity(reader: Reader, segment: Segment) -> int | None:
     """Return the identity of the .log file that a segment reads. Raises `Gone`, `OSError`."""
     if isinstance(segment, TieredSegment):
@@ -251,11 +226,13 @@ def describe_segments(
         # Before its end is read: a segment that grows meanwhile must not count as one that ends there.
         is_last = segment.next_base is None
         identity = _identity(reader, segment)
-        file = FileIdentity(
+        described = SegmentDescriptor(
             directory=str(directory),
             base_offset=segment.base_offset,
             next_offset=segment.next_offset,
             size_bytes=segment.size_bytes,
+            is_last=is_last,
+            gaps=segment.gaps,
             identity=identity,
             directory_identity=directory_identity,
             log_dir_identity=log_dir_identity,
@@ -263,14 +240,14 @@ def describe_segments(
         )
         if isinstance(segment, TieredSegment):
             # Other processes read it from the bucket, not through this log directory.
-            file = replace(
-                file,
+            described = replace(
+                described,
                 tiered=TieredSource(*segment.source, segment.remote),
                 directory=str(segment.path.parent),
                 directory_identity=segment.directory_identity,
                 log_dir_identity=ROOT_IDENTITY,
             )
-        yield segment, SegmentDescriptor(file, is_last, segment.gaps)
+        yield segment, described
         previous = segment.base_offset, identity
 
 

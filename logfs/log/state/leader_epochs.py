@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from logfs.log.disk.disk import Disk
 
 FILE_NAME = names.LEADER_EPOCHS
-UNDEFINED = (-1, -1)
 
 
 class LeaderEpochs:

@@ -17,7 +17,7 @@ from logfs.spark.jobs.selection import opened
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from logfs.log.scan.segment_descriptor import FileIdentity
+    from logfs.log.scan.segment_descriptor import SegmentDescriptor
     from logfs.spark.jobs.selection import Paths
 
 
@@ -26,16 +26,16 @@ _MAX_NAMED = 3
 
 
 class UnreadableSegment(NamedTuple):
-    """A planned file that a task did not find, the host of the task, and the text of the error that it met."""
+    """A planned segment whose file a task did not find, the host of the task, and the text of the error it met."""
 
-    file: FileIdentity
+    segment: SegmentDescriptor
     host: str
     reason: str
 
     @classmethod
-    def here(cls, file: FileIdentity, error: Exception) -> UnreadableSegment:
+    def here(cls, segment: SegmentDescriptor, error: Exception) -> UnreadableSegment:
         """In a task: return the entry for this host; `error` is the error that opening or reading the file raised."""
-        return cls(file, workers.host(), str(error))
+        return cls(segment, workers.host(), str(error))
 
     def __str__(self) -> str:
         return str(workers.NotOnHost.because(self.reason, self.host))
@@ -43,7 +43,7 @@ class UnreadableSegment(NamedTuple):
     @property
     def text(self) -> str:
         """The error of this entry without the path of the file, for messages that name the path already."""
-        reason = self.reason.removeprefix(f"{self.file.path}: ")
+        reason = self.reason.removeprefix(f"{self.segment.path}: ")
         return str(workers.NotOnHost.because(reason, self.host))
 
 
@@ -69,14 +69,17 @@ def still_in_log(paths: Paths, missing: Iterable[UnreadableSegment]) -> list[Unr
         return found
     with opened(paths, None) as store:
         for each in asked:
-            partition = store.partitions.get(each.file.partition)
+            partition = store.partitions.get(each.segment.partition)
             if partition is None:
                 homes = [log_dir.path.stat().st_ino for log_dir in store.log_dirs]
-                if each.file.partition in store.offline or each.file.log_dir_identity not in homes:
+                if (
+                    each.segment.partition in store.offline
+                    or each.segment.log_dir_identity not in homes
+                ):
                     found.append(each)
                 continue
             with suppress(FileNotFoundError):
                 # `FileNotFoundError` means that the partition is being deleted.
-                if not each.file.has_left(partition):
+                if not each.segment.has_left(partition):
                     found.append(each)
     return found

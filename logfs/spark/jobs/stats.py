@@ -119,4 +119,4 @@ def _count(plan: SegmentDescriptor, *, bucket_ms: int) -> SegmentStats | Unreada
         finally:
             segment.close()
     except (FileNotFoundError, Gone) as error:
-        return UnreadableSegment.here(plan.file, error)
+        return UnreadableSegment.here(plan, error)

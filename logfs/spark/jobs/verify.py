@@ -90,9 +90,9 @@ def verify(
             of_logs[name].append(_of_missing(outcome, is_error=outcome in missing))
             # The segment was not audited, but its offsets are not missing in the log. An account that allows gaps
             # keeps `check_boundaries` from reporting them.
-            file = outcome.file
+            planned = outcome.segment
             accounts[name].append(
-                Account(file.path, file.path, file.base_offset, True, file.next_offset)
+                Account(planned.path, planned.path, planned.base_offset, True, planned.next_offset)
             )
             continue
         wrong, account = outcome
@@ -150,7 +150,7 @@ class AuditSubject:
         if findings:
             # Compaction replaces the .log file and its indexes together. Findings that compare the planned file with
             # the indexes of its replacement would prove nothing.
-            self.segment.file.check_in_place()
+            self.segment.check_in_place()
         return findings, account
 
 
@@ -158,11 +158,11 @@ def _audit(subject: AuditSubject) -> tuple[list[Finding], Account | None] | Unre
     try:
         return subject.audit()
     except (FileNotFoundError, Gone) as why:
-        return UnreadableSegment.here(subject.segment.file, why)
+        return UnreadableSegment.here(subject.segment, why)
 
 
 def _of_missing(missing: UnreadableSegment, *, is_error: bool) -> Finding:
-    path = missing.file.path
+    path = missing.segment.path
     if is_error:
         return error(path, f"was not read: {missing.text}")
     return note(path, "has left the log while it was audited")
