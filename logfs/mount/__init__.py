@@ -3,6 +3,7 @@
 - `session`: one mount from beginning to end: store, FUSE, upkeep, signals. Begin here.
 - `mounting`: mounting and unmounting, for both kinds of mount.
 - `protocol`: the FUSE handlers: find the node, call it, answer.
+- `handlers`: what the handlers of both kinds of mount share.
 - `inode_table`: the inodes that the kernel knows.
 - `nodes`: one class for each kind of file, with no FUSE in it.
 - `admin_requests`: the administrative requests that run.

@@ -4,13 +4,27 @@ from __future__ import annotations
 
 import errno
 from collections import OrderedDict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from logfs.mount.errnos import refuse
-from logfs.mount.nodes.base import DirectoryNode, Node
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+
+
+class NumberedNode(Protocol):
+    """A node of a mount, as the kernel knows it; `Node` describes the fields."""
+
+    inode: int
+    entry_timeout: float
+    attr_timeout: float
+    is_evictable: bool
+
+    @property
+    def path(self) -> str: ...
+
+
+N = TypeVar("N", bound=NumberedNode)
 
 # The kernel keeps names that were only looked up for as long as it has memory. Above this number of evictable nodes
 # the oldest are evicted, so that a scan of a million offsets does not leave a million nodes here.
@@ -19,49 +33,42 @@ _MOST_EVICTABLE = 20_000
 _EVICTED = 256
 
 
-class InodeTable:
+class InodeTable(Generic[N]):
     """The nodes by inode number. Only the trio thread uses it (rule 6).
 
     A node gets its number before its first entry is sent to the kernel. It stays here until the kernel has forgotten
     every lookup of it.
     """
 
-    def __init__(self, root: Node, root_inode: int) -> None:
+    def __init__(self, root: N, root_inode: int) -> None:
         root.inode = root_inode
         self._root_inode = root_inode
-        self._nodes: dict[int, Node] = {root_inode: root}
+        self._nodes: dict[int, N] = {root_inode: root}
         self._lookups: dict[int, int] = {root_inode: 1}
         self._next_inode = root_inode + 1
         self._evictable: OrderedDict[int, None] = OrderedDict()
 
-    def __iter__(self) -> Iterator[Node]:
+    def __iter__(self) -> Iterator[N]:
         return iter(list(self._nodes.values()))
 
-    def get(self, inode: object) -> Node | None:
+    def get(self, inode: object) -> N | None:
         """Return the node of an inode, None if the kernel does not know it."""
         return self._nodes.get(inode) if isinstance(inode, int) else None
 
-    def node(self, inode: int) -> Node:
+    def node(self, inode: int) -> N:
         """Return the node of an inode. Raises `OSError` (ESTALE) if there is none."""
         node = self._nodes.get(inode)
         if node is None:
             raise refuse(errno.ESTALE, f"inode {inode} is gone")
         return node
 
-    def directory(self, inode: int) -> DirectoryNode:
-        """Return the node of a directory. Raises `OSError`: ESTALE if there is no node, ENOTDIR for another kind."""
-        node = self.node(inode)
-        if not isinstance(node, DirectoryNode):
-            raise refuse(errno.ENOTDIR, f"{node.path}: is not a directory")
-        return node
-
-    def number(self, node: Node) -> None:
+    def number(self, node: N) -> None:
         """Give a node an inode number, unless it has one."""
         if not node.inode:
             node.inode = self._next_inode
             self._next_inode += 1
 
-    def remember(self, node: Node) -> list[Node]:
+    def remember(self, node: N) -> list[N]:
         """Count a lookup of a node whose entry is sent to the kernel.
 
         Returns the nodes whose names the caller should ask the kernel to forget; empty unless the table has too many

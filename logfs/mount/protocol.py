@@ -17,7 +17,7 @@ from logfs.log.disk.disk import WouldBlock, run_without_network
 from logfs.mount.errnos import refuse
 from logfs.mount.growing_sizes import GrowingSizes
 from logfs.mount.handler_guard import guarded
-from logfs.mount.inode_table import InodeTable
+from logfs.mount.handlers import Handlers
 from logfs.mount.mounting import statvfs_of
 from logfs.mount.nodes.append import AppendFile
 from logfs.mount.nodes.base import (
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from logfs.log.append.partition import Partition
-    from logfs.mount.nodes.base import Stat
     from logfs.mount.nodes.root import RootDirectory
 
 logger = logging.getLogger(__name__)
@@ -55,12 +54,10 @@ _FETCHING_WORKERS = 384
 _HANDED_OVER_BYTES = 128 * 1024
 # Directory entries that are made before other requests get their turn.
 _ENTRIES_A_STEP = 16
-_BLOCK = 512
-_INT64_MAX = 2**63 - 1
 
 
 @guarded
-class Operations(pyfuse3.Operations):
+class Operations(Handlers[Node]):
     """The handlers that pyfuse3 calls.
 
     Every method runs on the trio thread (rule 6) and does not block it: a call that would have to wait for the disk
@@ -68,15 +65,12 @@ class Operations(pyfuse3.Operations):
     """
 
     enable_writeback_cache = False
-    supports_dot_lookup = False
 
     def __init__(self, root: RootDirectory) -> None:
-        super().__init__()
+        super().__init__(root, root.context.errors)
         self.context = root.context
-        self._inodes = InodeTable(root, pyfuse3.ROOT_INODE)
         self._handles: dict[int, Handle] = {}
         self._listings: dict[int, tuple[DirectoryNode, list[str], int]] = {}
-        self._next_handle = 1
         self._sizes = GrowingSizes()
         # Whether the compiled code is not loaded yet.
         self.is_cold = True
@@ -87,39 +81,20 @@ class Operations(pyfuse3.Operations):
         self._sync_locks: WeakKeyDictionary[Partition, trio.Lock] = WeakKeyDictionary()
 
     def failed(self, name: str, arguments: tuple[Any, ...], error: Exception) -> int:
-        """Return the errno of an error, and record the error with its path for `.logfs/errors`.
-
-        `name` is the name of the handler that failed, and `arguments` are those of the call.
-        """
-        number = self.context.errors.note(self._path_of(name, arguments), error)
-        if number != errno.ENOENT:
-            self._count_failure(name, arguments)
-        return number
-
-    def _count_failure(self, name: str, arguments: tuple[Any, ...]) -> None:
-        """Count a failed append or read in the metrics of its partition."""
-        key = arguments[0] if arguments else None
-        handle = self._handles.get(key) if name in _BY_HANDLE and isinstance(key, int) else None
-        node = handle.node if handle else self._inodes.get(key)
-        if isinstance(node, AppendFile):
+        """Record an error, and count a failed append or read in the metrics of its partition."""
+        number = super().failed(name, arguments, error)
+        node = self._node_of(name, arguments)
+        if number == errno.ENOENT:
+            pass
+        elif isinstance(node, AppendFile):
             node.partition.traffic.failed_appends += 1
         elif name in _READS and isinstance(node, (TextFile, RecordFile, PartitionFolder)):
             node.partition.traffic.failed_reads += 1
+        return number
 
-    def _path_of(self, name: str, arguments: tuple[Any, ...]) -> str:
-        key = arguments[0] if arguments else None
-        if name in _BY_HANDLE:
-            handle = self._handles.get(key) if isinstance(key, int) else None
-            return handle.node.path if handle else f"handle {key}"
-        node = self._inodes.get(key)
-        path = node.path if node else f"inode {key}"
-        if (
-            len(arguments) > 1
-            and isinstance(arguments[1], bytes)
-            and isinstance(node, DirectoryNode)
-        ):
-            path = f"{path.rstrip('/')}/{os.fsdecode(arguments[1])}"
-        return path
+    def _opened(self, handle: int) -> Node | None:
+        found = self._handles.get(handle)
+        return found.node if found else None
 
     async def _run(self, work: Callable[..., _T], *arguments: Any) -> _T:
         """Call `work`, which changes nothing, here if it need not wait, and in a worker thread if it must (rule 8).
@@ -197,28 +172,17 @@ class Operations(pyfuse3.Operations):
             entry = await self._attributes(node)
         return node, entry
 
-    @staticmethod
-    def _entry(node: Node, found: Stat) -> pyfuse3.EntryAttributes:
-        entry = pyfuse3.EntryAttributes()
-        entry.st_ino = pyfuse3.InodeT(node.inode)
-        entry.generation = 0
-        entry.entry_timeout = node.entry_timeout
-        entry.attr_timeout = node.attr_timeout
-        entry.st_mode = pyfuse3.ModeT(found.mode)
-        entry.st_nlink = 2 if stat.S_ISDIR(found.mode) else 1
-        entry.st_uid = found.uid
-        entry.st_gid = found.gid
-        entry.st_size = found.size
-        entry.st_blksize = 4096
-        entry.st_blocks = -(-found.size // _BLOCK)
-        time_ns = max(0, min(found.mtime_ns, _INT64_MAX))
-        entry.st_atime_ns = entry.st_mtime_ns = entry.st_ctime_ns = time_ns
-        return entry
+    def _directory(self, inode: int) -> DirectoryNode:
+        """Return the node of a directory. Raises `OSError`: ESTALE if there is no node, ENOTDIR for another kind."""
+        node = self._inodes.node(inode)
+        if not isinstance(node, DirectoryNode):
+            raise refuse(errno.ENOTDIR, f"{node.path}: is not a directory")
+        return node
 
     async def lookup(
         self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
-        directory = self._inodes.directory(parent_inode)
+        directory = self._directory(parent_inode)
         if name in (b".", b".."):
             node: Node = directory if name == b"." else directory.parent or directory
             entry = await self._attributes(node)
@@ -230,9 +194,6 @@ class Operations(pyfuse3.Operations):
     async def _find(self, directory: DirectoryNode, name: str) -> Node:
         """Return the node of a name. A worker thread may make it, but only the trio thread stores it (rule 6)."""
         return directory.known(name) or directory.adopt(name, await self._run(directory.find, name))
-
-    async def forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
-        self._inodes.forget(inode_list)
 
     async def getattr(self, inode: int, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
         return await self._attributes_for(self._inodes.node(inode), ctx)
@@ -306,7 +267,7 @@ class Operations(pyfuse3.Operations):
     # Directories.
 
     async def opendir(self, inode: int, ctx: pyfuse3.RequestContext) -> int:
-        directory = self._inodes.directory(inode)
+        directory = self._directory(inode)
         # A directory of keys or offsets may have very many names.
         names = await self._look(lambda: list(directory.names()))
         handle = self._new_handle()
@@ -325,7 +286,7 @@ class Operations(pyfuse3.Operations):
                 # The name has gone since the listing was made.
                 continue
             except Exception as error:
-                self.context.errors.note(f"{directory.path}/{names[number]}", error)
+                self._errors.note(f"{directory.path}/{names[number]}", error)
                 continue
             name = pyfuse3.FileNameT(os.fsencode(names[number]))
             if not pyfuse3.readdir_reply(token, name, entry, number + 1):
@@ -335,13 +296,10 @@ class Operations(pyfuse3.Operations):
     async def releasedir(self, fh: int) -> None:
         self._listings.pop(fh, None)
 
-    async def fsyncdir(self, fh: int, datasync: bool) -> None:
-        """Do nothing: `mkdir` syncs the directories of a partition before it returns."""
-
     async def mkdir(
         self, parent_inode: int, name: bytes, mode: int, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
-        directory = self._inodes.directory(parent_inode)
+        directory = self._directory(parent_inode)
         # A name that is not UTF-8 fails the check of Kafka's rules for names, like any other invalid name.
         text = os.fsdecode(name)
         await self._change_in_thread(directory.mkdir, text, mode, _caller(ctx))
@@ -351,11 +309,11 @@ class Operations(pyfuse3.Operations):
         return entry
 
     async def rmdir(self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> None:
-        directory = self._inodes.directory(parent_inode)
+        directory = self._directory(parent_inode)
         await self._change_in_thread(directory.rmdir, _text(name, directory))
 
     async def unlink(self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> None:
-        directory = self._inodes.directory(parent_inode)
+        directory = self._directory(parent_inode)
         text = _text(name, directory)
         await self._change(directory.unlink, text)
         directory.disown(text)
@@ -368,7 +326,7 @@ class Operations(pyfuse3.Operations):
         flags: int,
         ctx: pyfuse3.RequestContext,
     ) -> tuple[pyfuse3.FileInfo, pyfuse3.EntryAttributes]:
-        directory = self._inodes.directory(parent_inode)
+        directory = self._directory(parent_inode)
         text = _text(name, directory)
         made = await self._change(directory.create, text, flags)
         directory.disown(text)
@@ -378,53 +336,7 @@ class Operations(pyfuse3.Operations):
         self._remember(node)
         return info, entry
 
-    async def mknod(
-        self,
-        parent_inode: int,
-        name: bytes,
-        mode: int,
-        rdev: int,
-        ctx: pyfuse3.RequestContext,
-    ) -> pyfuse3.EntryAttributes:
-        directory = self._inodes.directory(parent_inode)
-        raise refuse(
-            errno.EPERM,
-            f"{directory.path}: files cannot be created here; mkdir at the root creates a partition",
-        )
-
-    async def symlink(
-        self, parent_inode: int, name: bytes, target: bytes, ctx: pyfuse3.RequestContext
-    ) -> pyfuse3.EntryAttributes:
-        directory = self._inodes.directory(parent_inode)
-        raise refuse(errno.EPERM, f"{directory.path}: links cannot be created here")
-
-    async def link(
-        self,
-        inode: int,
-        new_parent_inode: int,
-        new_name: bytes,
-        ctx: pyfuse3.RequestContext,
-    ) -> pyfuse3.EntryAttributes:
-        raise refuse(errno.EPERM, f"{self._inodes.node(inode).path}: links cannot be created here")
-
-    async def rename(
-        self,
-        parent_inode_old: int,
-        name_old: bytes,
-        parent_inode_new: int,
-        name_new: bytes,
-        flags: int,
-        ctx: pyfuse3.RequestContext,
-    ) -> None:
-        directory = self._inodes.directory(parent_inode_old)
-        raise refuse(errno.EPERM, f"{directory.path}: nothing can be renamed here")
-
     # Files.
-
-    def _new_handle(self) -> int:
-        handle = self._next_handle
-        self._next_handle += 1
-        return handle
 
     async def open(self, inode: int, flags: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
         return await self._open(self._inodes.node(inode), flags, ctx)
@@ -510,7 +422,7 @@ class Operations(pyfuse3.Operations):
             await self._change(handle.release)
         except Exception as error:
             # The answer to a RELEASE reaches no caller, so the error is recorded here, while its path is known.
-            self.context.errors.note(handle.node.path, error)
+            self._errors.note(handle.node.path, error)
         finally:
             self._grown(handle)
             del self._handles[fh]
@@ -557,7 +469,6 @@ class Operations(pyfuse3.Operations):
 
 
 _READS = frozenset({"lookup", "getattr", "open", "read", "readlink"})
-_BY_HANDLE = frozenset({"read", "write", "flush", "fsync", "release", "readdir", "releasedir"})
 
 
 def _caller(ctx: pyfuse3.RequestContext) -> Caller:

@@ -251,7 +251,7 @@ def test_a_description_is_read_in_another_process(
         fill(partition)
         tier(store)
         splits = list(scan_split.plan(partition, 0, 1000, split_bytes=1000))
-        assert sum(each.file.tiered is not None for each in splits) > 5
+        assert sum(each.segment.tiered is not None for each in splits) > 5
         loaded = [pickle.loads(pickle.dumps(each)) for each in splits]
         assert loaded == splits
         server.requests.clear()
@@ -271,7 +271,7 @@ def test_a_description_is_read_in_another_process(
             scan_split.read(loaded[0])
         for key, data in stored.items():
             server.put(key, data)
-        assert not loaded[0].file.has_left(partition)
+        assert not loaded[0].segment.has_left(partition)
         store.delete_records("orders-0", 500)
         store.retain()
-        assert loaded[0].file.has_left(partition)
+        assert loaded[0].segment.has_left(partition)

@@ -9,6 +9,7 @@ from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakValueDictionary
 
 import orjson
 import pyfuse3
@@ -19,14 +20,16 @@ from logfs.errors import InvalidName
 from logfs.format.base.names import parse_directory
 from logfs.mount.errnos import refuse
 from logfs.mount.handler_guard import guarded
+from logfs.mount.handlers import Handlers
 from logfs.mount.mounting import statvfs_of
+from logfs.mount.nodes.base import Stat
 from logfs.mount.threads import run_in_thread
 from logfs.mount.write_behind.linger import Linger, forget_attributes
 from logfs.mount.write_behind.stream import Stream
 from logfs.store.directory.mount_table import FILESYSTEM_TYPE, logfs_mounts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from logfs.mount.errnos import ErrorLog
 
@@ -45,68 +48,73 @@ _ATTR_SECONDS = 1.0
 class _Node:
     """Something that the kernel knows: its path in the mount, and attributes as of the last lookup."""
 
-    def __init__(self, path: str, found: os.stat_result | None, kind: int, bits: int) -> None:
-        self.inode = 0
+    inode = 0
+    entry_timeout = attr_timeout = _ATTR_SECONDS
+    is_evictable = False
+    # The type of the file, and the permission bits that it can have.
+    kind = stat.S_IFREG
+    bits = 0o444
+
+    def __init__(self, path: str, found: os.stat_result) -> None:
         self.path = path
-        self.kind = kind
-        self.bits = bits
         self.found = found
-        # Each lookup of an `append` file gives a new inode, so each open file has pages and a stream of its own.
-        self.entry_timeout = _ATTR_SECONDS
+
+    def stat(self) -> Stat:
+        """Return the attributes of the node. No size is told, so that readers ask."""
+        found = self.found
+        mode = self.kind | (stat.S_IMODE(found.st_mode) & self.bits)
+        return Stat(mode, found.st_uid, found.st_gid, 0, found.st_mtime_ns)
 
 
 class _Directory(_Node):
     """The root, a partition, or `.logfs`."""
 
-    def __init__(self, path: str, found: os.stat_result) -> None:
-        super().__init__(path, found, stat.S_IFDIR, 0o777)
+    kind = stat.S_IFDIR
+    bits = 0o777
 
 
 class _Generated(_Node):
     """A file of `.logfs`, made anew at each open."""
 
     def __init__(self, path: str, found: os.stat_result, make: Callable[[], bytes]) -> None:
-        super().__init__(path, found, stat.S_IFREG, 0o444)
+        super().__init__(path, found)
         self.make = make
 
 
 class _AppendFile(_Node):
     """One lookup of an `append` file: a stream, and the files that are open on it."""
 
+    # Each lookup of an `append` file gives a new inode, so each open file has pages and a stream of its own.
+    entry_timeout = 0.0
+    bits = 0o666
+
     def __init__(self, path: str, found: os.stat_result, stream: Stream) -> None:
-        super().__init__(path, found, stat.S_IFREG, 0o666)
+        super().__init__(path, found)
         self.stream = stream
         self.lock = trio.Lock()
         self.writers = 0
         self.all_append = True
-        self.entry_timeout = 0.0
 
 
 @guarded
-class WriteBehindOperations(pyfuse3.Operations):
+class WriteBehindOperations(Handlers[_Node]):
     """The handlers that pyfuse3 calls. `mount` is the mountpoint of the main mount.
 
     Every method runs on the trio thread. What waits for the main mount runs in a worker thread.
     """
 
     enable_writeback_cache = True
-    supports_dot_lookup = False
 
     def __init__(self, mount: Path, linger: Linger, linger_ms: int, errors: ErrorLog) -> None:
-        super().__init__()
         self.mount = mount
+        self._device = 0
+        self._root = _Directory("/", self._stat())
+        super().__init__(self._root, errors)
         self.linger = linger
         self._linger_ms = linger_ms
-        self._errors = errors
-        self._device = 0
         self._workers = trio.CapacityLimiter(_WORKERS)
-        self._root = _Directory("/", self._stat())
-        self._root.inode = pyfuse3.ROOT_INODE
-        self._nodes: dict[int, _Node] = {pyfuse3.ROOT_INODE: self._root}
-        self._lookups: Counter[int] = Counter({pyfuse3.ROOT_INODE: 1})
         # Directories and generated files by path; each keeps its inode while the kernel knows it.
-        self._known: dict[str, _Node] = {"/": self._root}
-        self._next = pyfuse3.ROOT_INODE + 1
+        self._known: WeakValueDictionary[str, _Node] = WeakValueDictionary()
         self._files: dict[int, tuple[_AppendFile, int]] = {}
         # Files opened with O_SYNC or O_DSYNC, with the open file in the main mount.
         self._direct: dict[int, tuple[_AppendFile, int]] = {}
@@ -114,15 +122,9 @@ class WriteBehindOperations(pyfuse3.Operations):
         self._listings: dict[int, list[_Node]] = {}
         self._totals: Counter[str] = Counter()
 
-    def failed(self, name: str, arguments: tuple[Any, ...], error: Exception) -> int:
-        """Return the errno of an error, and record the error with its path for `.logfs/errors`."""
-        key = arguments[0] if arguments else None
-        opened = self._files.get(key) or self._direct.get(key)  # type: ignore[arg-type]
-        node = opened[0] if opened else self._nodes.get(key)  # type: ignore[arg-type]
-        path = node.path if node else f"{name} {key}"
-        if len(arguments) > 1 and isinstance(arguments[1], bytes) and isinstance(node, _Directory):
-            path = f"{path.rstrip('/')}/{os.fsdecode(arguments[1])}"
-        return self._errors.note(path, error)
+    def _opened(self, handle: int) -> _Node | None:
+        opened = self._files.get(handle) or self._direct.get(handle)
+        return opened[0] if opened else None
 
     async def _run(self, work: Callable[..., _T], *arguments: Any) -> _T:
         return await run_in_thread(work, *arguments, limiter=self._workers)
@@ -165,64 +167,25 @@ class WriteBehindOperations(pyfuse3.Operations):
             return [SELF, *sorted(partitions)]
         return ["errors", "status.json"] if node.path == f"/{SELF}" else list(APPEND_FILES)
 
-    def _remember(self, node: _Node) -> _Node:
-        """Count a lookup of a node, and return the node that the kernel is told."""
-        known = None if isinstance(node, _AppendFile) else self._known.get(node.path)
-        if known is not None and type(known) is type(node):
+    def _numbered(self, node: _Node) -> _Node:
+        """Return the node that the kernel is told for one that was just found, with an inode number."""
+        if not isinstance(node, _AppendFile):
+            known = self._known.setdefault(node.path, node)
             known.found = node.found
             node = known
-        else:
-            node.inode = self._next
-            self._next += 1
-            self._nodes[node.inode] = node
-            if not isinstance(node, _AppendFile):
-                self._known[node.path] = node
-        self._lookups[node.inode] += 1
+        self._inodes.number(node)
         return node
-
-    def _node(self, inode: int) -> _Node:
-        try:
-            return self._nodes[inode]
-        except KeyError:
-            raise refuse(errno.ESTALE, f"inode {inode} is gone") from None
-
-    @staticmethod
-    def _entry(node: _Node) -> pyfuse3.EntryAttributes:
-        assert node.found is not None
-        entry = pyfuse3.EntryAttributes()
-        entry.st_ino = pyfuse3.InodeT(node.inode)
-        entry.generation = 0
-        entry.entry_timeout = node.entry_timeout
-        entry.attr_timeout = _ATTR_SECONDS
-        entry.st_mode = pyfuse3.ModeT(node.kind | (stat.S_IMODE(node.found.st_mode) & node.bits))
-        entry.st_nlink = 2 if node.kind == stat.S_IFDIR else 1
-        entry.st_uid = node.found.st_uid
-        entry.st_gid = node.found.st_gid
-        entry.st_size = 0
-        entry.st_blksize = 4096
-        entry.st_blocks = 0
-        time_ns = max(node.found.st_mtime_ns, 0)
-        entry.st_atime_ns = entry.st_mtime_ns = entry.st_ctime_ns = time_ns
-        return entry
 
     async def lookup(
         self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
-        found = await self._run(self._find, self._node(parent_inode), os.fsdecode(name))
-        return self._entry(self._remember(found))
-
-    async def forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
-        for inode, count in inode_list:
-            self._lookups[inode] -= count
-            if self._lookups[inode] > 0 or inode == pyfuse3.ROOT_INODE:
-                continue
-            del self._lookups[inode]
-            node = self._nodes.pop(inode, None)
-            if node is not None and self._known.get(node.path) is node:
-                del self._known[node.path]
+        parent = self._inodes.node(parent_inode)
+        node = self._numbered(await self._run(self._find, parent, os.fsdecode(name)))
+        self._inodes.remember(node)
+        return self._entry(node, node.stat())
 
     async def getattr(self, inode: int, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
-        node = self._node(inode)
+        node = self._inodes.node(inode)
         if isinstance(node, _AppendFile):
             # A write(2) asks first if the kernel was made to forget the attributes, and fails with this error.
             with _noted():
@@ -232,7 +195,7 @@ class WriteBehindOperations(pyfuse3.Operations):
                 self.linger.wake(inode)
         else:
             node.found = await self._run(self._stat_of, node)
-        return self._entry(node)
+        return self._entry(node, node.stat())
 
     def _stat_of(self, node: _Node) -> os.stat_result:
         own = node is self._root or node.path.startswith(f"/{SELF}")
@@ -246,7 +209,7 @@ class WriteBehindOperations(pyfuse3.Operations):
         fh: int | None,
         ctx: pyfuse3.RequestContext,
     ) -> pyfuse3.EntryAttributes:
-        node = self._node(inode)
+        node = self._inodes.node(inode)
         if fields.update_mode or fields.update_uid or fields.update_gid:
             path = f"{self.mount}{node.path}"
             raise refuse(errno.EPERM, f"{node.path}: change the permissions of {path} instead")
@@ -254,13 +217,13 @@ class WriteBehindOperations(pyfuse3.Operations):
             # The kernel would drop pages that it has not sent yet.
             raise refuse(errno.EPERM, f"{node.path}: an open file cannot be truncated here")
         # Times come from the records. Setting them is accepted and changes nothing, as in the main mount.
-        return self._entry(node)
+        return self._entry(node, node.stat())
 
     async def statfs(self, ctx: pyfuse3.RequestContext) -> pyfuse3.StatvfsData:
         return await self._run(statvfs_of, self.mount)
 
     async def opendir(self, inode: int, ctx: pyfuse3.RequestContext) -> int:
-        node = self._node(inode)
+        node = self._inodes.node(inode)
         handle = self._new_handle()
         # Rounds of `linger` open the root; its listing is made when it is read.
         self._listings[handle] = [node]
@@ -271,11 +234,11 @@ class WriteBehindOperations(pyfuse3.Operations):
         if start_id == 0:
             listing[1:] = await self._run(self._children, listing[0])
         for number in range(start_id + 1, len(listing)):
-            node = self._remember(listing[number])
+            node = self._numbered(listing[number])
             name = pyfuse3.FileNameT(os.fsencode(node.path.rpartition("/")[2]))
-            if not pyfuse3.readdir_reply(token, name, self._entry(node), number):
-                await self.forget([(node.inode, 1)])
+            if not pyfuse3.readdir_reply(token, name, self._entry(node, node.stat()), number):
                 return
+            self._inodes.remember(node)
 
     def _children(self, node: _Node) -> list[_Node]:
         children = []
@@ -290,9 +253,6 @@ class WriteBehindOperations(pyfuse3.Operations):
     async def releasedir(self, fh: int) -> None:
         self._listings.pop(fh, None)
 
-    async def fsyncdir(self, fh: int, datasync: bool) -> None:
-        """Do nothing: nothing is created here."""
-
     async def getxattr(self, inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> bytes:
         """Refuse with ENOSYS, after which the kernel no longer asks for `security.capability` at each write(2)."""
         raise pyfuse3.FUSEError(errno.ENOSYS)
@@ -302,58 +262,27 @@ class WriteBehindOperations(pyfuse3.Operations):
     async def mkdir(
         self, parent_inode: int, name: bytes, mode: int, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
-        raise self._not_here(parent_inode, name)
+        raise self._refusal(parent_inode, name)
 
     async def create(
         self, parent_inode: int, name: bytes, mode: int, flags: int, ctx: pyfuse3.RequestContext
     ) -> tuple[pyfuse3.FileInfo, pyfuse3.EntryAttributes]:
-        raise self._not_here(parent_inode, name)
-
-    async def mknod(
-        self, parent_inode: int, name: bytes, mode: int, rdev: int, ctx: pyfuse3.RequestContext
-    ) -> pyfuse3.EntryAttributes:
-        raise self._not_here(parent_inode, name)
-
-    async def symlink(
-        self, parent_inode: int, name: bytes, target: bytes, ctx: pyfuse3.RequestContext
-    ) -> pyfuse3.EntryAttributes:
-        raise self._not_here(parent_inode, name)
+        raise self._refusal(parent_inode, name)
 
     async def unlink(self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> None:
-        raise self._not_here(parent_inode, name)
+        raise self._refusal(parent_inode, name)
 
     async def rmdir(self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> None:
-        raise self._not_here(parent_inode, name)
+        raise self._refusal(parent_inode, name)
 
-    async def rename(
-        self,
-        parent_inode_old: int,
-        name_old: bytes,
-        parent_inode_new: int,
-        name_new: bytes,
-        flags: int,
-        ctx: pyfuse3.RequestContext,
-    ) -> None:
-        raise self._not_here(parent_inode_old, name_old)
-
-    async def link(
-        self, inode: int, new_parent_inode: int, new_name: bytes, ctx: pyfuse3.RequestContext
-    ) -> pyfuse3.EntryAttributes:
-        raise self._not_here(new_parent_inode, new_name)
-
-    def _not_here(self, parent_inode: int, name: bytes) -> OSError:
-        where = Path(self.mount, self._node(parent_inode).path[1:], os.fsdecode(name))
+    def _refusal(self, directory: int, name: bytes, why: str = "") -> OSError:
+        where = Path(self.mount, self._inodes.node(directory).path[1:], os.fsdecode(name))
         return refuse(errno.EPERM, f"this mount takes appends only; use {where}")
 
     # Files.
 
-    def _new_handle(self) -> int:
-        handle = self._next
-        self._next += 1
-        return handle
-
     async def open(self, inode: int, flags: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
-        node = self._node(inode)
+        node = self._inodes.node(inode)
         handle = self._new_handle()
         number = pyfuse3.FileHandleT(handle)
         if isinstance(node, _Generated):
