@@ -99,8 +99,7 @@ class InternalTopic:
         settings = registry.settings
         if not settings.topic_overrides(self.topic):
             # A broker keeps its settings elsewhere.
-            for setting, text in self._settings().items():
-                settings.set_topic(self.topic, setting, text)
+            settings.change_topic(self.topic, self._settings())
         if registry.include(name) is None and name not in registry.offline:
             self.check_open(name)
             if self._count_setting not in settings.broker_overrides:

@@ -98,13 +98,19 @@ class Settings:
         return config
 
     def set_topic(self, topic: str, name: str, text: str | None) -> None:
-        """Change a topic's setting, durably and at once; None or a blank text removes the override.
+        """Change one setting of a topic, as `change_topic`."""
+        self.change_topic(topic, {name: text})
+
+    def change_topic(self, topic: str, changes: Mapping[str, str | None]) -> None:
+        """Change settings of a topic, all or none, durably and at once; None or a blank text removes an override.
 
         Raises `InvalidSetting`, before anything is written, for an unknown name, a text that is not
         valid, or one that contradicts another setting; `LogDirFailed` while a log directory is offline.
         """
+        if not changes:
+            return
         with self._lock:
-            overrides = _changed(self.topic_overrides(topic), topic_setting(name), text)
+            overrides = _changed(self.topic_overrides(topic), topic_setting, changes)
             self._check_change(topic, LogConfig.resolve(overrides, self._broker))
             self._check_log_dirs()
             self._write(_topic_file(topic), overrides)
@@ -124,14 +130,20 @@ class Settings:
         config.check_change(before)
 
     def set_broker(self, name: str, text: str | None) -> None:
-        """Change a broker-level setting, durably and at once; None or a blank text removes the override.
+        """Change one broker-level setting, as `change_broker`."""
+        self.change_broker({name: text})
+
+    def change_broker(self, changes: Mapping[str, str | None]) -> None:
+        """Change broker-level settings, all or none, durably and at once; None or a blank text removes an override.
 
         Raises `InvalidSetting`, before anything is written, for an unknown name, a text that is not
         valid, or one that contradicts another setting, of the broker level or of any topic;
         `LogDirFailed` while a log directory is offline.
         """
+        if not changes:
+            return
         with self._lock:
-            broker = _changed(self._broker, broker_setting(name), text)
+            broker = _changed(self._broker, broker_setting, changes)
             config = BrokerConfig.resolve(broker)
             LogConfig.resolve(_NOTHING, broker)
             for topic in self._changed_topics():
@@ -283,10 +295,16 @@ def _file_of(overrides: Mapping[str, str]) -> bytes:
     return HEADER + format_meta_properties(overrides)
 
 
-def _changed(overrides: Mapping[str, str], setting: Setting, text: str | None) -> Mapping[str, str]:
-    """Return overrides with a setting set, as canonical text, or removed."""
+def _changed(
+    overrides: Mapping[str, str],
+    setting: Callable[[str], Setting],
+    changes: Mapping[str, str | None],
+) -> Mapping[str, str]:
+    """Return overrides with settings set, as canonical text, or removed."""
     changed = dict(overrides)
-    changed.pop(setting.name, None)
-    if text is not None and text.strip():
-        changed[setting.name] = setting.format(setting.parse(text))
+    for name, text in changes.items():
+        known = setting(name)
+        changed.pop(known.name, None)
+        if text is not None and text.strip():
+            changed[known.name] = known.format(known.parse(text))
     return MappingProxyType(changed)

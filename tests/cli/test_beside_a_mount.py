@@ -294,6 +294,25 @@ def test_hostile_requests(mount: Mount) -> None:
     assert ok("create", mount.log_dirs[0] / "fine-0")
 
 
+def test_requests_without_an_end(mount: Mount) -> None:
+    """A line that goes on for ever is refused at its limit, and one whose newline never came is told."""
+    admin = mount.path / ".logfs/admin"
+    fd = os.open(admin, os.O_RDWR)
+    try:
+        with refuses(errno.EMSGSIZE):
+            for _ in range(100):
+                os.write(fd, b"x" * 1_000_000)
+        # Nothing of it stays.
+        os.write(fd, b'{"operation":"create","partition":"new-0"}\n')
+        wait_for(lambda: b"answer" in os.pread(fd, 9999, 0))
+        os.write(fd, b'{"operation":"create","partition":"half-0"}')
+    finally:
+        os.close(fd)
+    wait_for(lambda: "closed before the newline" in mount.errors())
+    assert "one line of at most" in mount.errors()
+    assert {"new-0", "half-0"} & {*os.listdir(mount.path)} == {"new-0"}
+
+
 def test_a_holder_that_is_no_mount_is_named(log_dir: Path) -> None:
     """Another process that has the directories open is named, and nothing is changed."""
     with logfs.open(log_dir, create=True) as store:

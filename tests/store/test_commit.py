@@ -109,6 +109,32 @@ def test_a_commit_is_in_all_its_partitions(two: Store, log_dir: Path) -> None:
     assert values(two, "a-0")[-1] == b"after"
 
 
+def test_a_commit_to_directories_whose_names_are_not_utf_8(tmp_path: Path, clock: Clock) -> None:
+    """A path of Unix is bytes; the commit file keeps it for a commit that is decided and not done."""
+    log_dirs = [tmp_path / os.fsdecode(name) for name in (b"one\xff", b"two\xfe")]
+    for path in log_dirs:
+        path.mkdir()
+    disk = Full()
+    store = Store(log_dirs, clock=clock, disk=disk)
+    for name in ("a-0", "b-0"):
+        store.create(name).append([b"before"])
+    disk.full = True
+    with pytest.raises(CommitPending):
+        store.commit("q", 0, staging(store, "q", 0, {"a-0": [b"x"], "b-0": [b"y"]}))
+    disk.full = False
+    store.close()
+    with Store(log_dirs, clock=clock) as store:
+        assert values(store, "a-0") == [b"before", b"x"]
+        assert values(store, "b-0") == [b"before", b"y"]
+
+
+@pytest.mark.parametrize("writer", ["", "\ud800", "q\udcff"])
+def test_a_writer_needs_a_name_in_utf_8(two: Store, writer: str) -> None:
+    """Another name is refused as a record is, and not with an error of the encoding."""
+    with pytest.raises(InvalidRecord, match="give a writer name in UTF-8"):
+        two.commit(writer, 0, [])
+
+
 def test_a_commit_that_is_sent_again_changes_nothing(two: Store, log_dir: Path) -> None:
     """The repetition may have other files and the same or an earlier sequence; its staged files are removed."""
     for sequence in (3, 4):

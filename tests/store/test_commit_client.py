@@ -16,6 +16,7 @@ from logfs.format.batches.record import Record
 from logfs.format.files.commit_file import STAGED, StagedFile
 from logfs.log.disk.disk import Disk
 from logfs.store.admin import client, commit_client
+from logfs.store.admin.requests import Discard
 from logfs.store.commits.commit import Committed
 from logfs.store.directory.lock import MOUNT_FILE
 from logfs.store.settings import Settings
@@ -157,9 +158,11 @@ def test_a_mount_refuses_invalid_commits_with_the_reason(mount: Mount) -> None:
         (mount.path / ".logfs/admin").write_bytes(b'{"operation":"commit"}\n')
     assert "not an administrative request" in mount.errors()
     (log_dir / "outside.staged").write_bytes((log_dir / "a-0" / staged[0].name).read_bytes())
-    for name in ("../outside.staged", str(log_dir / "outside.staged"), f"{0:020}.log", "\0.staged"):
+    wrong = (f"{0:020}.log", "\0.staged", "\ud800.staged", "\udcff.staged", "\n.staged")
+    for name in ("../outside.staged", str(log_dir / "outside.staged"), *wrong):
         with pytest.raises(InvalidRecord, match="is not the name of a staged file"):
             commit_client.commit(log_dir, "q", 0, [replace(staged[0], name=name)])
+        client.ask(mount.path, Discard((replace(staged[0], name=name),)))
     (log_dir / "outside.staged").unlink()
     with pytest.raises(InvalidRecord, match="does not fit in"):
         commit_client.commit(log_dir, "q", 2**64, [])

@@ -205,6 +205,24 @@ def test_a_refused_topic_change_changes_nothing(log_dirs, name, text, reason):
     assert (settings.log_config("orders"), [contents(path) for path in log_dirs]) == before
 
 
+@pytest.mark.parametrize("names", [("min", "max"), ("max", "min")])
+def test_settings_that_are_changed_together_are_checked_together(log_dirs, names):
+    """Whatever their order, as Kafka checks them; and a refused change changes none of them."""
+    settings = settings_of(Disk(), log_dirs)
+    for low, high in ((10, 20), (1000, 2000), (1, 2)):
+        texts = {"min": str(low), "max": str(high)}
+        topic = {f"{name}.compaction.lag.ms": texts[name] for name in names}
+        settings.change_topic("orders", topic)
+        settings.change_broker({f"log.cleaner.{name}": text for name, text in topic.items()})
+        assert settings.topic_overrides("orders") == topic
+    before = [contents(path) for path in log_dirs]
+    with pytest.raises(InvalidSetting):
+        settings.change_topic("orders", {"segment.bytes": "100", "max.compaction.lag.ms": "0"})
+    with pytest.raises(InvalidSetting):
+        settings.change_broker({"log.segment.bytes": "100", "no.such": "1"})
+    assert [contents(path) for path in log_dirs] == before
+
+
 @pytest.mark.parametrize(
     ("name", "text", "reason"),
     [

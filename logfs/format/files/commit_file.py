@@ -5,11 +5,11 @@ The file has two lines of text: a JSON object, and the CRC-32C of the bytes of t
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, dataclass, field, fields
 from hashlib import sha256
 from typing import Any, NamedTuple, TypeVar
 
-import orjson
 from crc32c import crc32c
 
 from logfs.errors import Corrupt
@@ -111,13 +111,13 @@ class CommitLog:
 
 def format_commits(commits: CommitLog) -> bytes:
     """Return the bytes of a commit file with this content: a line of JSON, and a line with its CRC-32C."""
-    body = orjson.dumps(
-        {
-            "version": VERSION,
-            "writers": {name: list(writer) for name, writer in commits.writers.items()},
-            "pending": None if commits.pending is None else asdict(commits.pending),
-        }
-    )
+    told = {
+        "version": VERSION,
+        "writers": commits.writers,
+        "pending": None if commits.pending is None else asdict(commits.pending),
+    }
+    # Not by orjson: the path of a log directory need not be UTF-8.
+    body = json.dumps(told, separators=(",", ":")).encode()
     return b"%b\ncrc32c %08x\n" % (body, crc32c(body))
 
 
@@ -130,12 +130,12 @@ def parse_commits(data: bytes) -> CommitLog:
     if rest != b"crc32c %08x\n" % crc32c(body):
         raise Corrupt("the checksum does not match the content")
     try:
-        told = orjson.loads(body)
+        told = json.loads(body)
         if told["version"] != VERSION:
             raise Corrupt(f"version {told['version']} is not {VERSION}: a newer logfs wrote it")
         writers = {name: _writer(*writer) for name, writer in told["writers"].items()}
         pending = None if told["pending"] is None else _pending(told["pending"])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise Corrupt(f"malformed content: {error!r}") from None
     return CommitLog(writers, pending)
 
@@ -191,6 +191,16 @@ def staged_name(writer: str, sequence: int, unique: str) -> str:
     attempts at the same commit.
     """
     return f"{_digest(writer)}-{sequence}-{unique}{STAGED}"
+
+
+def is_writer(name: str) -> bool:
+    """Whether a writer can have that name: any text, which UTF-8 can hold."""
+    return name != "" and name.encode(errors="ignore").decode() == name
+
+
+def is_staged_name(name: str) -> bool:
+    """Whether a file of that name in a partition's directory can be a staged file."""
+    return name.endswith(STAGED) and name.isascii() and name.isprintable() and "/" not in name
 
 
 def is_over(name: str, writers: dict[str, Writer]) -> bool:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from typing import TYPE_CHECKING
 
 from logfs.errors import NotWritable
 from logfs.log.disk.disk import DIRECTORY_MODE
+from logfs.mount.errnos import refuse
 from logfs.mount.nodes.base import Caller, FileNode, Handle, Stat
 from logfs.store.admin.requests import Create, Request, parse_request
 from logfs.store.directory.permissions import Access, PermissionTable
@@ -17,6 +19,10 @@ if TYPE_CHECKING:
 
     from logfs.log.read.reader import Reader
     from logfs.mount.admin_requests import RunningRequest
+
+
+# The longest request: a commit of several hundred thousand staged files.
+_MAX_BYTES = 64 * 1024 * 1024
 
 
 class AdminFile(FileNode):
@@ -55,7 +61,7 @@ class AdminHandle(Handle):
         super().__init__(node)
         self._file = node
         self._caller = caller
-        self._asked = b""
+        self._asked = bytearray()
         self._running: RunningRequest | None = None
         self._is_noted = False
         self._grows: Collection[str] = ()
@@ -70,12 +76,17 @@ class AdminHandle(Handle):
         return running.answer[position : position + size]
 
     def write(self, data: bytes) -> int:
-        asked = self._asked + data
-        if not asked.endswith(b"\n"):
-            self._asked = asked
+        if len(self._asked) + len(data) > _MAX_BYTES:
+            self._asked.clear()
+            raise refuse(
+                errno.EMSGSIZE,
+                f"{self._file.path}: a request is one line of at most {_MAX_BYTES} bytes",
+            )
+        if not data.endswith(b"\n"):
+            self._asked += data
             return len(data)
         self._file.context.store.disk.check_may_block()
-        self._asked = b""
+        asked, self._asked = self._asked + data, bytearray()
         request = parse_request(asked)
         self._cancel()
         self._is_noted = False
@@ -91,6 +102,11 @@ class AdminHandle(Handle):
 
     def release(self) -> None:
         self._cancel()
+        if self._asked:
+            raise refuse(
+                errno.EINVAL,
+                f"{self._file.path}: closed before the newline that ends a request; it was not executed",
+            )
 
     def _cancel(self) -> None:
         if self._running is not None:

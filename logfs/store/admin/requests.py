@@ -83,8 +83,7 @@ class Create(PartitionRequest):
         if self.partition in store.homes or self.partition in store.offline:
             # Check this before any setting changes: the settings apply to the whole topic.
             raise PartitionExists(f"{self.partition}: the partition exists")
-        for name, value in self.settings.items():
-            store.settings.set_topic(topic, name, value)
+        store.settings.change_topic(topic, self.settings)
         return {"directory": str(store.create(self.partition).directory)}
 
 
@@ -103,8 +102,7 @@ class CreateTopic(Request):
     def run(self, store: Store, report: Report) -> Answer:
         topic = store.topic(self.topic)
         topic.missing(self.partitions)
-        for name, value in self.settings.items():
-            store.settings.set_topic(self.topic, name, value)
+        store.settings.change_topic(self.topic, self.settings)
         created = topic.create(self.partitions)
         return {"directories": [str(partition.directory) for partition in created]}
 
@@ -235,7 +233,10 @@ class Tier(Request):
 
 @dataclass(frozen=True)
 class Configure(Request):
-    """Change settings of a topic or, if `topic` is empty, of the store; an empty value restores the default."""
+    """Change settings of a topic or, if `topic` is empty, of the store, all or none.
+
+    An empty value restores the default.
+    """
 
     operation = "configure"
     settings: dict[str, str]
@@ -247,11 +248,9 @@ class Configure(Request):
     def run(self, store: Store, report: Report) -> Answer:
         if self.topic:
             check_topic(store, self.topic)
-        for name, value in self.settings.items():
-            if self.topic:
-                store.settings.set_topic(self.topic, name, value or None)
-            else:
-                store.settings.set_broker(name, value or None)
+            store.settings.change_topic(self.topic, self.settings)
+        else:
+            store.settings.change_broker(self.settings)
         return {}
 
 
@@ -406,7 +405,7 @@ def format_request(request: Request) -> bytes:
     return to_line({"operation": request.operation, **asdict(request)})
 
 
-def parse_request(line: bytes) -> Request:
+def parse_request(line: bytes | bytearray) -> Request:
     """Return the request that a line holds. Raises `InvalidRecord` if it holds none."""
     try:
         told = json.loads(line)

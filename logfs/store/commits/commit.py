@@ -137,9 +137,10 @@ class Commits:
         files = list(staged)
         if self._registry.read_only:
             raise NotWritable(f"{writer}: the store is open read-only")
-        if not writer or not 0 <= sequence <= INT64_MAX:
+        if not commit_file.is_writer(writer) or not 0 <= sequence <= INT64_MAX:
             raise InvalidRecord(
-                f"writer {writer!r}, sequence {sequence}: give a writer name, and a sequence in 0..{INT64_MAX}"
+                f"writer {writer!r}, sequence {sequence}: give a writer name in UTF-8, and a sequence in "
+                f"0..{INT64_MAX}"
             )
         with self._lock:
             if self._unreadable is not None:
@@ -341,7 +342,7 @@ class Commits:
         """Remove staged files. A file that cannot be removed now becomes an orphan, which upkeep removes."""
         for file in files:
             home = self._registry.homes.get(file.partition)
-            if home is None or "/" in file.name or not file.name.endswith(commit_file.STAGED):
+            if home is None or not commit_file.is_staged_name(file.name):
                 continue
             path = home.path / file.partition / file.name
             try:
@@ -557,7 +558,7 @@ def read_commits(disk: Disk, log_dir: Path) -> CommitLog:
 def _check_names(files: Iterable[StagedFile]) -> None:
     """Raise `InvalidRecord` for a name that no staged file in a partition's directory can have."""
     for file in files:
-        if "/" in file.name or "\0" in file.name or not file.name.endswith(commit_file.STAGED):
+        if not commit_file.is_staged_name(file.name):
             raise InvalidRecord(
                 f"{file.partition}: {file.name!r} is not the name of a staged file, "
                 f"which ends in {commit_file.STAGED}"
