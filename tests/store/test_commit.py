@@ -26,6 +26,7 @@ from logfs.format.files import commit_file
 from logfs.format.files.commit_file import StagedFile
 from logfs.format.text.rendering import View
 from logfs.log.disk.disk import Disk, File
+from logfs.log.read.read_committed import Isolation
 from logfs.log.read.text_view import TextView
 from logfs.store.commits.commit import ORPHAN_MS, read_commits
 from logfs.store.observe.check import check
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
+    from logfs.log.read.log import Log
     from tests.support.stores import Clock
 
 
@@ -182,6 +184,32 @@ def test_a_commit_that_does_not_fit_goes_into_new_segments(two: Store, before: i
     assert found.offset == 0
     two["a-1"].append([b"after"])
     assert values(two, "a-1")[-1] == b"after"
+
+
+@pytest.mark.parametrize("before", ["", "append", "roll"])
+def test_open_texts_go_on_with_a_commit_to_several_segments(
+    two: Store, log_dir: Path, clock: Clock, before: str
+) -> None:
+    """Also texts that have reached an empty segment, whose place the first segment of the commit takes."""
+    two.settings.set_topic("a", "segment.bytes", "600")
+    writer = two.create("a-1")
+    if before:
+        writer.append([b"before"])
+    if before == "roll":
+        writer.roll(clock())
+    with Store(log_dir, read_only=True, clock=clock) as beside:
+        logs: list[Log] = [writer, beside["a-1"]]
+        texts = [(log.isolated(how), view) for log in logs for how in Isolation for view in View]
+        opened = [reader.text(view) for reader, view in texts]
+        assert all((text.size > 0) == bool(before) for text in opened)
+        two.commit("q", 0, staging(two, "q", 0, {"a-1": [b"%03d" % n * 10 for n in range(40)]}))
+        assert len(writer.segments) > 5
+        writer.append([b"after"])
+        beside.refresh()
+        for (reader, view), text in zip(texts, opened, strict=True):
+            whole = reader.text(view)
+            assert whole.size > 1200
+            assert text.read(0, text.size) == whole.read(0, whole.size)
 
 
 @pytest.mark.parametrize("before", [False, True])

@@ -115,10 +115,10 @@ class Logs:
         self.models[name].breaks = breaks + 1
         self.commits = {key: offset for key, offset in self.commits.items() if key[1] != name}
 
-    def records(self) -> list[Record]:
-        """Return some new records."""
+    def records(self, most: int = 8) -> list[Record]:
+        """Return some new records, at most `most`."""
         found = []
-        for _ in range(self.chance.randrange(1, 9)):
+        for _ in range(self.chance.randint(1, most)):
             self.sent += 1
             time = self.clock() - self.chance.randrange(5000)
             found.append(Record(b"value %d" % self.sent, self.key(), timestamp=time))
@@ -164,7 +164,9 @@ class Logs:
     def staged(self, name: str, store: Store) -> tuple[list[StagedFile], dict[str, list[Record]]]:
         """Stage records for a log and another one, with the settings that a store shows."""
         self.sent += 1
-        wanted = {each: self.records() for each in {name: 0, self.chance.choice(LOGS): 0}}
+        # Many records make a commit that begins several segments.
+        most = self.chance.choice((8, 60))
+        wanted = {each: self.records(most) for each in {name: 0, self.chance.choice(LOGS): 0}}
         files = [
             stage(
                 store[each].directory,

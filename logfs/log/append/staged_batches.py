@@ -315,16 +315,16 @@ class StagedAppend:
 
         Raises `PartitionFailed` after an `OSError`: how much was done is unknown, and the log takes no more appends.
         """
-        partition = self.partition
+        partition, active = self.partition, self.partition.active
         first, last = self._runs[0], self._runs[-1]
         try:
             self._complete()
             segments = partition.state.segments
-            if first.segment is not partition.active:
+            if first.segment is not active:
                 new = tuple(run.segment for run in self._runs)
                 kept = segments[:-1]
-                if first.segment.base_offset != partition.active.base_offset:
-                    partition.active.seal(first.segment.base_offset)
+                if first.segment.base_offset != active.base_offset:
+                    active.seal(first.segment.base_offset)
                     kept = segments
                 segments = kept + new
                 for segment in new:
@@ -335,6 +335,9 @@ class StagedAppend:
         timestamp = int(last.batches[-1].batches.rows[-1, MAX_TIMESTAMP])
         partition.note_appended(int(counts.sum()), int(sizes.sum()), now_ms)
         partition.publish(segments=segments, last_timestamp=timestamp)
+        if active not in segments:
+            # Texts that have reached the empty segment go on with the one that has taken its place.
+            active.next_base = active.base_offset
 
 
 def assign_place(
