@@ -57,6 +57,8 @@ ERRNO: dict[type[Exception], int] = {
 }
 
 _KEPT = 1000
+# The longest line that is kept, in characters.
+_LONGEST = 4000
 
 
 def errno_of(error: BaseException) -> int:
@@ -99,7 +101,8 @@ class ErrorLog:
             when = format_time(self._clock())
             # One line per error, whatever characters the path contains.
             shown = path.replace("\n", "\\n")
-            self._lines.append(f"{when} {shown} {name} {' '.join(reason.split())}")
+            line = f"{when} {shown} {name} {' '.join(reason.split())}"
+            self._lines.append(line if len(line) <= _LONGEST else f"{line[:_LONGEST]}…")
             self.count += 1
         return number
 

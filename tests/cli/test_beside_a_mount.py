@@ -309,6 +309,14 @@ def test_requests_without_an_end(mount: Mount) -> None:
     finally:
         os.close(fd)
     wait_for(lambda: "closed before the newline" in mount.errors())
+    # An error that repeats what it was given is kept in part.
+    for line in (
+        b'{"operation":"%b"}\n' % (b"y" * 900_000),
+        b'{"operation":"discard","staged":{}}\n',
+    ):
+        with refuses(errno.EINVAL):
+            admin.write_bytes(line)
+    assert max(map(len, mount.errors().splitlines())) < 5_000
     assert "one line of at most" in mount.errors()
     assert {"new-0", "half-0"} & {*os.listdir(mount.path)} == {"new-0"}
 

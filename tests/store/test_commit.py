@@ -130,6 +130,15 @@ def test_a_commit_to_directories_whose_names_are_not_utf_8(tmp_path: Path, clock
         assert values(store, "b-0") == [b"before", b"y"]
 
 
+def test_a_staged_file_is_named_once(two: Store) -> None:
+    """A commit that names a file twice is refused: its records would be there twice."""
+    (file,) = staging(two, "q", 0, {"a-0": [b"x"]})
+    with pytest.raises(InvalidRecord, match="named twice"):
+        two.commit("q", 0, [file, file])
+    assert not two.commit("q", 0, [file]).already
+    assert values(two, "a-0") == [b"before", b"x"]
+
+
 @pytest.mark.parametrize("writer", ["", "\ud800", "q\udcff"])
 def test_a_writer_needs_a_name_in_utf_8(two: Store, writer: str) -> None:
     """Another name is refused as a record is, and not with an error of the encoding."""

@@ -31,6 +31,7 @@ from logfs.log.read.read_committed import Isolation
 from logfs.log.remote import encryption, object_store, segment_upload
 from logfs.log.remote.object_store import ObjectStore
 from logfs.mount.nodes.offsets import first_offsets
+from logfs.store.observe.check import Severity, check
 from logfs.store.observe.status import partition_status
 from logfs.store.store import Store
 from logfs.store.tiering.bucket_owner import FILE_NAME
@@ -958,6 +959,37 @@ def test_a_lost_object_is_an_error_of_its_records(
         assert found.returncode == 1
         assert f"{base:020}".encode() in found.stdout + found.stderr
         shutil.rmtree(log_dir)
+
+
+@pytest.mark.parametrize("suffix", [".log", ".indexes"])
+@pytest.mark.parametrize("harm", ["delete", "cut", "flip"])
+def test_check_reads_the_bucket_and_not_the_cache(
+    log_dir: Path, bucket: Path, clock: Clock, suffix: str, harm: str
+) -> None:
+    """Records that were read before stay readable: the cache may have all that is left of an object."""
+    with Store(log_dir, clock=clock) as store:
+        partition = tiered(store, bucket)
+        fill(partition)
+        tier(store)
+    assert not list(check(log_dir))
+    with Store(log_dir, read_only=True) as store:
+        records = list(store["orders-0"].read())
+        base = store["orders-0"].segments[2].base_offset
+    (path,) = bucket.rglob(f"{base:020}-*{suffix}")
+    whole = path.read_bytes()
+    if harm == "delete":
+        path.unlink()
+    else:
+        middle = len(whole) // 2
+        flipped = whole[:middle] + bytes([whole[middle] ^ 4]) + whole[middle + 1 :]
+        path.write_bytes(whole[:middle] if harm == "cut" else flipped)
+    for _ in range(2):
+        found = [each for each in check(log_dir) if each.severity is Severity.ERROR]
+        assert found
+        assert all(f"{base:020}" in str(each) for each in found)
+        with Store(log_dir, read_only=True) as store:
+            assert list(store["orders-0"].read()) == records
+    path.write_bytes(whole)
 
 
 # Damaged descriptions.

@@ -226,6 +226,9 @@ class Disk:
     def release(self) -> None:
         """Close what reads have kept open, at the end of a store. Later reads open it again."""
 
+    def read_afresh(self) -> None:
+        """Read what is stored from now on, for an audit, and not what a cache keeps of it. A disk has no cache."""
+
     # Files.
 
     def open(self, path: Path, *, write: bool = False, create: bool = False) -> File:

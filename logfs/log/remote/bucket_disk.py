@@ -223,6 +223,9 @@ class BucketDisk(ReadOnlyDisk):
     def release(self) -> None:
         self.chunks.release()
 
+    def read_afresh(self) -> None:
+        self.chunks.read_afresh()
+
     # What there is.
 
     def scan(self, path: Path) -> Iterator[Entry]:

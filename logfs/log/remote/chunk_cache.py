@@ -39,8 +39,8 @@ class ChunkCache:
     """A directory of cached parts. Any thread may call any method."""
 
     def __init__(self, limit_bytes: int = LIMIT_BYTES) -> None:
-        """Use the cache directory of the user, whose files may take `limit_bytes` together."""
-        self._home = cache_directory("chunks")
+        """Use the cache directory of the user, whose files may take `limit_bytes` together; with 0, use memory."""
+        self._home = cache_directory("chunks") if limit_bytes else None
         self._limit = limit_bytes
         self._disk = Disk()
         self._counting = make_lock(Level.CACHE)

@@ -21,6 +21,7 @@ from crc32c import crc32c
 from logfs.errors import Corrupt, LogfsError, RemoteStorageError
 from logfs.format.batches.compression import Codec, decompress
 from logfs.locks import Level, make_lock
+from logfs.log.remote.chunk_cache import ChunkCache
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
     from logfs.format.tiered.chunk_index import ChunkIndex
     from logfs.log.disk.disk import Disk, File
-    from logfs.log.remote.chunk_cache import ChunkCache
     from logfs.log.remote.encryption import DataKey
     from logfs.log.remote.object_store import ObjectStore
 
@@ -37,6 +37,7 @@ logger = logging.getLogger(__name__)
 
 # The chunks that stay open. At 4 MiB each, they need no memory but the page cache.
 _MOST_OPEN = 128
+_MOST_OPEN_IN_MEMORY = 16
 # The chunks that are fetched ahead of a sequential reader: at first one, then twice as many with each that was used.
 _MOST_AHEAD = 8
 # A chunk that proves wrong is fetched so often: if it stays the same, it is what was stored.
@@ -104,6 +105,7 @@ class ChunkReader:
         self._disk = disk
         self._cache = cache
         self._lock = make_lock(Level.CHUNKS)
+        self._most_open = _MOST_OPEN
         self._open: OrderedDict[_ChunkId, File] = OrderedDict()
         self._coming: dict[_ChunkId, Future[File]] = {}
         # When chunks that proved wrong were fetched again first, and how often since.
@@ -148,6 +150,12 @@ class ChunkReader:
         """Close the chunks that are open; readers that have one go on."""
         with self._lock:
             self._open.clear()
+
+    def read_afresh(self) -> None:
+        """From now on take no chunk from the cache, but leave it: it may have what is left of an object."""
+        if self._most_open == _MOST_OPEN:
+            self._cache, self._most_open = ChunkCache(0), _MOST_OPEN_IN_MEMORY
+            self.release()
 
     def fetch_again(self, stored: StoredFile, start: int, end: int) -> bool:
         """Fetch the chunks of bytes [start, end) again, which proved wrong; return whether they have changed.
@@ -242,7 +250,7 @@ class ChunkReader:
             return
         with self._lock:
             self._open[which] = file
-            while len(self._open) > _MOST_OPEN:
+            while len(self._open) > self._most_open:
                 self._open.popitem(last=False)
             self._coming.pop(which, None)
         coming.set_result(file)

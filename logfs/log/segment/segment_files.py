@@ -92,6 +92,11 @@ class SegmentFiles(NamedFile):
     def _has_index_objects(self) -> bool:
         return "offset_index" in self.__dict__
 
+    @property
+    def disk(self) -> Disk:
+        """The disk, or the bucket, of the files."""
+        return self._disk
+
     def identify(self, files: Files) -> None:
         """Take the identities of the files that belong to the segment, by suffix (".log").
 

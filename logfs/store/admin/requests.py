@@ -418,6 +418,8 @@ def parse_request(line: bytes | bytearray) -> Request:
 
 def _checked(kind: str, value: Any) -> Any:
     """Return a field's value if it has the type `kind`, the text of an annotation. Raises as `checked`."""
+    if kind in ("list[str]", "tuple[StagedFile, ...]") and not isinstance(value, list):
+        raise TypeError(f"{value!r} is not a list")
     if kind == "list[str]":
         return [checked("str", each) for each in value]
     if kind == "tuple[StagedFile, ...]":

@@ -556,8 +556,12 @@ def read_commits(disk: Disk, log_dir: Path) -> CommitLog:
 
 
 def _check_names(files: Iterable[StagedFile]) -> None:
-    """Raise `InvalidRecord` for a name that no staged file in a partition's directory can have."""
+    """Raise `InvalidRecord` for a name that no staged file can have, and for a file that is named twice."""
+    named = set()
     for file in files:
+        if (file.partition, file.name) in named:
+            raise InvalidRecord(f"{file.partition}: {file.name} is named twice in one commit")
+        named.add((file.partition, file.name))
         if not commit_file.is_staged_name(file.name):
             raise InvalidRecord(
                 f"{file.partition}: {file.name!r} is not the name of a staged file, "

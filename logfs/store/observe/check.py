@@ -256,6 +256,7 @@ def _check_log(
         if segment in audited:
             yield from audited[segment][0]
             continue
+        segment.disk.read_afresh()
         findings: list[Finding] = []
         accounts: list[Account] = []
         for found in audit(
