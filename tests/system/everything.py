@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from logfs.errors import LogfsError
 from logfs.format.batches.record import Record
+from logfs.format.tiered.remote_segment import SegmentState
 from logfs.log.read.read_committed import Isolation
 from logfs.log.scan import scan_split
 from logfs.store.store import Store
@@ -314,10 +315,17 @@ class Logs:
         assert errors_of(self.log_dirs) == []
 
     def bucket_end(self) -> int:
-        """Return the offset after the last record that the bucket has."""
+        """Return the offset after the last record that the bucket has; 0 while it also has what was truncated."""
         with Store(self.log_dirs, read_only=True, clock=self.clock) as store:
             copied = store.tiered.of(store[TIERED])
-            return copied.end_offset if copied is not None else 0
+            segments = store.tiered.metadata.segments
+            if copied is None or any(
+                each.state is SegmentState.DELETE_SEGMENT_STARTED
+                and each.end_offset >= self.models[TIERED].start
+                for each in segments(copied.partition).values()
+            ):
+                return 0
+            return copied.end_offset
 
     def check_bucket(self, found: Sequence[int], end: int) -> None:
         """Check the offsets that the bucket alone shows, up to an offset: the log's from where the bucket begins."""
