@@ -289,7 +289,7 @@ def test_empty_batch_writes_golden_f_and_i() -> None:
 
 def test_an_empty_header_drops_codec_and_horizon_and_keeps_the_flags() -> None:
     """An emptied batch loses its codec and delete horizon, and keeps its timestamp type and its transactional and
-    control bits (kafka-storage 2.6, 14.3 item 39).
+    control bits (kafka-storage 2.6).
     """
     for attributes, kept in ((0x44, 0), (0x4C, 0x08), (0x73, 0x30), (0x7F & ~7, 0x38)):
         data = bytearray(D[Codec.ZSTD])
@@ -368,7 +368,7 @@ def test_a_batch_is_parsed_at_any_position() -> None:
     ("start", "by", "result"), [(2**31 - 1, 1, 0), (0, 5, 5), (2**31 - 2, 4, 2)]
 )
 def test_sequences_wrap(start: int, by: int, result: int) -> None:
-    """Sequence 0 follows 2147483647, and 2147483647 precedes 0 (kafka-storage 2.1, 14.3 item 37)."""
+    """Sequence 0 follows 2147483647, and 2147483647 precedes 0 (kafka-storage 2.1)."""
     assert increment_sequence(start, by) == result
     assert decrement_sequence(result, by) == start
 
@@ -390,7 +390,7 @@ def test_the_crc_is_castagnoli() -> None:
 @pytest.mark.parametrize("count", [1, 3, -1, 2**31 - 1, 20])
 def test_a_wrong_record_count_is_corrupt(codec: Codec, count: int) -> None:
     """A record count that is too low, too high or impossible is `Corrupt`, in compressed and uncompressed batches
-    (kafka-storage 14.3 item 36).
+    (Kafka's tests of records).
     """
     (built,) = build_records([Record(b"a" * 9), Record(b"b" * 9)], BatchFormat(codec), T).batches
     data = bytearray(built.data)

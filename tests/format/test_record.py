@@ -1,4 +1,4 @@
-"""The encoding of one record and of its varints (kafka-storage 2.2, 14.3 item 45)."""
+"""The encoding of one record and of its varints (kafka-storage 2.2)."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_malformed_varints_are_corrupt(data: str) -> None:
 
 @pytest.mark.parametrize("data", ["80" * 10, "80" * 10 + "01", "ff" * 9 + "02"])
 def test_malformed_varlongs_are_corrupt(data: str) -> None:
-    """A varlong of eleven bytes or more than 64 bits is refused (kafka-storage 14.3: testInvalidVarlong)."""
+    """A varlong of eleven bytes or more than 64 bits is refused (Kafka's testInvalidVarlong)."""
     with pytest.raises(Corrupt):
         varint.decode(bytes.fromhex(data), 0, varint.VARLONG_BYTES)
 
@@ -138,7 +138,7 @@ def test_the_good_record_is_read() -> None:
     ],
 )
 def test_every_inconsistent_length_is_corrupt(what: str, data: bytes) -> None:
-    """A field that does not fit its record is refused (kafka-storage 14.3 item 45)."""
+    """A field that does not fit its record is refused (Kafka's tests of records)."""
     with pytest.raises(Corrupt):
         decode(data)
 

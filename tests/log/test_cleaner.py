@@ -1,4 +1,4 @@
-"""Compaction of one partition: what survives, byte for byte (kafka-storage 8, 14.8, golden vectors of 16)."""
+"""Compaction of one partition: what survives, byte for byte (kafka-storage 8, golden vectors of 16)."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def sift(data: bytes, newest: dict[bytes, int], *, now: int, first_uncleanable: 
 def test_golden_vector_g() -> None:
     """An overwritten value goes, a kept tombstone sets the delete horizon, and record timestamps stay.
 
-    (kafka-storage 14.3 item 38)
+    (Kafka's tests of records)
     """
     left = sift(G_SOURCE, {b"a": 23, b"b": 21, b"c": 22}, now=T + 1000)
     assert left == G_CLEANED
@@ -145,7 +145,7 @@ def files(orders: Partition) -> list[str]:
 
 
 def test_clean_segments(orders: Partition, clock: Clock) -> None:
-    """Only the newest record of each key stays, at its offset, and the log shrinks (kafka-storage 14.8 item 113)."""
+    """Only the newest record of each key stays, at its offset, and the log shrinks (Kafka's tests of compaction)."""
     for number in range(40):
         put(orders, (number % 5, number))
         if number % 10 == 9:
@@ -211,7 +211,7 @@ def test_old_formats_are_left_alone(log_dir: Path, clock: Clock) -> None:
 def test_size_trimmed_for_preallocated_and_compacted_topic(
     orders: Partition, clock: Clock, store: Store
 ) -> None:
-    """A cleaned file has no preallocated space after its batches (kafka-storage 14.8 item 114)."""
+    """A cleaned file has no preallocated space after its batches (Kafka's tests of compaction)."""
     set_topic(store, "orders", preallocate="true", segment_bytes="100000")
     roll(orders, clock)
     for number in range(10):
@@ -225,7 +225,7 @@ def test_size_trimmed_for_preallocated_and_compacted_topic(
 def test_deleted_batches_with_no_messages_read(orders: Partition, clock: Clock) -> None:
     """Cleaning handles chunks of which no record survives, and batches about as large as a chunk.
 
-    (kafka-storage 14.8 item 118)
+    (Kafka's tests of compaction)
     """
     for number in range(3):
         put(orders, ("big", "x" * 700_000), ("big2", "y" * (300_000 + number)))
@@ -241,7 +241,7 @@ def test_deleted_batches_with_no_messages_read(orders: Partition, clock: Clock) 
 def test_cleaning_with_deletes(orders: Partition, clock: Clock) -> None:
     """A tombstone removes its key's value at once, and goes in a pass after delete.retention.ms.
 
-    (kafka-storage 14.8 item 119)
+    (Kafka's tests of compaction)
     """
     put(orders, *((key, key) for key in range(4)))
     put(orders, (0, None), (2, None))
@@ -259,7 +259,7 @@ def test_cleaning_with_deletes(orders: Partition, clock: Clock) -> None:
 def test_clean_tombstone(orders: Partition, clock: Clock) -> None:
     """The first pass sets the delete horizon of a tombstone, and later rewrites keep it.
 
-    (kafka-storage 14.8 item 119)
+    (Kafka's tests of compaction)
     """
     put(orders, ("k", None), ("other", 1))
     roll(orders, clock)
@@ -293,7 +293,7 @@ def test_log_append_time_is_kept(orders: Partition, clock: Clock, store: Store) 
 def test_partial_segment_clean(orders: Partition, clock: Clock) -> None:
     """With room for one key in the map, each round advances the first dirty offset by one.
 
-    (kafka-storage 14.8 item 120)
+    (Kafka's tests of compaction)
     """
     for number, key in enumerate((0, 1, 0, 1, 0)):
         put(orders, (key, number))
@@ -314,7 +314,7 @@ def test_partial_segment_clean(orders: Partition, clock: Clock) -> None:
 def test_cleaning_with_uncleanable_section(orders: Partition, clock: Clock) -> None:
     """Records from the first uncleanable offset on stay, and remove no earlier record.
 
-    (kafka-storage 14.8 item 121)
+    (Kafka's tests of compaction)
     """
     for number in range(6):
         put(orders, (number % 2, number))
@@ -329,7 +329,7 @@ def test_cleaning_with_uncleanable_section(orders: Partition, clock: Clock) -> N
 
 
 def test_cleaning_with_unkeyed_messages(store: Store, orders: Partition, clock: Clock) -> None:
-    """Records without a key, from before the topic was compacted, are removed (kafka-storage 14.8 item 121)."""
+    """Records without a key, from before the topic was compacted, are removed (Kafka's tests of compaction)."""
     set_topic(store, "orders", cleanup_policy="delete")
     orders.append([b"unkeyed", Record(b"keyed", b"k"), b"unkeyed"])
     orders.append([b"unkeyed"])
@@ -341,7 +341,7 @@ def test_cleaning_with_unkeyed_messages(store: Store, orders: Partition, clock: 
 
 
 def test_clean_segments_retaining_last_empty_batch(orders: Partition, clock: Clock) -> None:
-    """The last offset of a round survives as a batch header without records (kafka-storage 14.8 item 122)."""
+    """The last offset of a round survives as a batch header without records (Kafka's tests of compaction)."""
     put(orders, ("a", 1))
     put(orders, ("a", None))
     roll(orders, clock)
@@ -374,7 +374,7 @@ def grouped(orders: Partition, **limits: int) -> list[list[int]]:
 
 
 def test_segment_grouping(orders: Partition, clock: Clock, store: Store) -> None:
-    """Groups of segments stay within segment.bytes and segment.index.bytes (kafka-storage 14.8 item 123)."""
+    """Groups of segments stay within segment.bytes and segment.index.bytes (Kafka's tests of compaction)."""
     set_topic(store, "orders", index_interval_bytes="1")
     fill_segments(orders, clock, 6)
     every = [segment.base_offset for segment in orders.segments[:-1]]
@@ -395,7 +395,7 @@ def test_segment_grouping(orders: Partition, clock: Clock, store: Store) -> None
 def test_segment_grouping_with_sparse_offsets(orders: Partition) -> None:
     """A group spans at most 2^31-1 offsets from its first, except for an empty segment.
 
-    (kafka-storage 14.8 item 123)
+    (Kafka's tests of compaction)
     """
 
     class Sparse:
@@ -415,7 +415,7 @@ def test_segment_grouping_with_sparse_offsets(orders: Partition) -> None:
 def test_cleaning_beyond_missing_offsets(orders: Partition, clock: Clock) -> None:
     """Offsets that are missing at the end of a segment do not hold back the first dirty offset.
 
-    (kafka-storage 14.8 item 126)
+    (Kafka's tests of compaction)
     """
     put(orders, ("a", 1), ("b", 1))
     roll(orders, clock)
@@ -445,7 +445,7 @@ def test_a_cleaned_segment_has_the_time_of_its_last_source(orders: Partition, cl
 
 
 def test_compaction_deletes_producer_state_snapshots(orders: Partition, clock: Clock) -> None:
-    """The producer snapshot of a segment that was merged into another is deleted (kafka-storage 14.6 item 77)."""
+    """The producer snapshot of a segment that was merged into another is deleted (Kafka's tests of the log)."""
     fill_segments(orders, clock, 3)
     assert orders.snapshots.offsets == [5, 10, 15]
     run(orders, clock)

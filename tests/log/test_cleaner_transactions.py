@@ -1,4 +1,4 @@
-"""Compaction of transactions, markers, and the last batch of a producer (kafka-storage 8.5, 8.6, 14.8)."""
+"""Compaction of transactions, markers, and the last batch of a producer (kafka-storage 8.5, 8.6)."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def committed(orders: Partition) -> list[tuple[int, bytes | None]]:
 def test_basic_transaction_aware_cleaning(orders: Partition, clock: Clock) -> None:
     """Aborted records replace nothing and are removed at once; markers stay until their horizon.
 
-    (kafka-storage 14.8 item 116)
+    (Kafka's tests of compaction)
     """
     one, two = Producer(orders, 1), Producer(orders, 2)
     put(orders, "1", "2", "3")
@@ -91,7 +91,7 @@ def test_basic_transaction_aware_cleaning(orders: Partition, clock: Clock) -> No
 def test_commit_marker_removal(orders: Partition, clock: Clock) -> None:
     """A marker whose records an earlier pass removed stays for delete.retention.ms, and then goes.
 
-    (kafka-storage 14.8 item 117)
+    (Kafka's tests of compaction)
     """
     producer = Producer(orders, 1)
     producer.send("1", "2")
@@ -117,7 +117,7 @@ def test_commit_marker_removal(orders: Partition, clock: Clock) -> None:
 def test_abort_marker_removal(orders: Partition, clock: Clock) -> None:
     """An abort marker goes like a commit marker, its index entry once a pass finds no batch of it.
 
-    (kafka-storage 14.8 item 117)
+    (Kafka's tests of compaction)
     """
     producer = Producer(orders, 1)
     producer.send("1")
@@ -139,7 +139,7 @@ def test_abort_marker_removal(orders: Partition, clock: Clock) -> None:
 
 
 def test_commit_marker_retention_with_empty_batch(orders: Partition, clock: Clock) -> None:
-    """A marker stays as long as the header of a batch of its transaction stays (kafka-storage 14.8 item 117)."""
+    """A marker stays as long as the header of a batch of its transaction stays (Kafka's tests of compaction)."""
     producer = Producer(orders, 1)
     producer.send("1")
     producer.end(commit=True)
@@ -165,7 +165,7 @@ def test_commit_marker_retention_with_empty_batch(orders: Partition, clock: Cloc
 def test_clean_empty_control_batch(orders: Partition, clock: Clock) -> None:
     """The last marker of a round stays as long as the records of its transaction, and is then removed.
 
-    (kafka-storage 14.8 item 117)
+    (Kafka's tests of compaction)
     """
     producer = Producer(orders, 1)
     producer.send("1")
@@ -193,7 +193,7 @@ def test_multi_pass_segment_cleaning_with_aborted_transactions(
 ) -> None:
     """An aborted transaction stays aborted over several passes, and its records stay hidden.
 
-    (kafka-storage 14.8 item 116)
+    (Kafka's tests of compaction)
     """
     one, two = Producer(orders, 1), Producer(orders, 2)
     one.send("1")
@@ -215,7 +215,7 @@ def test_multi_pass_segment_cleaning_with_aborted_transactions(
 def test_aborted_transaction_spanning_segments(orders: Partition, clock: Clock) -> None:
     """Aborted records are removed even if the marker is in a later segment that is not cleaned.
 
-    (kafka-storage 14.8 item 116)
+    (Kafka's tests of compaction)
     """
     producer = Producer(orders, 1)
     put(orders, "1")
@@ -236,7 +236,7 @@ def test_aborted_transaction_spanning_segments(orders: Partition, clock: Clock) 
 def test_undecided_transactional_data_not_cleanable(
     orders: Partition, store: Store, clock: Clock
 ) -> None:
-    """The first uncleanable offset does not pass an open transaction until it ends (kafka-storage 14.8 item 130)."""
+    """The first uncleanable offset does not pass an open transaction until it ends (Kafka's tests of compaction)."""
     producer = Producer(orders, 1)
     put(orders, "1", "1")
     orders.roll(clock())
@@ -252,7 +252,7 @@ def test_undecided_transactional_data_not_cleanable(
 
 @pytest.mark.parametrize("clean_start", [True, False])
 def test_duplicate_check_after_cleaning(log_dir: Path, clock: Clock, *, clean_start: bool) -> None:
-    """A batch that is sent again is a duplicate even after its records were compacted (14.8, 115; 14.6, 76)."""
+    """A batch that is sent again is a duplicate even after its records were compacted."""
     store = Store(log_dir, clock=clock)
     store.settings.set_topic("orders", "cleanup.policy", "compact")
     orders = store.create(NAME)

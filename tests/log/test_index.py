@@ -1,4 +1,4 @@
-"""The sparse indexes: offset, time and text (kafka-storage 3, 14.2)."""
+"""The sparse indexes: offset, time and text (kafka-storage 3)."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_an_append_during_a_flush_leaves_an_index_that_can_be_trimmed(
 
 
 def test_a_reopened_index_has_its_entries_and_is_full(tmp_path: Path) -> None:
-    """Trimming leaves only entries, and opening counts every slot as an entry (kafka-storage 14.2: testReopen)."""
+    """Trimming leaves only entries, and opening counts every slot as an entry (Kafka's testReopen)."""
     index = offsets(tmp_path)
     index.append(51, 0)
     index.append(52, 1)
@@ -159,7 +159,7 @@ def test_an_untrimmed_file_is_all_entries(tmp_path: Path) -> None:
 
 
 def test_resizing_keeps_the_entries(tmp_path: Path) -> None:
-    """Growing and shrinking lose no entry; the file never becomes too small for them (kafka-storage 14.2 item 32)."""
+    """Growing and shrinking lose no entry; the file never becomes too small for them (Kafka's tests of indexes)."""
     for index, slot in ((offsets(tmp_path, 4), 8), (times(tmp_path, 4), 12)):
         for n in range(3):
             index.append(50 + n, n) if slot == 8 else index.maybe_append(n, 50 + n)
@@ -171,7 +171,7 @@ def test_resizing_keeps_the_entries(tmp_path: Path) -> None:
 
 
 def test_an_index_without_a_file_is_empty(tmp_path: Path) -> None:
-    """A missing index behaves like an empty one, and lookups create no file (kafka-storage 14.1 item 13)."""
+    """A missing index behaves like an empty one, and lookups create no file (Kafka's tests of segments)."""
     for kind in (OffsetIndex, TimeIndex, TextIndex):
         index = kind(Disk(), tmp_path / "none", BASE)
         assert len(index) == 0
@@ -208,7 +208,7 @@ def test_random_lookups_give_the_last_entry_at_or_below_the_target(
 ) -> None:
     """Each lookup in random sparse entries is right; below the first entry it gives (base, 0).
 
-    This is Kafka's test (kafka-storage 14.2: randomLookupTest).
+    This is Kafka's randomLookupTest.
     """
     rng = random.Random(seed)
     entries = sorted(rng.sample(range(BASE + 1, BASE + 5000), 1500))
@@ -222,7 +222,7 @@ def test_random_lookups_give_the_last_entry_at_or_below_the_target(
 
 
 def test_an_empty_offset_index_answers_its_base(tmp_path: Path) -> None:
-    """Any lookup in an empty index gives (base, 0) (kafka-storage 14.2: lookupExtremeCases)."""
+    """Any lookup in an empty index gives (base, 0) (Kafka's lookupExtremeCases)."""
     index = offsets(tmp_path)
     for target in (0, BASE, BASE + 1, 2**62):
         assert index.lookup(target) == OffsetEntry(BASE, 0)
@@ -232,7 +232,7 @@ def test_an_empty_offset_index_answers_its_base(tmp_path: Path) -> None:
 
 
 def test_a_full_offset_index_refuses_another_entry(tmp_path: Path) -> None:
-    """An entry beyond the capacity is refused, and the index is unchanged (kafka-storage 14.2: appendTooMany)."""
+    """An entry beyond the capacity is refused, and the index is unchanged (Kafka's appendTooMany)."""
     index = offsets(tmp_path, slots=4)
     for n in range(4):
         assert not index.is_full
@@ -246,7 +246,7 @@ def test_a_full_offset_index_refuses_another_entry(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("offset", [51, 50])
 def test_offsets_out_of_order_are_refused(tmp_path: Path, offset: int) -> None:
-    """An offset at or below the last is refused; nothing changes (kafka-storage 14.2: appendOutOfOrder)."""
+    """An offset at or below the last is refused; nothing changes (Kafka's appendOutOfOrder)."""
     index = offsets(tmp_path)
     index.append(51, 0)
     with pytest.raises(ValueError, match="not beyond"):
@@ -273,7 +273,7 @@ def test_the_last_offset_in_range_fits(tmp_path: Path) -> None:
 
 
 def test_truncation_drops_the_entry_at_the_offset(tmp_path: Path) -> None:
-    """Entries at or above the offset are dropped; above the end nothing changes (kafka-storage 14.2: truncate)."""
+    """Entries at or above the offset are dropped; above the end nothing changes (Kafka's truncate)."""
     index = offsets(tmp_path, base=0)
     for offset in range(1, 10):
         index.append(offset, offset)
@@ -288,7 +288,7 @@ def test_truncation_drops_the_entry_at_the_offset(tmp_path: Path) -> None:
 
 
 def test_time_lookups(tmp_path: Path) -> None:
-    """A lookup gives the last entry at or before the time, or (-1, base) (kafka-storage 14.2: testLookUp)."""
+    """A lookup gives the last entry at or before the time, or (-1, base) (Kafka's testLookUp)."""
     index = times(tmp_path)
     assert index.lookup(100) == TimeEntry(-1, BASE)
     for n in range(30 - 1):
@@ -302,7 +302,7 @@ def test_time_lookups(tmp_path: Path) -> None:
 def test_a_full_time_index_takes_only_the_closing_entry(tmp_path: Path) -> None:
     """The last slot is reserved: the index is full before it, and one closing entry fits.
 
-    (kafka-storage 14.2 items 30 and 32)
+    (Kafka's tests of indexes)
     """
     index = times(tmp_path, slots=5)
     for n in range(4):
@@ -339,7 +339,7 @@ def test_a_record_without_a_timestamp_makes_no_time_entry(tmp_path: Path) -> Non
 
 
 def test_time_truncation_goes_by_offset(tmp_path: Path) -> None:
-    """Truncation keeps the entries with offsets below the given one (kafka-storage 14.2: testTruncate)."""
+    """Truncation keeps the entries with offsets below the given one (Kafka's testTruncate)."""
     index = times(tmp_path)
     for n in range(10):
         index.maybe_append(n + 1, BASE + 10 * n)
@@ -355,7 +355,7 @@ def test_time_truncation_goes_by_offset(tmp_path: Path) -> None:
 
 
 def test_an_entry_at_the_base_passes_the_sanity_check(tmp_path: Path) -> None:
-    """A first offset equal to the base is legal (kafka-storage 14.2: testSanityLastOffsetEqualToBaseOffset)."""
+    """A first offset equal to the base is legal (Kafka's testSanityLastOffsetEqualToBaseOffset)."""
     index = offsets(tmp_path)
     index.append(BASE, 0)
     index.trim()
@@ -386,7 +386,7 @@ def test_a_last_offset_below_the_base_fails_the_sanity_check(tmp_path: Path) -> 
 
 
 def test_a_last_timestamp_below_the_first_fails_the_sanity_check(tmp_path: Path) -> None:
-    """Timestamps that go back are detected (kafka-storage 14.2: testSanityCheck)."""
+    """Timestamps that go back are detected (Kafka's testSanityCheck)."""
     path = tmp_path / "index"
     path.write_bytes(TimeIndex.entry.pack(10, 1) + TimeIndex.entry.pack(9, 2))
     with pytest.raises(Corrupt, match="last timestamp"):

@@ -1,4 +1,4 @@
-"""Leader epochs (kafka-storage 10.1, 14.9)."""
+"""Leader epochs (kafka-storage 10.1)."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_calls_that_change_nothing_write_no_file(epochs: LeaderEpochs, tmp_path:
     ],
 )
 def test_epochs_and_starts_only_increase(epochs: LeaderEpochs, entries, left) -> None:
-    """An assignment removes the entries that it contradicts (kafka-storage 14.9 item 131)."""
+    """An assignment removes the entries that it contradicts (Kafka's tests of leader epochs)."""
     assert filled(epochs, *entries).entries == left
 
 
@@ -100,7 +100,7 @@ def test_truncation_from_the_end(epochs: LeaderEpochs, offset: int, left) -> Non
 def test_truncation_from_the_start_keeps_the_covering_epoch(
     epochs: LeaderEpochs, offset: int, left
 ) -> None:
-    """The epoch that covers the new log start begins there (kafka-storage 14.9 item 132)."""
+    """The epoch that covers the new log start begins there (Kafka's tests of leader epochs)."""
     filled(epochs, (2, 5), (4, 10), (7, 20)).truncate_from_start(offset)
     assert epochs.entries == left
 

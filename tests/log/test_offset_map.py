@@ -129,7 +129,7 @@ def test_the_map_equals_a_dict(
 
 
 def test_build_partial_offset_map() -> None:
-    """With room for 2 keys, from offset 2 on, the map has the offsets 2 and 3 (kafka-storage 14.8 item 125)."""
+    """With room for 2 keys, from offset 2 on, the map has the offsets 2 and 3 (Kafka's tests of compaction)."""
     data, spans = spans_of(*[[b"%d" % n] for n in range(5)])
     known = OffsetMap(SLOT_BYTES * 4, 0.5)
     assert known.put(data, spans, 2) == 4

@@ -79,7 +79,7 @@ def test_appends_get_offsets_and_the_epoch(orders: Partition) -> None:
 
 
 def test_an_empty_append_does_nothing(orders: Partition) -> None:
-    """An append without records makes no batch and no roll (kafka-storage 2.9.1, 14.6 item 70)."""
+    """An append without records makes no batch and no roll (kafka-storage 2.9.1)."""
     assert orders.append([]) == 0
     assert orders.log_end_offset == orders.size_bytes == 0
     assert bases(orders) == [0]
@@ -142,14 +142,14 @@ def test_a_batch_of_exactly_the_limit_is_accepted(store: Store, orders: Partitio
 
 
 def test_a_batch_larger_than_a_segment_is_refused(store: Store, orders: Partition) -> None:
-    """A batch must not exceed segment.bytes (kafka-storage 14.6 item 82)."""
+    """A batch must not exceed segment.bytes (Kafka's tests of the log)."""
     set_topic(store, "orders", segment_bytes=69)
     with pytest.raises(RecordTooLarge, match=r"segment\.bytes"):
         orders.append([SMALL])
 
 
 def test_a_compacted_topic_needs_keys(store: Store, orders: Partition) -> None:
-    """A null key makes the whole append fail, and nothing is written (kafka-storage 14.6 item 83)."""
+    """A null key makes the whole append fail, and nothing is written (Kafka's tests of the log)."""
     set_topic(store, "orders", cleanup_policy="compact")
     with pytest.raises(InvalidRecord, match="key"):
         orders.append([Record(b"a", b"k"), Record(b"b")])
@@ -236,7 +236,7 @@ def test_settings_apply_at_once(store: Store, orders: Partition, clock: Clock) -
 def test_a_segment_may_reach_segment_bytes_exactly(
     store: Store, orders: Partition, limit: int, expected: list[int]
 ) -> None:
-    """Batches of 70 bytes may fill a segment exactly (kafka-storage 4.1, 14.6 item 72)."""
+    """Batches of 70 bytes may fill a segment exactly (kafka-storage 4.1)."""
     set_topic(store, "orders", segment_bytes=limit)
     for _ in range(3):
         orders.append([SMALL])
@@ -247,7 +247,7 @@ def test_a_segment_may_reach_segment_bytes_exactly(
 def test_a_log_rolls_by_record_time(store: Store, orders: Partition, clock: Clock) -> None:
     """If the first record has a timestamp, only a timestamp more than segment.ms later rolls the log.
 
-    See kafka-storage 14.6 item 70.
+    See Kafka's tests of the log.
     """
     set_topic(store, "orders", segment_ms=499)
     orders.append(stamped(1000))
@@ -262,7 +262,7 @@ def test_a_log_rolls_by_record_time(store: Store, orders: Partition, clock: Cloc
 def test_a_log_without_timestamps_rolls_by_the_clock(
     store: Store, orders: Partition, clock: Clock
 ) -> None:
-    """Records without timestamps roll by the wall clock, but never an empty segment (kafka-storage 14.6 item 70)."""
+    """Records without timestamps roll by the wall clock, but never an empty segment (Kafka's tests of the log)."""
     set_topic(store, "orders", segment_ms=500)
     clock.now_ms += 10**6
     orders.append(stamped(-1))
@@ -300,7 +300,7 @@ def test_a_failed_partition_does_not_roll(store: Store, orders: Partition) -> No
 
 
 def test_an_explicit_roll_begins_at_the_end(orders: Partition) -> None:
-    """A roll begins a segment at the log end; an empty one stays active (kafka-storage 4.2, 14.6 items 73, 98)."""
+    """A roll begins a segment at the log end; an empty one stays active (kafka-storage 4.2)."""
     orders.roll(0)
     assert bases(orders) == [0]
     orders.append([b"a", b"b"])
@@ -316,7 +316,7 @@ def test_an_explicit_roll_begins_at_the_end(orders: Partition) -> None:
 def test_a_hundred_appends_at_interval_one_have_99_time_entries(
     store: Store, orders: Partition
 ) -> None:
-    """Every batch except the first gets a time entry (kafka-storage 14.6 item 84)."""
+    """Every batch except the first gets a time entry (Kafka's tests of the log)."""
     set_topic(store, "orders", index_interval_bytes=1)
     for n in range(100):
         orders.append(stamped(1000 + n))
@@ -479,7 +479,7 @@ def test_time_lookups_across_segments(store: Store, orders: Partition) -> None:
 
 
 def test_a_time_lookup_returns_the_leader_epoch(log_dir: Path, clock: Clock) -> None:
-    """A time lookup returns the leader epoch of the batch that it finds (kafka-storage 14.6 item 85)."""
+    """A time lookup returns the leader epoch of the batch that it finds (Kafka's tests of the log)."""
     data = raw_batch(stamped(10), 0, epoch=3) + raw_batch(stamped(20), 1, epoch=5)
     raw_partition(log_dir, {log(0): data})
     with Store(log_dir, clock=clock) as store:
@@ -508,7 +508,7 @@ def test_the_log_start_moves_only_forward(orders: Partition) -> None:
 
 
 def test_truncation_drops_segments_and_batches(store: Store, orders: Partition) -> None:
-    """Segments beyond the offset are deleted, and the one that holds it is cut (kafka-storage 10.4, 14.6 item 86)."""
+    """Segments beyond the offset are deleted, and the one that holds it is cut (kafka-storage 10.4)."""
     set_topic(store, "orders", segment_bytes=140)
     for _ in range(6):
         orders.append([SMALL])
@@ -579,7 +579,7 @@ def test_truncation_trims_epochs(log_dir: Path, clock: Clock) -> None:
 
 
 def test_truncation_right_after_opening(log_dir: Path, clock: Clock) -> None:
-    """The indexes get their preallocated space again, and appends continue (kafka-storage 14.7 item 102)."""
+    """The indexes get their preallocated space again, and appends continue (Kafka's tests of loading)."""
     with Store(log_dir, clock=clock) as store:
         store.create(NAME)
         set_topic(store, "orders", index_interval_bytes=0)
@@ -618,7 +618,7 @@ def test_records_after_a_truncated_batch_survive_a_restart(
 
 
 def test_recovery_rebuilds_the_epochs(log_dir: Path, clock: Clock) -> None:
-    """Epoch starts 0 -> 104, 1 -> 106, 2 -> 110 come from the batch headers (kafka-storage 14.1 item 16)."""
+    """Epoch starts 0 -> 104, 1 -> 106, 2 -> 110 come from the batch headers (Kafka's tests of segments)."""
     parts = [
         raw_batch([Record(b"v")] * 2, 104, 0),
         raw_batch([Record(b"v")] * 2, 106, 1),
@@ -652,7 +652,7 @@ def test_a_missing_index_is_rebuilt(
 ) -> None:
     """Indexes are caches: if one is missing, all records are found, and Kafka's two are rebuilt byte for byte.
 
-    See kafka-storage 14.7 item 100.
+    See Kafka's tests of loading.
     """
     expected = filled_copy(log_dir, clock)
     path = log_dir / NAME / log(base, suffix)
@@ -677,7 +677,7 @@ def test_a_missing_index_is_rebuilt(
 def test_garbage_in_an_index_is_repaired_by_recovery(
     log_dir: Path, clock: Clock, suffix: str, garbage: bytes
 ) -> None:
-    """Recovery rebuilds an index whatever it holds, and all records are found (kafka-storage 14.1 item 14)."""
+    """Recovery rebuilds an index whatever it holds, and all records are found (Kafka's tests of segments)."""
     expected = filled_copy(log_dir, clock)
     paths = sorted((log_dir / NAME).glob("*" + suffix))
     before = [path.read_bytes() for path in paths]
@@ -708,7 +708,7 @@ def test_an_index_of_broken_length_is_detected_at_a_clean_start(
 
 
 def test_orphan_index_files_are_removed(log_dir: Path, clock: Clock) -> None:
-    """An index without its .log is deleted; foreign files are left alone (kafka-storage 5.2, 14.7 item 101)."""
+    """An index without its .log is deleted; foreign files are left alone (kafka-storage 5.2)."""
     expected = filled_copy(log_dir, clock, 1)
     directory = log_dir / NAME
     orphans = [log(500, end) for end in (".index", ".timeindex", ".txnindex", ".textindex")]
@@ -758,7 +758,7 @@ def test_a_committed_swap_is_completed(log_dir: Path, clock: Clock) -> None:
 def test_a_log_below_its_start_is_dropped(log_dir: Path, clock: Clock) -> None:
     """If all remaining records lie below the checkpointed log start, one empty segment remains there.
 
-    See kafka-storage 14.7 item 107.
+    See Kafka's tests of loading.
     """
     with Store(log_dir, clock=clock) as store:
         orders = store.create(NAME)
@@ -777,7 +777,7 @@ def test_a_log_below_its_start_is_dropped(log_dir: Path, clock: Clock) -> None:
 
 
 def test_an_emptied_directory_starts_at_its_checkpoint(log_dir: Path, clock: Clock) -> None:
-    """An emptied directory with the start checkpoint 500 becomes an empty log at 500 (kafka-storage 14.6 item 75)."""
+    """An emptied directory with the start checkpoint 500 becomes an empty log at 500 (Kafka's tests of the log)."""
     (log_dir / NAME).mkdir(parents=True)
     (log_dir / "log-start-offset-checkpoint").write_bytes(b"0\n1\norders 0 500\n")
     with Store(log_dir, clock=clock) as store:
@@ -788,7 +788,7 @@ def test_an_emptied_directory_starts_at_its_checkpoint(log_dir: Path, clock: Clo
 def test_recovery_keeps_the_recovery_point_until_a_flush(
     log_dir: Path, tmp_path: Path, clock: Clock
 ) -> None:
-    """An unclean start leaves the recovery point where it was (kafka-storage 14.7 item 99)."""
+    """An unclean start leaves the recovery point where it was (Kafka's tests of loading)."""
     with Store(log_dir, clock=clock) as store:
         orders = store.create(NAME)
         orders.append([b"a", b"b"])
@@ -805,7 +805,7 @@ def test_recovery_keeps_the_recovery_point_until_a_flush(
 
 
 def test_an_empty_active_segment_without_indexes_is_loaded(log_dir: Path, clock: Clock) -> None:
-    """If the indexes never reached the disk, log end and recovery point are kept (kafka-storage 14.7 item 109)."""
+    """If the indexes never reached the disk, log end and recovery point are kept (Kafka's tests of loading)."""
     expected = filled_copy(log_dir, clock, 1)
     (log_dir / NAME / log(10)).write_bytes(b"")
     for clean in (True, False):
@@ -827,7 +827,7 @@ def test_an_empty_active_segment_without_indexes_is_loaded(log_dir: Path, clock:
 def test_a_torn_tail_is_cut_and_kept(
     log_dir: Path, tmp_path: Path, clock: Clock, size: int, kind: str
 ) -> None:
-    """Bytes past the recovery point that are no batch are cut from log and index (kafka-storage 14.7 item 103).
+    """Bytes past the recovery point that are no batch are cut from log and index (Kafka's tests of loading).
 
     They are kept in a file of their own unless all are zero.
     """
@@ -856,7 +856,7 @@ def test_a_torn_tail_is_cut_and_kept(
 def test_a_damaged_byte_affects_only_its_batch(log_dir: Path, clock: Clock, number: int) -> None:
     """Damage in a batch is reported at its offset, and all other batches stay readable.
 
-    At the unflushed end of the log the damage is cut off (14.1 item 17, our policy).
+    At the unflushed end of the log the damage is cut off (our policy).
     """
     expected = filled_copy(log_dir, clock, 1)
     path = log_dir / NAME / log(0)
@@ -1179,7 +1179,7 @@ def test_the_last_record_before_a_gap_is_found_at_once(
 
 
 def test_a_batch_with_missing_records_answers_none_for_them(log_dir: Path, clock: Clock) -> None:
-    """An offset that compaction removed inside a batch has no record (kafka-storage 14.3 item 40)."""
+    """An offset that compaction removed inside a batch has no record (Kafka's tests of records)."""
     data = bytearray(HEADER_SIZE)
     for delta in (0, 2, 4):
         data += encode_record(Record(b"%d" % delta, b"k"), offset_delta=delta, timestamp_delta=0)

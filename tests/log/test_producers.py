@@ -1,4 +1,4 @@
-"""The producers of a log: sequences, epochs, transactions and snapshots (kafka-storage 9, 14.5)."""
+"""The producers of a log: sequences, epochs, transactions and snapshots (kafka-storage 9)."""
 
 from __future__ import annotations
 
@@ -290,7 +290,7 @@ def test_a_damaged_snapshot_is_rebuilt_from_the_log(log_dir: Path, damage: bytes
 def test_stray_snapshots_and_those_beyond_the_end_are_removed(log_dir: Path) -> None:
     """Of the snapshots at no base offset only the newest stays, if it is above all base offsets.
 
-    (kafka-storage 14.5 items 62, 66)
+    (Kafka's tests of producers)
     """
     with Store(log_dir, clock=lambda: NOW) as store:
         orders = store.create(NAME)
@@ -361,7 +361,7 @@ def test_a_duplicate_may_roll_the_log(store: Store) -> None:
 def test_a_store_without_snapshots_that_was_closed_cleanly_gets_empty_ones(log_dir: Path) -> None:
     """A log of a release without snapshots gets them at the last two base offsets and the log end.
 
-    (kafka-storage 14.6 item 74)
+    (Kafka's tests of the log)
     """
     with Store(log_dir, clock=lambda: NOW) as store:
         orders = store.create(NAME)

@@ -1,4 +1,4 @@
-"""One segment: index intervals, limits for rolling, truncation, time lookups (kafka-storage 3.3, 4.1, 14.1)."""
+"""One segment: index intervals, limits for rolling, truncation, time lookups (kafka-storage 3.3, 4.1)."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_records_without_timestamps_leave_the_time_index_empty(tmp_path: Path) -
 
 
 def test_an_empty_segment_gives_nothing(tmp_path: Path) -> None:
-    """A read of an empty segment gives no batch (kafka-storage 14.1 item 2)."""
+    """A read of an empty segment gives no batch (Kafka's tests of segments)."""
     segment = fresh(tmp_path, 40)
     assert found_offsets(segment, 40) == []
     assert segment.find_batch(40) is None
@@ -168,7 +168,7 @@ def test_an_empty_segment_gives_nothing(tmp_path: Path) -> None:
 
 
 def test_reads_before_the_first_and_after_the_last_record(tmp_path: Path) -> None:
-    """Below the first record a read begins at it, past the last it gives nothing (kafka-storage 14.1 items 3, 4)."""
+    """Below the first record a read begins at it, past the last it gives nothing (Kafka's tests of segments)."""
     segment = fresh(tmp_path, 40)
     segment.gaps = True
     put(segment, 50, Record(b"a"), Record(b"b"), Record(b"c"))
@@ -178,7 +178,7 @@ def test_reads_before_the_first_and_after_the_last_record(tmp_path: Path) -> Non
 
 
 def test_a_read_in_a_gap_begins_after_it(tmp_path: Path) -> None:
-    """With batches 50-51 and 60-61, a read at 55 starts at 60 (kafka-storage 14.1 item 5)."""
+    """With batches 50-51 and 60-61, a read at 55 starts at 60 (Kafka's tests of segments)."""
     compacted = LogConfig(cleanup_policy=frozenset({"compact"}))
     first = batch_bytes([Record(b"a", b"k"), Record(b"b", b"k")], 50)
     second = batch_bytes([Record(b"c", b"k"), Record(b"d", b"k")], 60)
@@ -200,7 +200,7 @@ def test_a_read_in_a_gap_begins_after_it(tmp_path: Path) -> None:
 def test_time_lookups_give_kafkas_results(
     tmp_path: Path, timestamp: int, offset: int | None
 ) -> None:
-    """With timestamps 10 * offset at offsets 40 to 49, lookups give Kafka's results (kafka-storage 14.1 item 11)."""
+    """With timestamps 10 * offset at offsets 40 to 49, lookups give Kafka's results (Kafka's tests of segments)."""
     from logfs.format.base.names import TopicPartition
     from logfs.log.append.partition import Partition
 
@@ -241,7 +241,7 @@ def test_a_segment_rolls_by_record_time(tmp_path: Path) -> None:
 
 
 def test_a_segment_without_timestamps_rolls_by_the_clock(tmp_path: Path) -> None:
-    """Without a first timestamp the time since the segment was opened counts (kafka-storage 4.1, 14.6 item 70)."""
+    """Without a first timestamp the time since the segment was opened counts (kafka-storage 4.1)."""
     segment = fresh(tmp_path, 0)
     put(segment, 0, Record(b"v", timestamp=-1))
     assert not rolls(segment, 70, 1, -1, NOW + 500, segment_ms=500)
@@ -249,7 +249,7 @@ def test_a_segment_without_timestamps_rolls_by_the_clock(tmp_path: Path) -> None
 
 
 def test_an_empty_segment_never_rolls_by_time(tmp_path: Path) -> None:
-    """An empty segment has no first timestamp to roll by (kafka-storage 4.1, 14.1 item 21, 14.6 item 70)."""
+    """An empty segment has no first timestamp to roll by (kafka-storage 4.1)."""
     segment = fresh(tmp_path, 0)
     assert not rolls(segment, 70, 0, 10**15, NOW + 10**12, segment_ms=1)
 
@@ -265,7 +265,7 @@ def test_compaction_lag_rolls_compacted_topics(tmp_path: Path) -> None:
 
 
 def test_jitter_brings_the_roll_forward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The limit is segment.ms minus the segment's jitter, which is drawn once (kafka-storage 4.1, 14.6 item 71)."""
+    """The limit is segment.ms minus the segment's jitter, which is drawn once (kafka-storage 4.1)."""
     monkeypatch.setattr("random.randrange", lambda _: 1020)
     config = LogConfig(segment_ms=500, segment_jitter_ms=100)
     segment = fresh(tmp_path, 0, config)
@@ -277,7 +277,7 @@ def test_jitter_brings_the_roll_forward(tmp_path: Path, monkeypatch: pytest.Monk
 def test_offsets_that_do_not_fit_roll(tmp_path: Path) -> None:
     """On base 0, offset 2147483648 rolls and 2147483647 does not; an offset below the base rolls, too.
 
-    See kafka-storage 4.1, 14.1 item 1.
+    See kafka-storage 4.1.
     """
     segment = fresh(tmp_path, 0)
     assert rolls(segment, 70, 2**31, NOW)
@@ -310,7 +310,7 @@ def test_a_full_index_rolls(tmp_path: Path) -> None:
 
 
 def test_truncation_keeps_the_records_below(tmp_path: Path) -> None:
-    """Each round appends two records and truncates the second: the first ones stay (kafka-storage 14.1 item 7)."""
+    """Each round appends two records and truncates the second: the first ones stay (Kafka's tests of segments)."""
     segment = fresh(tmp_path, 40)
     for offset in range(40, 70):
         put(segment, offset, Record(b"keep"), interval=0)
@@ -328,7 +328,7 @@ def test_truncation_keeps_the_records_below(tmp_path: Path) -> None:
 def test_truncation_resets_the_timestamp_and_the_next_offset(tmp_path: Path) -> None:
     """30 messages at interval 2 * size - 1 have 14 time entries; after a truncation to 41 there are none.
 
-    The largest timestamp is then 400, and the next offset 41 (kafka-storage 14.1 item 9).
+    The largest timestamp is then 400, and the next offset 41 (Kafka's tests of segments).
     """
     segment = fresh(tmp_path, 40)
     size = len(batch_bytes([Record(b"hello", timestamp=400)], 40))
@@ -343,7 +343,7 @@ def test_truncation_resets_the_timestamp_and_the_next_offset(tmp_path: Path) -> 
 
 
 def test_truncation_preallocates_the_indexes_again(tmp_path: Path) -> None:
-    """A sealed, trimmed segment can be appended to after a truncation (kafka-storage 14.1 item 8)."""
+    """A sealed, trimmed segment can be appended to after a truncation (Kafka's tests of segments)."""
     segment = fresh(tmp_path, 0)
     for n in range(5):
         put(segment, n, Record(b"v", timestamp=n), interval=0)
@@ -360,7 +360,7 @@ def test_truncation_preallocates_the_indexes_again(tmp_path: Path) -> None:
 def test_full_truncation_restarts_the_segment(tmp_path: Path) -> None:
     """Truncation to the base offset empties the segment, restarts its age, and allows appends.
 
-    (kafka-storage 14.1 items 8, 10)
+    (Kafka's tests of segments)
     """
     segment = fresh(tmp_path, 40)
     put(segment, 40, Record(b"a", timestamp=-1))
@@ -389,7 +389,7 @@ def test_truncation_into_a_batch_drops_it_whole(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("target", [55, 58, 60])
 def test_truncation_into_a_gap_cuts_at_the_next_batch(tmp_path: Path, target: int) -> None:
-    """In a gap that compaction left, the cut is at the batch after it (kafka-storage 14.1 item 19).
+    """In a gap that compaction left, the cut is at the batch after it (Kafka's tests of segments).
 
     The segment then ends where the next opening finds its end, whatever the offset was.
     """
@@ -412,7 +412,7 @@ def test_truncation_into_a_gap_cuts_at_the_next_batch(tmp_path: Path, target: in
 def test_a_preallocated_file_is_logically_empty(tmp_path: Path) -> None:
     """A preallocated file has segment.bytes at once, its segment has size 0, and closing trims it.
 
-    (kafka-storage 14.1 item 18)
+    (Kafka's tests of segments)
     """
     config = LogConfig(preallocate=True, segment_bytes=1 << 20)
     segment = fresh(tmp_path, 0, config)

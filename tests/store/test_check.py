@@ -1,4 +1,4 @@
-"""The audit finds what is wrong, and nothing in a sound store (kafka-storage 14.9 item 134)."""
+"""The audit finds what is wrong, and nothing in a sound store (Kafka's tests of leader epochs)."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_a_damaged_record_is_an_error(closed: Path, base: int) -> None:
 
 
 def test_a_shifted_offset_entry_is_an_error(closed: Path) -> None:
-    """An entry that does not point at its batch is reported (kafka-storage 14.9: testDumpIndexMismatches)."""
+    """An entry that does not point at its batch is reported (Kafka's testDumpIndexMismatches)."""
     path = segment(closed, 0, ".index")
     offset, position = struct.unpack(">ii", path.read_bytes()[16:24])
     edit(path, 16, struct.pack(">ii", offset, position + 1))

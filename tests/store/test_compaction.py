@@ -1,4 +1,4 @@
-"""Compaction by a store: its plans, its rounds, and the loading of compacted logs (kafka-storage 8.1, 8.9, 14.8)."""
+"""Compaction by a store: its plans, its rounds, and the loading of compacted logs (kafka-storage 8.1, 8.9)."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def keys_of(partition: Partition) -> list[tuple[int, bytes | None]]:
 
 
 def test_cleanable_offsets_for_none(store: Store, clock: Clock) -> None:
-    """Without a lag, everything below the active segment may be cleaned (kafka-storage 14.8 item 129)."""
+    """Without a lag, everything below the active segment may be cleaned (Kafka's tests of compaction)."""
     orders = store.create("orders-0")
     assert store.compactor.plan("orders-0").dirty == Dirty(0, 0)
     fill(orders, clock, 2)
@@ -78,7 +78,7 @@ def test_cleanable_offsets_for_none(store: Store, clock: Clock) -> None:
 
 
 def test_cleanable_offsets_active_segment(store: Store, clock: Clock) -> None:
-    """The active segment is never cleaned (kafka-storage 14.8 item 129)."""
+    """The active segment is never cleaned (Kafka's tests of compaction)."""
     orders = store.create("orders-0")
     for number in range(10):
         orders.append([Record(b"%d" % number, b"k")])
@@ -92,7 +92,7 @@ def test_cleanable_offsets_active_segment(store: Store, clock: Clock) -> None:
 def test_cleanable_offsets_for_time(store: Store, clock: Clock) -> None:
     """A segment with a record younger than min.compaction.lag.ms stays, and so do those after it.
 
-    (kafka-storage 14.8 item 129)
+    (Kafka's tests of compaction)
     """
     set_topic(store, "orders", min_compaction_lag_ms="3600000")
     orders = store.create("orders-0")
@@ -107,7 +107,7 @@ def test_cleanable_offsets_for_time(store: Store, clock: Clock) -> None:
 def test_cleanable_offsets_for_short_time(store: Store, clock: Clock) -> None:
     """If all segments are younger than min.compaction.lag.ms, nothing may be cleaned.
 
-    (kafka-storage 14.8 item 129)
+    (Kafka's tests of compaction)
     """
     set_topic(store, "orders", min_compaction_lag_ms="3600000")
     orders = store.create("orders-0")
@@ -118,7 +118,7 @@ def test_cleanable_offsets_for_short_time(store: Store, clock: Clock) -> None:
 def test_dirty_offset_reset_if_larger_than_end_offset(store: Store, clock: Clock) -> None:
     """A checkpoint beyond the log end is ignored, and cleaning begins at the log start.
 
-    (kafka-storage 14.8 item 128)
+    (Kafka's tests of compaction)
     """
     orders = store.create("orders-0")
     fill(orders, clock, 1)
@@ -129,7 +129,7 @@ def test_dirty_offset_reset_if_larger_than_end_offset(store: Store, clock: Clock
 
 
 def test_dirty_offset_reset_if_smaller_than_start_offset(store: Store, clock: Clock) -> None:
-    """A checkpoint below the log start offset is raised to it (kafka-storage 14.8 item 128)."""
+    """A checkpoint below the log start offset is raised to it (Kafka's tests of compaction)."""
     set_topic(store, "orders", cleanup_policy="compact,delete")
     orders = store.create("orders-0")
     fill(orders, clock, 3)
@@ -162,7 +162,7 @@ def test_grab_filthiest_compacted_log_returns_log_with_dirtiest_ratio(
 ) -> None:
     """The log with the highest ratio is cleaned first; uncleanable and paused logs are left out.
 
-    (kafka-storage 14.8 item 127)
+    (Kafka's tests of compaction)
     """
     for name, dirty in (("orders-0", 2), ("orders-1", 4), ("orders-2", 6), ("orders-3", 9)):
         partition = store.create(name)

@@ -57,7 +57,7 @@ def test_filter_to_empty_batch_retention_and_deletion(
 ) -> None:
     """The header that stays of an empty batch has the last offset and the greatest timestamp of the batch.
 
-    (kafka-storage 14.3 item 40)
+    (Kafka's tests of records)
 
     The time of the segment follows from the header. A later round that does not need the header removes it.
     """
@@ -82,7 +82,7 @@ def test_filter_to_empty_batch_retention_and_deletion(
 
 
 def test_skip_snapshot_if_offset_unchanged(store: Store, orders: Partition, clock: Clock) -> None:
-    """A roll takes no second snapshot at the same offset, and none at 0 (kafka-storage 14.5 item 63)."""
+    """A roll takes no second snapshot at the same offset, and none at 0 (Kafka's tests of producers)."""
     orders.roll(clock())
     assert snapshots(orders) == []
     append(orders, 2)
@@ -101,7 +101,7 @@ def test_loading_log_keeps_largest_stray_producer_state_snapshot(
 ) -> None:
     """With segments 0, 1 and 2, a log end of 4 and snapshots 1, 2, 3 and 4, loading removes 3.
 
-    (kafka-storage 14.7 item 110)
+    (Kafka's tests of loading)
     """
     store = Store(log_dir, clock=clock)
     orders = store.create(NAME)
@@ -139,7 +139,7 @@ def reloaded_after(
 
 
 def test_load_producers_after_delete_records_mid_segment(log_dir: Path, clock: Clock) -> None:
-    """A producer of a segment that still exists is known after a reload, too (kafka-storage 14.7 item 111)."""
+    """A producer of a segment that still exists is known after a reload, too (Kafka's tests of loading)."""
     store = Store(log_dir, clock=clock)
     orders = store.create(NAME)
     for number in (1, 2):
@@ -151,7 +151,7 @@ def test_load_producers_after_delete_records_mid_segment(log_dir: Path, clock: C
 def test_load_producers_after_delete_records_on_segment(log_dir: Path, clock: Clock) -> None:
     """Moving the log start drops no producer; a reload drops one whose only segment is gone.
 
-    (kafka-storage 14.7 item 111)
+    (Kafka's tests of loading)
     """
     store = Store(log_dir, clock=clock)
     orders = store.create(NAME)
@@ -168,7 +168,7 @@ def test_rebuild_producer_id_map_with_compacted_data(
 ) -> None:
     """The last sequence is that of the batch's last offset, even if the record at that offset is gone.
 
-    (kafka-storage 14.6 item 76)
+    (Kafka's tests of the log)
     """
     store = Store(log_dir, clock=clock)
     set_topic(store, "orders", cleanup_policy="compact")
@@ -199,7 +199,7 @@ def test_retention_deletes_producer_state_snapshots(
 ) -> None:
     """A snapshot is renamed with its segment at once, and removed from the disk later.
 
-    (kafka-storage 14.6 item 77)
+    (Kafka's tests of the log)
     """
     fill(orders, clock, 3, 5)
     assert snapshots(orders) == [5, 10, 15]
@@ -215,7 +215,7 @@ def test_retention_deletes_producer_state_snapshots(
 def test_should_delete_size_based_segments(store: Store, orders: Partition, clock: Clock) -> None:
     """With 15 records, 5 in a segment, a limit of the bytes of 10 records leaves 2 segments.
 
-    (kafka-storage 14.6 item 89)
+    (Kafka's tests of the log)
     """
     append(orders, 1)
     each = orders.size_bytes
@@ -232,7 +232,7 @@ def test_should_not_delete_segments_when_policy_does_not_include_delete(
 ) -> None:
     """Without `delete` in the policy, segments are deleted neither by age nor by size.
 
-    (kafka-storage 14.6 item 91)
+    (Kafka's tests of the log)
     """
     set_topic(store, "orders", cleanup_policy="compact", retention_ms=1, retention_bytes=1)
     append(orders, 5, b"k")
@@ -246,7 +246,7 @@ def test_should_not_delete_segments_when_policy_does_not_include_delete(
 def test_should_delete_start_offset_breached_segments_when_policy_does_not_include_delete(
     store: Store, orders: Partition, clock: Clock
 ) -> None:
-    """A segment that lies wholly below the log start is deleted, whatever the policy (kafka-storage 14.6 item 91)."""
+    """A segment that lies wholly below the log start is deleted, whatever the policy (Kafka's tests of the log)."""
     fill(orders, clock, 3, 5)
     store.delete_records(NAME, 12)
     set_topic(store, "orders", cleanup_policy="compact")
@@ -257,7 +257,7 @@ def test_should_delete_start_offset_breached_segments_when_policy_does_not_inclu
 def test_delete_old_segments(store: Store, orders: Partition, clock: Clock) -> None:
     """After all has expired at a log end of 100 in epoch 1, the only epoch entry is (1, 100).
 
-    (kafka-storage 14.6 item 92)
+    (Kafka's tests of the log)
     """
     append(orders, 50)
     orders.roll(clock())
@@ -278,7 +278,7 @@ def test_cannot_increment_log_start_offset_past_high_watermark(
 ) -> None:
     """The log start cannot pass the high watermark, which is the log end without replicas.
 
-    (kafka-storage 14.6 item 94)
+    (Kafka's tests of the log)
     """
     fill(orders, clock, 2, 5)
     with pytest.raises(errors.OffsetOutOfRange):
@@ -292,7 +292,7 @@ def test_cannot_delete_segments_at_or_above_high_watermark(
 ) -> None:
     """The empty segment at the log end stays; once it has records, it is deleted and a new one follows.
 
-    (kafka-storage 14.6 item 94)
+    (Kafka's tests of the log)
     """
     fill(orders, clock, 2, 5)
     set_topic(store, "orders", retention_bytes=0)
@@ -306,7 +306,7 @@ def test_cannot_delete_segments_at_or_above_high_watermark(
 def test_async_delete(store: Store, orders: Partition, clock: Clock) -> None:
     """Files get `.deleted` at once, and are removed after the delay and after their readers have ended.
 
-    (kafka-storage 14.6 item 87)
+    (Kafka's tests of the log)
     """
     fill(orders, clock, 2, 5)
     reading = orders.read()
@@ -328,7 +328,7 @@ def test_async_delete(store: Store, orders: Partition, clock: Clock) -> None:
 
 
 def test_cleanup_expired_segments(store: Store, orders: Partition, clock: Clock) -> None:
-    """Upkeep drops the expired segments of all logs, and appends go on (kafka-storage 14.7 item 112)."""
+    """Upkeep drops the expired segments of all logs, and appends go on (Kafka's tests of loading)."""
     others = [store.create(f"orders-{number}") for number in (1, 2)]
     for partition in (orders, *others):
         fill(partition, clock, 3, 5)
@@ -348,7 +348,7 @@ def test_cleanup_expired_segments(store: Store, orders: Partition, clock: Clock)
 def test_over_compacted_log_recovery(log_dir: Path, clock: Clock, *, clean: bool) -> None:
     """Segments whose offsets are more than 2^31 apart are loaded as they are, and are not merged.
 
-    (kafka-storage 14.7 item 104)
+    (Kafka's tests of loading)
     """
     far = 2**31 + 5
     batches = {0: [Record(b"a", b"a")], far: [Record(b"b", b"b")], far + 1: [Record(b"c", b"b")]}

@@ -1,4 +1,4 @@
-"""Retention: which segments are deleted, which stay, and what is left of the deleted ones (kafka-storage 7, 14.6)."""
+"""Retention: which segments are deleted, which stay, and what is left of the deleted ones (kafka-storage 7)."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_time_based_segments_ready_to_be_deleted(
 
 
 def test_none_ready_to_be_deleted(store: Store, orders: Partition) -> None:
-    """If no record is older than retention.ms, no segment is deleted (kafka-storage 14.6 item 90)."""
+    """If no record is older than retention.ms, no segment is deleted (Kafka's tests of the log)."""
     assert store.retain() == 0
     assert bases(orders) == [0, 10, 20, 30]
 
@@ -111,7 +111,7 @@ def test_none_ready_to_be_deleted(store: Store, orders: Partition) -> None:
 def test_when_all_has_expired_one_new_empty_segment_is_left(
     store: Store, orders: Partition, clock: Clock
 ) -> None:
-    """The active segment is deleted with the others, and offsets go on (kafka-storage 14.6 item 90)."""
+    """The active segment is deleted with the others, and offsets go on (Kafka's tests of the log)."""
     clock.now += 2 * WEEK
     assert store.retain() == 4
     assert bases(orders) == [35]
@@ -201,7 +201,7 @@ def test_size_based_segments(store: Store, orders: Partition) -> None:
 
 
 def test_log_deletion_after_delete_records(store: Store, orders: Partition) -> None:
-    """Moving the log start into a segment frees exactly the segments wholly below it (kafka-storage 14.6 item 93)."""
+    """Moving the log start into a segment frees exactly the segments wholly below it (Kafka's tests of the log)."""
     assert store.delete_records(NAME, 15) == 15
     assert store.retain() == 1
     assert bases(orders) == [10, 20, 30]

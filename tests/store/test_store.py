@@ -1,4 +1,4 @@
-"""A store: log directories, lock, checkpoints, clean shutdown, deletion (kafka-storage 1, 5, 6, 14.7)."""
+"""A store: log directories, lock, checkpoints, clean shutdown, deletion (kafka-storage 1, 5, 6)."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_names_that_kafka_refuses_are_refused(store: Store, log_dir: Path, name:
 def test_an_overly_long_topic_is_made_and_deleted(
     store: Store, log_dir: Path, clock: Clock
 ) -> None:
-    """A topic of 249 characters fits, also into the name of a deleted directory (kafka-storage 14.7 item 112)."""
+    """A topic of 249 characters fits, also into the name of a deleted directory (Kafka's tests of loading)."""
     name = "x" * 249 + "-0"
     store.create(name).append([b"v"])
     store.delete(name)
@@ -146,7 +146,7 @@ def test_an_unknown_partition_is_an_error(store: Store) -> None:
 def test_deletion_renames_at_once_and_removes_later(
     store: Store, log_dir: Path, clock: Clock
 ) -> None:
-    """A directory is renamed to `-delete`, removed after file.delete.delay.ms (kafka-storage 1.2, 14.6 item 87)."""
+    """A directory is renamed to `-delete`, removed after file.delete.delay.ms (kafka-storage 1.2)."""
     store.settings.set_topic("orders", "file.delete.delay.ms", "1000")
     store.create(NAME).append([b"v"])
     store.create("other-0")
@@ -381,7 +381,7 @@ def holder(log_dir: Path) -> Iterator[subprocess.Popen[str]]:
 def test_a_locked_directory_names_its_holder(
     log_dir: Path, holder: subprocess.Popen[str], clock: Clock
 ) -> None:
-    """A POSIX lock of another process prevents opening; the error has its pid (kafka-storage 1.8, 14.7 item 112)."""
+    """A POSIX lock of another process prevents opening; the error has its pid (kafka-storage 1.8)."""
     with pytest.raises(StoreLocked, match=rf"process {holder.pid} \("):
         Store(log_dir, clock=clock)
     assert lock.holder(Disk(), log_dir) == holder.pid
@@ -491,7 +491,7 @@ def test_a_failed_opening_releases_its_locks(
 
 
 def test_an_open_store_excludes_others_as_a_broker_does(log_dir: Path, clock: Clock) -> None:
-    """While a store is open, lockf of others fails; closing removes the file (kafka-storage 1.8, 14.7 item 112)."""
+    """While a store is open, lockf of others fails; closing removes the file (kafka-storage 1.8)."""
     command = [sys.executable, "-c", HOLDER, str(log_dir / ".lock")]
     with Store(log_dir, clock=clock):
         done = subprocess.run(command, input="", capture_output=True, text=True, check=False)
@@ -548,7 +548,7 @@ def test_a_reader_that_looks_for_the_holder_does_not_release_the_lock(log_dir: P
 def test_the_clean_marker_exists_only_while_the_store_is_closed(
     log_dir: Path, clock: Clock
 ) -> None:
-    """The marker is removed when a store opens, and written last on closing (kafka-storage 1.7, 14.7 item 106)."""
+    """The marker is removed when a store opens, and written last on closing (kafka-storage 1.7)."""
     marker = log_dir / CLEAN_SHUTDOWN
     with Store(log_dir, clock=clock) as store:
         assert not marker.exists()
@@ -705,7 +705,7 @@ def test_checkpoints_are_written_on_their_interval(
 
 
 def test_only_log_starts_that_moved_are_checkpointed(log_dir: Path, clock: Clock) -> None:
-    """A log start is listed only above the first segment's base offset (kafka-storage 1.3, 14.7 item 112)."""
+    """A log start is listed only above the first segment's base offset (kafka-storage 1.3)."""
     with Store(log_dir, clock=clock) as store:
         store.create(NAME).append([b"a", b"b", b"c"])
         store.create("other-0").append([b"a"])
@@ -744,7 +744,7 @@ def test_a_damaged_checkpoint_is_tolerated(log_dir: Path, clock: Clock, name: st
 def test_only_segments_that_end_at_or_after_the_recovery_point_are_recovered(
     log_dir: Path, tmp_path: Path, clock: Clock
 ) -> None:
-    """Older segments are not read (kafka-storage 14.7 item 106).
+    """Older segments are not read (Kafka's tests of loading).
 
     The segment that ends at the recovery point is read, because its indexes may lack their closing entries.
     """

@@ -389,7 +389,7 @@ def test_a_power_cut_at_any_step_keeps_what_was_flushed(
 ) -> None:
     """After a power cut flushed records are there, the others are a prefix or reported damage, and none is invented.
 
-    Before, during and after the swap of a compaction, the same records are there (kafka-storage 14.8 item 124).
+    Before, during and after the swap of a compaction, the same records are there (Kafka's tests of compaction).
     """
     states = states_of(WORKLOADS[name])
     chosen = crashdisk.sample(states, -(-STATES // len(WORKLOADS)))
