@@ -58,6 +58,8 @@ logger = logging.getLogger(__name__)
 
 # Partitions with so many bytes are recovered at the same time; the compiled loops over their batches run in parallel.
 _LARGE_BYTES = 4 << 20
+# The longest sleep between two loads.
+_PAUSE_SECONDS = 0.1
 
 
 def open_log_dirs(
@@ -310,8 +312,11 @@ class PartitionLoader:
             began = time.monotonic()
             with suppress(LogfsError, OSError):
                 self.load(unloaded)
-            if gently and is_clean:
-                time.sleep(time.monotonic() - began)
+            pause = time.monotonic() - began if gently and is_clean else 0.0
+            # In parts: a load that took long must not delay the end of the store.
+            while pause > 0 and not self._is_stopped:
+                time.sleep(min(pause, _PAUSE_SECONDS))
+                pause -= _PAUSE_SECONDS
 
         def abandon() -> None:
             self._is_stopped = True

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import threading
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -185,6 +187,30 @@ def test_a_close_before_the_recovery_leaves_it_to_the_next_opening(
         store.load_all()
         assert [len(values(store, name)) for name in NAMES] == [4] * 3 + [3] * 9
     assert (log_dir / CLEAN_SHUTDOWN).exists()
+
+
+def test_closing_ends_a_pause_between_two_loads(
+    log_dir: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gentle `load_all` pauses for as long as a load took, but no longer than the store is open."""
+    fill(log_dir, clock, clean=True)
+    slept: list[float] = []
+    store = Store(log_dir, clock=clock, lazy=True)
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 3:
+            store.stop_loading()
+
+    # Every load seems to take an hour.
+    hours = itertools.count(step=3600)
+    seeming = SimpleNamespace(monotonic=lambda: next(hours), sleep=sleep)
+    monkeypatch.setattr("logfs.store.loading.time", seeming)
+    store.load_all(gently=True)
+    assert len(slept) == 3
+    assert max(slept) < 1
+    assert len(store.unloaded) == len(NAMES) - 1
+    store.close()
 
 
 def test_closing_ends_a_recovery(log_dir: Path, clock: Clock) -> None:
