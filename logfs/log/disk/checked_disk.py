@@ -127,6 +127,9 @@ class CheckedDisk(Disk):
     def release(self) -> None:
         self.disk.release()
 
+    def read_afresh(self) -> None:
+        self.disk.read_afresh()
+
     def scan(self, path: Path) -> Iterator[Entry]:
         return iter(self.call(lambda: list(self.disk.scan(path))))
 
