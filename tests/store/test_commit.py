@@ -591,6 +591,30 @@ def sealed(told: object) -> bytes:
     return b"%b\ncrc32c %08x\n" % (body, crc32c(body))
 
 
+@pytest.mark.parametrize("number", range(4))
+def test_a_commit_file_with_names_that_utf_8_cannot_hold_is_corrupt(number: int) -> None:
+    """Only the path of a log directory may be such a text; a name would end every later use in an error of Python."""
+    log = commit_file.CommitLog({"q": commit_file.Writer(0, 1)}, _PENDING)
+    told = json.loads(commit_file.format_commits(log).partition(b"\n")[0])
+    (part,) = told["pending"]["parts"]
+    part["log_dir"] = "/data\udcff"
+
+    def seal(told: object) -> bytes:
+        body = json.dumps(told).encode()
+        return b"%b\ncrc32c %08x\n" % (body, crc32c(body))
+
+    assert commit_file.parse_commits(seal(told)).pending is not None
+    place, key = (
+        (told["pending"], "writer"),
+        (part, "partition"),
+        (part["files"][0], "name"),
+        (told["writers"], "\udcff"),
+    )[number]
+    place[key] = [0, 1] if place is told["writers"] else "\udcff"
+    with pytest.raises(Corrupt):
+        commit_file.parse_commits(seal(told))
+
+
 def test_a_damaged_commit_file_stops_only_commits(log_dir: Path, clock: Clock) -> None:
     """The logs are served, the audit names the file, and a commit fails with what to do."""
     with Store(log_dir, clock=clock) as store:

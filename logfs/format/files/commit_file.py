@@ -133,7 +133,7 @@ def parse_commits(data: bytes) -> CommitLog:
         told = json.loads(body)
         if told["version"] != VERSION:
             raise Corrupt(f"version {told['version']} is not {VERSION}: a newer logfs wrote it")
-        writers = {name: _writer(*writer) for name, writer in told["writers"].items()}
+        writers = {_text(name): _writer(*writer) for name, writer in told["writers"].items()}
         pending = None if told["pending"] is None else _pending(told["pending"])
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise Corrupt(f"malformed content: {error!r}") from None
@@ -144,12 +144,21 @@ def _writer(sequence: int, time_ms: int) -> Writer:
     return Writer(checked("int", sequence), checked("int", time_ms))
 
 
+def _text(text: str) -> str:
+    """Return `text` unchanged. Raises `ValueError` if UTF-8 cannot hold it, as the path of a log directory may be."""
+    text.encode()
+    return text
+
+
 def _pending(told: dict[str, Any]) -> Pending:
     parts = [
         typed(CommitPart(**{**part, "files": tuple(typed(StagedFile(**f)) for f in part["files"])}))
         for part in told["parts"]
     ]
-    return typed(Pending(told["writer"], told["sequence"], told["time_ms"], tuple(parts)))
+    for part in parts:
+        for text in (part.partition, *(t for f in part.files for t in (f.partition, f.name))):
+            _text(text)
+    return typed(Pending(_text(told["writer"]), told["sequence"], told["time_ms"], tuple(parts)))
 
 
 def typed(made: _Made) -> _Made:
@@ -194,7 +203,7 @@ def staged_name(writer: str, sequence: int, unique: str) -> str:
 
 
 def is_writer(name: str) -> bool:
-    """Whether a writer can have that name: any text, which UTF-8 can hold."""
+    """Whether a writer can have that name: any text but an empty one, if UTF-8 can hold it."""
     return name != "" and name.encode(errors="ignore").decode() == name
 
 
