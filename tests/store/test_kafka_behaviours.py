@@ -1,14 +1,12 @@
-"""The behaviours that Kafka's own tests pin for rolling, retention, deletion and cleaning, and their tests here.
+"""Behaviours that Kafka's own tests pin for rolling, retention, deletion and cleaning, and that fit no one module.
 
-The numbers are those of kafka-storage 14. A test cites its number in its docstring. Tests of behaviours that belong
-nowhere else are here, and the last test checks that no number is missing.
+Tests of such behaviours that belong to one module are beside the tests of that module, and name their source in
+brackets, as the tests here do. One behaviour differs: damage does not cut a log here (docs/durability.md), so no
+snapshot of producers goes for it.
 """
 
 from __future__ import annotations
 
-import ast
-import re
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -23,6 +21,8 @@ from tests.support.partitions import bases, log, raw_batch, raw_partition, snaps
 from tests.support.stores import abandon, assert_clean, set_topic
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from logfs.log.append.partition import Partition
     from tests.support.stores import Clock
 
@@ -366,45 +366,3 @@ def test_over_compacted_log_recovery(log_dir: Path, clock: Clock, *, clean: bool
         assert bases(orders) == [0, far, far + 2]
         assert not any(isinstance(found, Damage) for s in orders.segments for found in s.walk())
     assert_clean(log_dir)
-
-
-# Completeness.
-
-# Rolling, retention, deletion, cleaning and the cleaner's manager, by section.
-WANTED = {
-    1: (1, 8, 18, 21),
-    2: (30, 32),
-    3: (38, 39, 40),
-    5: (62, 63, 66),
-    6: (70, 71, 72, 73, 74, 76, 77, 87, 89, 90, 91, 92, 93, 94, 98),
-    7: (101, 104, 107, 108, 110, 111, 112),
-    8: tuple(range(113, 131)),
-}
-# The behaviours that differ here, and why.
-OTHERWISE = {
-    108: "damage does not cut a log here (docs/durability.md), so no snapshot goes for it",
-}
-_CITED = re.compile(r"14\.(\d)(?:,| items?) (\d+(?:, \d+(?!\.))*)")
-
-
-def cited() -> dict[int, set[tuple[int, str]]]:
-    """Return the numbers that docstrings of tests cite, each with its sections and tests."""
-    found: dict[int, set[tuple[int, str]]] = {}
-    for path in Path(__file__).parents[1].rglob("test_*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.FunctionDef):
-                text = " ".join((ast.get_docstring(node) or "").split())
-                for section, numbers in _CITED.findall(text):
-                    for number in numbers.split(", "):
-                        known = found.setdefault(int(number), set())
-                        known.add((int(section), f"{path.name}::{node.name}"))
-    return found
-
-
-def test_every_behaviour_has_its_test() -> None:
-    """Each number is cited by a test or listed in `OTHERWISE`, and is cited under its own section."""
-    found = cited()
-    wanted = {number: section for section, numbers in WANTED.items() for number in numbers}
-    assert sorted(wanted.keys() - found.keys()) == sorted(OTHERWISE)
-    for number, section in wanted.items():
-        assert {cited_section for cited_section, _ in found.get(number, ())} <= {section}, number
