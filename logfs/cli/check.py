@@ -53,5 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"{errors} errors, {notes} notes")
     else:
         with Store(log_dirs, read_only=True, only="") as store:
-            print("clean" if store.homes else "nothing to check: there are no partitions yet")
+            print(
+                "clean" if store.registry.homes else "nothing to check: there are no partitions yet"
+            )
     return 1 if errors else 0

@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
             _print_json(store, topics)
         else:
             _print_table(store, topics)
-        return 1 if store.offline or store.failed else 0
+        return 1 if store.offline or store.registry.failed else 0
 
 
 def _print_json(store: Store, topics: set[str] | None) -> None:
@@ -50,7 +50,8 @@ def _print_json(store: Store, topics: set[str] | None) -> None:
                 "isFuture": False,
             }
             for name in store
-            if store.home(name) == log_dir.path and (topics is None or store[name].topic in topics)
+            if store.registry.home(name) == log_dir.path
+            and (topics is None or store[name].topic in topics)
         ]
         partitions += [
             {"partition": name.directory, "size": size, "offsetLag": -1, "isFuture": True}
@@ -75,7 +76,7 @@ def _broker_id(store: Store) -> int:
     from logfs.format.files import checkpoint
     from logfs.store.directory.log_dir import META_PROPERTIES
 
-    log_dir = store.working[0]
+    log_dir = store.registry.working[0]
     path = log_dir.path / META_PROPERTIES
     if not log_dir.disk.exists(path):
         return 0
@@ -102,11 +103,11 @@ def _print_table(store: Store, topics: set[str] | None) -> None:
                 *([str(partition.local_bytes)] if shows_local else []),
                 str(len(partition.segments)),
                 format_time(partition.last_timestamp),
-                str(store.home(name)),
+                str(store.registry.home(name)),
             ]
         )
     print("\n".join(table_lines(rows, numbers=range(1, 5 + len(local)))))
-    for failure in store.failed:
+    for failure in store.registry.failed:
         print(failure)
     for name, reason in sorted(store.offline.items()):
         print(f"{name}  offline: {reason}")

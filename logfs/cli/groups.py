@@ -99,7 +99,7 @@ def _rows(
     With `name` only the offsets of that partition or topic are yielded; raises `UnknownPartition` if the store lacks
     it. With `group` only those of that group.
     """
-    wanted = None if name is None else names.partitions_named(name, store.homes)
+    wanted = None if name is None else names.partitions_named(name, store.registry.homes)
     for each in wanted or ():
         _ = store[each]
     for found in store.groups:

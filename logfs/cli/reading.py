@@ -167,7 +167,7 @@ class OpenLog:
         return before_id != self._id
 
     def _topic_id(self) -> uuid.UUID | None:
-        return self.store.topic_id(self._log.topic)
+        return self.store.registry.topic_id(self._log.topic)
 
     def _find(self) -> Log:
         for _ in range(TRIES):

@@ -38,5 +38,5 @@ def run(arguments: argparse.Namespace) -> int:
         for name, reason in sorted(store.offline.items()):
             print(f"{name}: offline: {reason}")
             code = 1
-        code |= bool(store.failed)
+        code |= bool(store.registry.failed)
     return code

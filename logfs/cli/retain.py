@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     with Store(log_dirs, read_only=True, progress=recovery_progress(), create=False) as store:
         plans = retention_plans(store, store)
         _explain(plans, "would be dropped", "would be dropped here, and is copied")
-        return int(bool(store.failed))
+        return int(bool(store.registry.failed))
 
 
 def _explain(plans: list[dict[str, Any]], expired: str, released: str) -> None:

@@ -75,7 +75,7 @@ def _list(log_dirs: list[Path], names: list[str]) -> int:
             for segment in plan.segments:
                 print(f"{name}: {segment.path.name} ({segment.size_bytes} bytes) would be copied")
             print(f"{name}: {len(plan.segments)} segments; the next one stays: {plan.stays}")
-        return int(bool(store.failed or store.offline))
+        return int(bool(store.registry.failed or store.offline))
 
 
 def _print_offline(offline: dict[str, str], chosen: Sequence[object]) -> None:

@@ -228,7 +228,7 @@ class Mirror:
             self._problems["topics"] = f"no topic of the cluster matches {self._topics.pattern!r}"
         settings = self._settings([each.name for each in found])
         self._homes.clear()
-        for name in list(self._store.homes):
+        for name in list(self._store.registry.homes):
             self._homes.setdefault(parse_directory(name).topic, []).append(name)
         for topic in found:
             try:
@@ -280,9 +280,9 @@ class Mirror:
         for number, (leader, leader_epoch) in topic.leaders.items():
             name = TopicPartition(topic.name, number).directory
             known = self._partitions.get(name)
-            if known is None or store.partitions.get(name) is not known.partition:
+            if known is None or store.registry.partitions.get(name) is not known.partition:
                 # It is new, or its copy was deleted here.
-                if name not in store.homes:
+                if name not in store.registry.homes:
                     store.create(name, mirror_of=self._cluster_id, mirrored_id=topic.topic_id)
                 mirror = PartitionMirror(store, store.writable(name), self._cluster_id)
                 with self._lock:

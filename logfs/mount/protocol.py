@@ -259,9 +259,9 @@ class Operations(Handlers[Node]):
 
     async def statfs(self, ctx: pyfuse3.RequestContext) -> pyfuse3.StatvfsData:
         store = self.context.store
-        if not store.working:
-            raise store.failed[0]
-        path = store.working[0].path
+        if not store.registry.working:
+            raise store.registry.failed[0]
+        path = store.registry.working[0].path
         return await self._look(statvfs_of, path)
 
     # Directories.

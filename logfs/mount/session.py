@@ -105,7 +105,7 @@ def run(
             # Closing the store waits for the disk. This thread may wait: it serves no more requests.
             store.disk.allow_blocking()
         if not store.read_only:
-            mount_channel.withdraw(store.working)
+            mount_channel.withdraw(store.registry.working)
 
 
 def _mount(
@@ -205,7 +205,7 @@ async def _serve(
         nursery.start_soon(_stop_on_signal, operations)
         interval = _REFRESH_SECONDS if store.read_only else _UPKEEP_SECONDS
         nursery.start_soon(_upkeep, lambda: store.upkeep(compaction=False), interval)
-        nursery.start_soon(_upkeep, lambda: update_key_indexes(store), interval)
+        nursery.start_soon(_upkeep, lambda: update_key_indexes(store.registry), interval)
         if not store.read_only:
             # A round may take minutes, so no other upkeep waits for it. A request for a round wakes its task at once.
             for worker in (store.compactor, store.mover, store.remote_log_manager):
@@ -233,7 +233,7 @@ async def _serve(
 async def _load(store: Store) -> None:
     """Load all partitions in the background. Those for which there were too many open files are tried again."""
     await run_in_thread(partial(store.load_all, gently=True))
-    while store.unloaded:
+    while store.registry.unloaded:
         await trio.sleep(_LOAD_SECONDS)
         await run_in_thread(partial(store.load_all, gently=True))
 
@@ -263,7 +263,7 @@ async def _announce(store: Store, mountpoint: Path, ready: Callable[[], None]) -
     start_notifier()
     await run_in_thread(_raise_read_ahead, mountpoint)
     if not store.read_only:
-        await run_in_thread(mount_channel.announce, store.working, mountpoint)
+        await run_in_thread(mount_channel.announce, store.registry.working, mountpoint)
     ready()
 
 

@@ -130,7 +130,8 @@ class Planner:
         remote = {each.name: each for each in self._sender.ask(Cluster.topics)}
         names = sorted(
             name
-            for name in {parse_directory(each).topic for each in self._store.homes} - OWN_TOPICS
+            for name in {parse_directory(each).topic for each in self._store.registry.homes}
+            - OWN_TOPICS
             if topics.fullmatch(name)
         )
         if not names:
@@ -161,7 +162,7 @@ class Planner:
         overrides = self._store.settings.topic_overrides(name)
         settings = {n: t for n, t in overrides.items() if not n.startswith(("logfs.", "remote."))}
         partitions = here if remote is None else len(remote.leaders)
-        topic_id = self._store.topic_id(name)
+        topic_id = self._store.registry.topic_id(name)
         id_text = "-" if topic_id is None else uuid_to_text(topic_id)
         plan = TopicPlan(name, readers, id_text, partitions, remote, settings)
         plan.there |= dict.fromkeys(range(partitions), 0)

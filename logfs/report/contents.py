@@ -123,7 +123,7 @@ def read_report(log_dirs: Sequence[Path], *, full: bool, progress: Progress) -> 
             for each in store.groups
         ]
         problems = [f"{name}: {reason}" for name, reason in sorted(store.offline.items())]
-        problems += map(str, store.failed)
+        problems += map(str, store.registry.failed)
         made_ms = store.clock()
 
     def audited(_: str, size: int) -> None:

@@ -41,7 +41,7 @@ class SchemaLog:
         """
         self._name = f"{log_dir}/{PARTITION}"
         self._store = Store(recognition.log_dirs_of([log_dir]), read_only=True, only=PARTITION)
-        if PARTITION not in self._store.homes:
+        if PARTITION not in self._store.registry.homes:
             self._store.close()
             raise SchemasUnavailable(
                 f"{log_dir}: has no topic _schemas, where a registry keeps its schemas; give the URL of a registry "

@@ -110,7 +110,7 @@ class Topics:
         self.store = Store(log_dirs_of(options.paths), read_only=True, only=self._is_selected)
         self._log_dirs = {
             log_dir.path: log_dir.disk.stat(log_dir.path, follow=True).identity
-            for log_dir in self.store.working
+            for log_dir in self.store.registry.working
         }
         # The identity of each partition directory at the last look, and the topic id by directory and identity.
         self._identities: dict[Path, int] = {}
@@ -131,7 +131,7 @@ class Topics:
 
     def close_files(self) -> None:
         """Close the files; what needs them again opens them again."""
-        for partition in self.store.partitions.values():
+        for partition in self.store.registry.partitions.values():
             partition.close()
 
     def refresh(self) -> None:
@@ -222,7 +222,7 @@ class Topics:
     def _present(self) -> dict[TopicPartition, Reader]:
         selection = self._options.selection
         found: dict[TopicPartition, Reader] = {}
-        for directory in sorted({*self.store.partitions, *self.store.offline}):
+        for directory in sorted({*self.store.registry.partitions, *self.store.offline}):
             name = names.parse_directory(directory)
             if name in selection:
                 found[name] = self.store[directory].isolated(self._options.isolation)

@@ -333,7 +333,11 @@ class PartitionLoader:
                 pass
 
     def load(self, unloaded: UnloadedPartition) -> Log:
-        """Load a partition, as `PartitionRegistry.load` describes."""
+        """Load a partition, and return it; if another thread is loading it, wait for that thread.
+
+        Raises the error that keeps it offline, and `UnknownPartition` if it was deleted meanwhile. After an `OSError`
+        for too many open files it is neither loaded nor offline, and the next call tries again.
+        """
         registry, name = self._registry, unloaded.name.directory
         if unloaded.partition is None:
             registry.disk.check_may_block()

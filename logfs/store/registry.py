@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from logfs.log.disk.disk import Disk
     from logfs.log.read.log import Log
     from logfs.store.directory.log_dir import LogDir
+    from logfs.store.loading import PartitionLoader
     from logfs.store.settings import Settings
 
 
@@ -53,7 +54,7 @@ class BackgroundOperation:
 
 @dataclass(slots=True, eq=False)
 class UnloadedPartition:
-    """A partition of which only the directory is known so far; `PartitionRegistry.load` loads it.
+    """A partition of which only the directory is known so far; `PartitionLoader.load` loads it.
 
     `partition` is None until then. The thread that loads it holds `lock`.
     """
@@ -88,16 +89,17 @@ class UnloadedPartition:
 class PartitionRegistry:
     """The log directories of a store and its partitions, for the parts of a store that work on them.
 
-    `Store` is a subclass. The parts of a store (commits, retention, compaction, …) use only what is defined here.
-    Any thread may read. `partitions`, `offline` and `homes` change under `lock`; the end of a load changes the first
-    two without it. Loops over them, and over `deletions`, take a copy first: `list(homes)`, `homes.copy().items()`.
-    The garbage collector, and with it another thread, may run while `list(homes.items())` is being made.
+    The parts of a store (commits, retention, compaction, …) know this alone of it. Any thread may read. `partitions`,
+    `offline` and `homes` change under `lock`; the end of a load changes the first two without it. Loops over them,
+    and over `deletions`, take a copy first: `list(homes)`, `homes.copy().items()`. The garbage collector, and with it
+    another thread, may run while `list(homes.items())` is being made.
     """
 
     settings: Settings
+    loader: PartitionLoader
 
     def __init__(self, disk: Disk, clock: Callable[[], int], *, read_only: bool) -> None:
-        """Make a registry without log directories; the owner then sets `log_dirs` and `settings`.
+        """Make a registry without log directories; the store then sets `log_dirs`, `settings` and `loader`.
 
         `clock` returns the time in ms since the epoch.
         """
@@ -133,7 +135,7 @@ class PartitionRegistry:
         """
         unloaded = self.unloaded.get(name)
         if unloaded is not None:
-            return self.load(unloaded)
+            return self.loader.load(unloaded)
         partition = self.partitions.get(name)
         if partition is not None:
             return partition
@@ -173,15 +175,8 @@ class PartitionRegistry:
         The store then has the partition, but does not list it. Returns None also in a log directory that another
         process has locked, if its lease is for another partition.
         """
-        raise NotImplementedError
-
-    def load(self, unloaded: UnloadedPartition) -> Log:
-        """Load a partition, and return it; if another thread is loading it, wait for that thread.
-
-        Raises the error that keeps it offline, and `UnknownPartition` if it was deleted meanwhile. After an `OSError`
-        for too many open files it is neither loaded nor offline, and the next call tries again.
-        """
-        raise NotImplementedError
+        self.loader.include(name)
+        return self.find(name)
 
     def record_load(
         self, unloaded: UnloadedPartition, outcome: Log | LogfsError | OSError | None

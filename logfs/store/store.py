@@ -48,7 +48,7 @@ from logfs.store.tiering.tiered_logs import TieredLogs
 from logfs.store.topic import Topic
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
     from types import TracebackType
 
     from logfs.format.base.names import TopicPartition
@@ -58,7 +58,6 @@ if TYPE_CHECKING:
     from logfs.store.directory.log_dir import LogDir
     from logfs.store.loading import Only, Progress
     from logfs.store.maintenance import retention
-    from logfs.store.registry import UnloadedPartition
 
 logger = logging.getLogger(__name__)
 
@@ -83,13 +82,13 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-class Store(PartitionRegistry):
+class Store:
     """The partitions of one or several log directories, by name: `store["orders-0"]`.
 
     A store is a context manager; after a clean close the next opening needs no recovery. Reading needs no lock;
-    methods that change `partitions`, `offline` or checkpoints take `lock`. A partition that cannot be loaded is in
-    `offline` with the reason, and the others work. In a forked child calls raise `LogDirFailed`, because Kafka's lock
-    belongs to the parent.
+    methods that change which partitions there are, or checkpoints, take the lock of `registry`, which has the state
+    that the parts of the store share. A partition that cannot be loaded is in `offline` with the reason, and the
+    others work. In a forked child calls raise `LogDirFailed`, because Kafka's lock belongs to the parent.
     """
 
     def __init__(
@@ -123,19 +122,22 @@ class Store(PartitionRegistry):
         """
         log_dirs = [log_dirs] if isinstance(log_dirs, (str, os.PathLike)) else list(log_dirs)
         check_log_dirs(log_dirs, may_be_empty=not read_only, may_be_made=create and not read_only)
-        super().__init__(
-            disk or _disk_for(log_dirs, read_only=read_only), clock, read_only=read_only
-        )
+        self.disk = disk or _disk_for(log_dirs, read_only=read_only)
+        self.clock = clock
+        self.read_only = read_only
         self.loading_seconds = 0.0
-        self.log_dirs = open_log_dirs(self.disk, log_dirs, self.log_dir_failed)
+        self.registry = registry = PartitionRegistry(self.disk, clock, read_only=read_only)
+        registry.log_dirs = open_log_dirs(self.disk, log_dirs, registry.log_dir_failed)
         try:
-            self.settings = Settings([(log_dir.disk, log_dir.path) for log_dir in self.log_dirs])
-            self.groups = Groups(self, self.create)
-            self.commits = Commits(self)
-            self.tiered = TieredLogs(self, self.create, lambda name: self._loader.follow(name))
-            self.checkpoints = Checkpoints(self)
+            self.settings = registry.settings = Settings(
+                [(log_dir.disk, log_dir.path) for log_dir in self.log_dirs]
+            )
+            self.groups = Groups(registry, self.create)
+            self.commits = Commits(registry)
+            self.tiered = TieredLogs(registry, self.create)
+            self.checkpoints = Checkpoints(registry)
             context = MaintenanceContext(
-                self, self.checkpoints, self.commits, self.tiered, self.groups
+                registry, self.checkpoints, self.commits, self.tiered, self.groups
             )
             self.retainer = Retainer(context)
             self.compactor = Compactor(context)
@@ -144,8 +146,8 @@ class Store(PartitionRegistry):
             self.scheduler = MaintenanceScheduler(
                 context, self.retainer, self.compactor, self.mover
             )
-            self._loader = PartitionLoader(
-                self,
+            registry.loader = PartitionLoader(
+                registry,
                 self.commits,
                 self.tiered,
                 progress or (lambda *_: None),
@@ -162,19 +164,19 @@ class Store(PartitionRegistry):
     def _find_partitions(self, *, lazy: bool) -> None:
         """Find the partitions, load all or, with `lazy`, those of decided commits, and do these commits."""
         began = time.monotonic()
-        self.find_missing_log_dirs()
-        self._loader.find()
+        self.registry.find_missing_log_dirs()
+        self.registry.loader.find()
         for name in sorted(self.commits.partitions()):
             # First, and one by one: `Commits.reconcile`. Also those that the store is opened without.
-            self.include(name)
+            self.registry.include(name)
         if not lazy:
             self.load_all()
-        if not self.working:
-            raise self.failed[0]
+        if not self.registry.working:
+            raise self.registry.failed[0]
         self.loading_seconds = time.monotonic() - began
-        if not self.read_only and len(self.working) > 1:
-            every = whole_store((each.disk, each.path) for each in self.working)
-            for log_dir in self.working:
+        if not self.read_only and len(self.registry.working) > 1:
+            every = whole_store((each.disk, each.path) for each in self.registry.working)
+            for log_dir in self.registry.working:
                 log_dir.note_store(every)
         self.commits.finish_at_opening()
 
@@ -185,30 +187,23 @@ class Store(PartitionRegistry):
         recovered. `stop_loading` and `close` end it.
         """
         began = time.monotonic()
-        self._loader.load_all(gently=gently)
-        if self._loader.recovered_partitions:
+        self.registry.loader.load_all(gently=gently)
+        if self.registry.loader.recovered_partitions:
             logger.info(
                 "recovered %d partitions: %d bytes read in %.1f s",
-                self._loader.recovered_partitions,
+                self.registry.loader.recovered_partitions,
                 self.recovered_bytes,
                 time.monotonic() - began,
             )
 
     def stop_loading(self) -> None:
         """End the loads and recoveries that are running, and start no more; the next opening does the rest."""
-        self._loader.stop()
-
-    def load(self, unloaded: UnloadedPartition) -> Log:
-        return self._loader.load(unloaded)
-
-    def include(self, name: str) -> Log | None:
-        self._loader.include(name)
-        return self.find(name)
+        self.registry.loader.stop()
 
     @property
     def recovered_bytes(self) -> int:
         """The number of bytes that were read to recover partitions, since the store was opened."""
-        return self._loader.recovered_bytes
+        return self.registry.loader.recovered_bytes
 
     def __enter__(self) -> Store:
         return self
@@ -230,6 +225,41 @@ class Store(PartitionRegistry):
 
     # Partitions.
 
+    @property
+    def log_dirs(self) -> list[LogDir]:
+        """The log directories; none once the store is closed."""
+        return self.registry.log_dirs
+
+    @property
+    def offline(self) -> dict[str, LogfsError | OSError]:
+        """The reason for each partition that cannot be used. Other threads may change it: loop over a copy."""
+        return self.registry.offline
+
+    def __getitem__(self, name: str) -> Log:
+        """Return the partition of that name; it is loaded first if it is not loaded yet.
+
+        Raises `UnknownPartition`, or the error that keeps it offline.
+        """
+        return self.registry[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.registry
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the names of the partitions that are not offline, in sorted order."""
+        return iter(self.registry)
+
+    def __len__(self) -> int:
+        return len(self.registry)
+
+    def find(self, name: str) -> Log | None:
+        """Return the partition of that name, loaded; None if it is unknown or offline."""
+        return self.registry.find(name)
+
+    def writable(self, name: str) -> Partition:
+        """Return a partition to change, loaded. Raises `NotWritable` in a read-only store, and as `store[name]`."""
+        return self.registry.writable(name)
+
     def create(
         self, name: str, *, mirror_of: str = "", mirrored_id: uuid.UUID | None = None
     ) -> Partition:
@@ -246,17 +276,17 @@ class Store(PartitionRegistry):
         source = self.settings.log_config(parsed.topic).logfs_mirror_source
         if source not in ("", mirror_of):
             raise NotWritable.of_mirror(name, source)
-        if parsed.topic != GROUPS_TOPIC and name not in self.homes:
+        if parsed.topic != GROUPS_TOPIC and name not in self.registry.homes:
             # A crash may have kept those of a partition of that name that was deleted.
             self.groups.forget_partition(name)
-        with self.lock:
-            if name in self.homes:
+        with self.registry.lock:
+            if name in self.registry.homes:
                 raise PartitionExists(f"{name}: the partition exists")
-            log_dir = self.emptiest()
+            log_dir = self.registry.emptiest()
             self._copy_settings(parsed.topic, log_dir)
             partition = self._make(log_dir, parsed, mirrored_id)
-            self.homes[name] = log_dir
-            self.partitions[name] = partition
+            self.registry.homes[name] = log_dir
+            self.registry.partitions[name] = partition
             if parsed in log_dir.recovery_points or parsed in log_dir.log_starts:
                 # Entries of a deleted partition of that name, which are left if the checkpoints could not be written.
                 self.checkpoints.write()
@@ -265,7 +295,7 @@ class Store(PartitionRegistry):
 
     def _copy_settings(self, topic: str, log_dir: LogDir) -> None:
         """Copy the settings of a topic to a log directory before it gets a partition of the topic."""
-        is_new = log_dir not in list(self.homes.values())
+        is_new = log_dir not in list(self.registry.homes.values())
         self.settings.copy_to(topic, log_dir.disk, log_dir.path, is_new=is_new)
 
     def _make(
@@ -275,7 +305,7 @@ class Store(PartitionRegistry):
         disk, path, topic = log_dir.disk, log_dir.path / name.directory, name.topic
         disk.mkdir(path)
         try:
-            topic_id = self.topic_id(topic)
+            topic_id = self.registry.topic_id(topic)
             # A partition of that name may have been deleted while others of the topic stayed.
             self.tiered.forget_partition(topic_id, name.directory)
             topic_id = mirrored_id or topic_id or checkpoint.random_uuid()
@@ -321,8 +351,8 @@ class Store(PartitionRegistry):
         _ = self[name]
         if names.parse_directory(name).topic != GROUPS_TOPIC:
             self.groups.check_open()
-        with self.lock:
-            partition = self.written().get(name)
+        with self.registry.lock:
+            partition = self.registry.written().get(name)
             if partition is None:
                 raise self.offline.get(name) or UnknownPartition(f"{name}: no such partition")
             delay_ms = partition.config.file_delete_delay_ms
@@ -332,14 +362,16 @@ class Store(PartitionRegistry):
             )
             topic_id = read_topic_id(partition.disk, partition.directory)
             partition.rename_directory(doomed)
-            del self.partitions[name]
-            home = self.homes.pop(name)
-            self.deletions[doomed] = self.clock() + delay_ms
+            del self.registry.partitions[name]
+            home = self.registry.homes.pop(name)
+            self.registry.deletions[doomed] = self.clock() + delay_ms
             # The partition is gone. Entries that cannot be removed now, on a full disk, are removed by `create`.
             errors = FirstError()
             with errors:
                 self.checkpoints.forget_cleaner_offset(home, partition.name)
-            if not any(names.parse_directory(n).topic == partition.topic for n in list(self.homes)):
+            if not any(
+                names.parse_directory(n).topic == partition.topic for n in list(self.registry.homes)
+            ):
                 with errors:
                     self.settings.remove_topic(partition.topic)
             with errors:
@@ -371,7 +403,7 @@ class Store(PartitionRegistry):
         if offset < 0:
             raise OffsetOutOfRange(f"{name}: no such offset {offset}")
         partition = self.writable(name)
-        with self.lock:
+        with self.registry.lock:
             self._check_changeable(partition, mirror_of)
             partition.check_truncatable(offset)
             self.commits.clear_place(name)
@@ -407,7 +439,7 @@ class Store(PartitionRegistry):
         if offset < -1:
             raise OffsetOutOfRange(f"{name}: no such offset {offset}")
         partition = self.writable(name)
-        with self.lock:
+        with self.registry.lock:
             self._check_changeable(partition, mirror_of)
             if not partition.config.is_deleted and mirror_of is None:
                 raise InvalidSetting(
@@ -478,18 +510,18 @@ class Store(PartitionRegistry):
         """
         if not self.read_only:
             return
-        with self.lock:
+        with self.registry.lock:
             changed = [
                 log_dir
                 for log_dir in self.log_dirs
-                if log_dir.has_changed() or self._loader.may_work_now(log_dir)
+                if log_dir.has_changed() or self.registry.loader.may_work_now(log_dir)
             ]
             if changed:
-                self._loader.refresh(changed)
-                self.find_missing_log_dirs()
+                self.registry.loader.refresh(changed)
+                self.registry.find_missing_log_dirs()
         if changed:
-            self._loader.load_new()
-        for name, partition in self.partitions.copy().items():
+            self.registry.loader.load_new()
+        for name, partition in self.registry.partitions.copy().items():
             try:
                 partition.refresh()
             except (LogfsError, OSError) as error:
@@ -506,7 +538,7 @@ class Store(PartitionRegistry):
             and all(log_dir.is_unchanged() for log_dir in self.log_dirs)
             and all(
                 isinstance(partition, ReadOnlyPartition) and partition.is_unchanged()
-                for partition in list(self.partitions.values())
+                for partition in list(self.registry.partitions.values())
             )
         )
 
@@ -520,7 +552,7 @@ class Store(PartitionRegistry):
         if self.read_only:
             self.refresh()
             return
-        self.check_log_dirs()
+        self.registry.check_log_dirs()
         self.scheduler.run_due()
         if compaction:
             self.compactor.run_due()
@@ -532,15 +564,15 @@ class Store(PartitionRegistry):
         A log directory gets the clean-shutdown marker only if all of its partitions closed cleanly. Closing twice is
         harmless.
         """
-        self._loader.stop()
+        self.registry.loader.stop()
         self.remote_log_manager.stop()
-        with self.lock:
+        with self.registry.lock:
             log_dirs = self.log_dirs
             for log_dir in log_dirs:
                 log_dir.check_in_place()
             try:
                 if self.read_only:
-                    for partition in list(self.partitions.values()):
+                    for partition in list(self.registry.partitions.values()):
                         partition.close()
                 else:
                     self._close_partitions(log_dirs)
@@ -553,7 +585,7 @@ class Store(PartitionRegistry):
 
         Used after Ctrl-C. The partitions take no more appends. The next opening recovers them.
         """
-        self._loader.stop()
+        self.registry.loader.stop()
         self._release()
 
     def _release(self) -> None:
@@ -563,7 +595,7 @@ class Store(PartitionRegistry):
         entries of mapped indexes are written without the disk. The lock of a partition is reentrant, so an
         interrupted thread does not wait for itself.
         """
-        log_dirs, self.log_dirs = self.log_dirs, []
+        log_dirs, self.registry.log_dirs = self.log_dirs, []
         until = time.monotonic() + PATIENCE_SECONDS
 
         def seconds_left() -> float:
@@ -571,7 +603,7 @@ class Store(PartitionRegistry):
 
         busy: set[int] = set()
         if not self.read_only:
-            partitions = list(self.partitions.values())
+            partitions = list(self.registry.partitions.values())
             for partition in partitions:
                 if partition.failure is None:
                     partition.failure = PartitionFailed(
@@ -591,17 +623,19 @@ class Store(PartitionRegistry):
         failed: list[str] = []
 
         def close(name: str) -> None:
-            if not self.partitions[name].close():
+            if not self.registry.partitions[name].close():
                 failed.append(name)
 
         # The threads wait for fsyncs, which the filesystem does together.
-        for_each(close, sorted(self.partitions), threads=_CLOSING_THREADS)
-        dirty = {id(self.homes[name]) for name in failed}
-        dirty |= {id(self.homes[name]) for name in list(self.offline)}
+        for_each(close, sorted(self.registry.partitions), threads=_CLOSING_THREADS)
+        dirty = {id(self.registry.homes[name]) for name in failed}
+        dirty |= {id(self.registry.homes[name]) for name in list(self.offline)}
         dirty |= set(map(id, list(self.checkpoints.unfinished.values())))
         # Partitions that were not loaded are as clean as they were.
         unseen = {
-            id(home) for name, home in self.homes.copy().items() if name not in self.partitions
+            id(home)
+            for name, home in self.registry.homes.copy().items()
+            if name not in self.registry.partitions
         }
         dirty |= {id(log_dir) for log_dir in log_dirs if not log_dir.clean} & unseen
         errors = FirstError()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.errors import InvalidName, PartitionExists
 from logfs.format.base import names
@@ -18,22 +18,7 @@ if TYPE_CHECKING:
     from logfs.log.append.partition import Partition
     from logfs.log.read.log import Log
     from logfs.log.read.reader import Reader
-
-
-class Partitions(Protocol):
-    """What a topic needs of a store."""
-
-    @property
-    def homes(self) -> Mapping[str, object]:
-        """The names of all partitions."""
-
-    def __getitem__(self, name: str) -> Log: ...
-
-    def create(self, name: str) -> Partition:
-        """Create a partition."""
-
-    def delete(self, name: str) -> None:
-        """Delete a partition."""
+    from logfs.store.store import Store
 
 
 class PartitionRecord(NamedTuple):
@@ -49,7 +34,7 @@ class Topic:
     The partitions are those that the store has at the time of each call.
     """
 
-    def __init__(self, store: Partitions, name: str) -> None:
+    def __init__(self, store: Store, name: str) -> None:
         """Make the topic `name` of a store; it need not have any partition yet. Raises `InvalidName`."""
         names.check_topic(name)
         self.name = name
@@ -65,7 +50,7 @@ class Topic:
 
         Raises the error that keeps one of them offline.
         """
-        found = sorted(names.parse_directory(name) for name in list(self._store.homes))
+        found = sorted(names.parse_directory(name) for name in list(self._store.registry.homes))
         return [self._store[each.directory] for each in found if each.topic == self.name]
 
     def missing(self, partitions: int) -> Sequence[str]:
@@ -76,7 +61,7 @@ class Topic:
         if partitions < 1:
             raise InvalidName(f"{self.name}: {partitions} partitions: give at least 1")
         wanted = [f"{self.name}-{number}" for number in range(partitions)]
-        missing = [name for name in wanted if name not in self._store.homes]
+        missing = [name for name in wanted if name not in self._store.registry.homes]
         if not missing:
             raise PartitionExists(f"{self.name}: the topic has these partitions")
         return missing

@@ -159,7 +159,7 @@ def _gather(base: Path) -> None:
     """Leave all partitions in one log directory but for the ten that make the other the fuller one."""
     with logfs.open([base / "log", base / "other"]) as store:
         for name in list(store):
-            if store.home(name) == base / "log":
+            if store.registry.home(name) == base / "log":
                 store.move(name, base / "other")
 
 

@@ -311,7 +311,7 @@ def several_log_dirs(tmp_path: Path) -> tuple[Path, Path]:
         for partition in store.topic("orders").create(2):
             for n in range(10):
                 partition.append([b"%d-%d" % (partition.partition, n)])
-        assert {store.home("orders-0"), store.home("orders-1")} == {one, two}
+        assert {store.registry.home("orders-0"), store.registry.home("orders-1")} == {one, two}
     return one, two
 
 

@@ -189,7 +189,7 @@ def test_a_load_without_a_descriptor_is_tried_again(log_dir: Path, clock: Clock)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         assert not store.offline
-        assert [*store.unloaded] == [NAME]
+        assert [*store.registry.unloaded] == [NAME]
         assert [record.value for record in store[NAME].read()] == [b"v"]
 
 
@@ -249,7 +249,7 @@ def test_a_view_that_lags_behind_needs_no_more_descriptors(
             store.settings.set_topic("orders", "cleanup.policy", "compact")
             store.compact(NAME)
         else:
-            store.move(NAME, other if store.home(NAME) == log_dir else log_dir)
+            store.move(NAME, other if store.registry.home(NAME) == log_dir else log_dir)
         clock.now_ms += 1
         for _ in range(2):
             store.upkeep(compaction=False)

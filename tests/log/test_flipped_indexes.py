@@ -62,5 +62,5 @@ def test_a_flipped_bit_in_an_index_costs_time(log_dir: Path, kind: str, read_onl
                 if not read_only:
                     orders.roll(NOW_MS)
                     assert orders.append([b"after"]) == COUNT
-            assert store.failed == []
+            assert store.registry.failed == []
             shutil.rmtree(copy)

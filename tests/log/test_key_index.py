@@ -214,7 +214,7 @@ def test_no_index_is_made_without_a_lookup(log_dir: Path) -> None:
     with Store(log_dir) as store:
         log = store.create(NAME)
         log.append(pairs("a"))
-        update_key_indexes(store)
+        update_key_indexes(store.registry)
         assert not list(log.key_indexes())
         assert offset_of(log, b"a") == 0
         assert not map_file(log).exists()
@@ -451,14 +451,14 @@ def test_upkeep_updates_an_index_that_is_in_use(store: Store, clock: Clock) -> N
     log.keys.on_progress = lambda done, total: seen.append(total)
     many = [Record(b"v" * 1000, b"%d" % n) for n in range(500)]
     log.append(many)
-    update_key_indexes(store)
+    update_key_indexes(store.registry)
     assert len(seen) > 0
     seen.clear()
     assert offset_of(log, b"7") == 8
-    update_key_indexes(store)
+    update_key_indexes(store.registry)
     log.append(many)
     clock.now_ms += key_index.IDLE_MS
-    update_key_indexes(store)
+    update_key_indexes(store.registry)
     assert not seen
     assert offset_of(log, b"7") == 508
     assert seen
@@ -726,7 +726,7 @@ class KeyMachine(RuleBasedStateMachine):
 
     @rule()
     def keep_up(self) -> None:
-        update_key_indexes(self.store)
+        update_key_indexes(self.store.registry)
 
     @rule(clean=st.booleans())
     def reopen(self, clean: bool) -> None:

@@ -46,7 +46,7 @@ class FakeCluster:
         """Return the topics of the store, each with one partition."""
         topics = {self.source[name].topic for name in list(self.source)}
         return [
-            RemoteTopic(each, self.source.topic_id(each), {0: (self.leader, 0)})
+            RemoteTopic(each, self.source.registry.topic_id(each), {0: (self.leader, 0)})
             for each in sorted(topics)
         ]
 

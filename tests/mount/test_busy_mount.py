@@ -64,7 +64,7 @@ def change(store: Store, round: int) -> None:
     if round == 3:
         store.create("orders-2").append([b"new"])
     store.groups.commit("billing", "orders-0", store["orders-0"].log_end_offset)
-    for log in store.partitions.values():
+    for log in store.registry.partitions.values():
         log.flush()
 
 

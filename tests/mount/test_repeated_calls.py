@@ -141,7 +141,7 @@ class Session:
     def state(self) -> dict[str, object]:
         """Return what the store holds."""
         store = self.store
-        found: dict[str, object] = {"outcomes": self.outcomes, "paused": store.is_paused}
+        found: dict[str, object] = {"outcomes": self.outcomes, "paused": store.registry.is_paused}
         for name in sorted(store):
             log = store[name]
             values = [(record.key, record.value) for record in log.read()]

@@ -139,7 +139,7 @@ def test_verify_has_no_findings_in_sound_logs(spark: SparkSession, hundred: Path
     assert (report.partitions, report.segments) == (100, 100 * SEGMENTS)
     with Store([hundred / "a", hundred / "b"], read_only=True) as store:
         assert report.records == sum(
-            sum(1 for _ in partition.read()) for partition in store.partitions.values()
+            sum(1 for _ in partition.read()) for partition in store.registry.partitions.values()
         )
     assert told[-1] == (report.size_bytes, report.size_bytes)
     assert sorted(told) == told

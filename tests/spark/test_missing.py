@@ -247,7 +247,7 @@ def test_a_partition_that_moves_is_not_skipped(tmp_path: Path) -> None:
         options = {"paths": json.dumps([str(logs[0])])}
         found = reader(logs[1], failOnDataLoss="false", **options)
         plan = found.partitions()
-        store.move("orders-0", logs[store.home("orders-0") == logs[0]])
+        store.move("orders-0", logs[store.registry.home("orders-0") == logs[0]])
         with pytest.raises(DataLoss, match="orders-0: the partition moved to"):
             offsets(found, plan)
         found = reader(logs[1], failOnDataLoss="false", **options)

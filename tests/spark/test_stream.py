@@ -283,7 +283,7 @@ def test_a_partition_that_moves_is_no_loss(spark: SparkSession, tmp_path: Path) 
         try:
             for _ in range(4):
                 query.processAllAvailable()
-                store.move("orders-0", logs[store.home("orders-0") == logs[0]])
+                store.move("orders-0", logs[store.registry.home("orders-0") == logs[0]])
                 fill(store, 10)
             query.processAllAvailable()
         finally:

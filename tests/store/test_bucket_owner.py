@@ -244,7 +244,7 @@ def test_log_directories_of_one_store_share_a_bucket(
     with Store([log_dir, other], clock=clock) as store:
         make(store, f"file://{bucket}", "orders-0")
         make(store, f"file://{bucket}", "sales-0")
-        places = {name: store.home(name) for name in store}
+        places = {name: store.registry.home(name) for name in store}
         assert set(places.values()) == {log_dir, other}
         assert store.tier("orders-0")
         assert store.tier("sales-0")
@@ -269,7 +269,7 @@ def test_a_log_directory_is_added_to_an_owner(
     other = tmp_path / "other"
     with Store([log_dir, other], clock=clock) as store:
         make(store, f"file://{bucket}", "sales-0")
-        assert store.home("sales-0") == other
+        assert store.registry.home("sales-0") == other
         assert store.tier("sales-0")
     with Store(other, clock=clock) as store:
         store.tiered.owner.claim()

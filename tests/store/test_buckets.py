@@ -132,7 +132,7 @@ def test_a_bucket_reads_as_the_log_that_was_copied(
             assert bytes(text.read(0, text.size)) == bytes(ours.text(view).read(0, text.size))
         assert theirs.newest(b"7") == ours.newest(b"7")
         assert theirs.epochs.entries == ours.epochs.entries
-        assert remote.topic_id("orders") is not None
+        assert remote.registry.topic_id("orders") is not None
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -486,7 +486,7 @@ def test_a_commit_over_two_directories_waits_for_both(tmp_path: Path, clock: Clo
     with Store(dirs, clock=clock, disk=Full()) as store:
         store.create("a-0")
         store.create("b-0")
-        assert store.home("a-0") != store.home("b-0")
+        assert store.registry.home("a-0") != store.registry.home("b-0")
         staged = staging(store, "q", 0, {"a-0": [b"1"], "b-0": [b"2"]})
         with pytest.raises(CommitPending):
             store.commit("q", 0, staged)
@@ -513,7 +513,7 @@ def test_a_commit_is_not_repeated_without_the_log_directory_that_knows_it(
     with Store(dirs, clock=clock) as store:
         for name in ("a-0", "b-0"):
             store.create(name)
-        home = {store.home(name): name for name in ("a-0", "b-0")}
+        home = {store.registry.home(name): name for name in ("a-0", "b-0")}
         store.commit("q", 1, staging(store, "q", 1, {"a-0": [b"1"], "b-0": [b"2"]}))
     knows = next(path for path in dirs if "q" in read_commits(Disk(), path).writers)
     other = next(path for path in dirs if path != knows)

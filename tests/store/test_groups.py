@@ -343,7 +343,7 @@ def test_following_equals_reading_from_the_beginning(steps: list[tuple[str, str,
                 assert offsets(store) == committed
             model.append((log.log_end_offset, committed, pending))
         assert offsets(store) == model[-1][1]
-        assert Groups(store, store.create).of("orders-0") == store.groups.of("orders-0")
+        assert Groups(store.registry, store.create).of("orders-0") == store.groups.of("orders-0")
 
 
 # Changes to the log while it is followed.
@@ -477,7 +477,7 @@ def test_the_setting_counts_if_partitions_of_a_broker_are_missing(log_dir: Path)
             store.create(f"{TOPIC}-{number}")
         store.groups.commit("g1", "orders-0", 5)
         assert store.groups.log_of("g1").partition == 42
-        assert store.topic_id(TOPIC) is not None
+        assert store.registry.topic_id(TOPIC) is not None
         ids = {
             (store[name].directory / "partition.metadata").read_text()
             for name in store
@@ -962,7 +962,7 @@ def test_a_store_that_is_opened_without_one_of_its_log_directories(tmp_path: Pat
             store.create(f"orders-{n}").append([b"value"])
         store.groups.commit("a", "orders-0", 1)
         log = store.groups.log_of("a")
-        away, name = store.home(log.name.directory), log.name.directory
+        away, name = store.registry.home(log.name.directory), log.name.directory
     here = two if away == one else one
     orders = next(path.name for path in here.glob("orders-*"))
     for read_only in (False, True):
@@ -990,7 +990,7 @@ def split_store(tmp_path: Path) -> tuple[Path, Path, str]:
         for n in range(4):
             store.create(f"orders-{n}").append([b"value"])
         store.groups.commit("a", "orders-0", 1)
-        holder = store.home(store.groups.log_of("a").name.directory)
+        holder = store.registry.home(store.groups.log_of("a").name.directory)
     other = two if holder == one else one
     return holder, other, next(path.name for path in other.glob("orders-*"))
 

@@ -96,15 +96,15 @@ def test_the_first_use_loads_one_partition(log_dir: Path, clock: Clock, *, clean
     disk = GatedDisk("none")
     with Store(log_dir, clock=clock, disk=disk, lazy=True) as store:
         assert list(store) == sorted(NAMES)
-        assert len(store) == len(store.unloaded) == 12
-        assert not store.partitions
+        assert len(store) == len(store.registry.unloaded) == 12
+        assert not store.registry.partitions
         assert all(name in store for name in NAMES)
         assert not [path for path in disk.opened if path.parent != log_dir]
         assert values(store, "t-3") == ["t-3 0", "t-3 1", "t-3 2"]
-        assert [*store.partitions] == ["t-3"]
+        assert [*store.registry.partitions] == ["t-3"]
         assert len(store) == 12
         store.load_all()
-        assert not store.unloaded
+        assert not store.registry.unloaded
         assert (store.recovered_bytes == 0) == clean
         for name in NAMES:
             assert values(store, name) == [f"{name} {number}" for number in range(3)]
@@ -121,7 +121,7 @@ def test_a_partition_is_loaded_once(log_dir: Path, clock: Clock) -> None:
         threads.start(lambda: found.append(store["t-0"]))
         assert disk.waiting.wait(60)
         threads.start(lambda: found.append(store["t-0"]))
-        (work,) = store.background
+        (work,) = store.registry.background
         assert (work.what, work.name) == ("recovering", "t-0")
         assert work.total_bytes > work.done_bytes
         disk.gate.set()
@@ -129,7 +129,7 @@ def test_a_partition_is_loaded_once(log_dir: Path, clock: Clock) -> None:
         assert not errors
         assert len(found) == 2
         assert found[0] is found[1] is store["t-0"]
-        assert not store.background
+        assert not store.registry.background
 
 
 def test_partitions_are_served_while_another_is_recovered(log_dir: Path, clock: Clock) -> None:
@@ -149,7 +149,7 @@ def test_partitions_are_served_while_another_is_recovered(log_dir: Path, clock: 
     for name in NAMES[1:]:
         assert len(values(store, name)) == 3
         store[name].append([b"more"])
-    assert [*store.unloaded] == ["t-0"]
+    assert [*store.registry.unloaded] == ["t-0"]
     disk.gate.set()
     threads.join()
     assert not errors
@@ -209,7 +209,7 @@ def test_closing_ends_a_pause_between_two_loads(
     store.load_all(gently=True)
     assert len(slept) == 3
     assert max(slept) < 1
-    assert len(store.unloaded) == len(NAMES) - 1
+    assert len(store.registry.unloaded) == len(NAMES) - 1
     store.close()
 
 
@@ -223,11 +223,11 @@ def test_closing_ends_a_recovery(log_dir: Path, clock: Clock) -> None:
     threads.start(store.load_all)
     assert disk.waiting.wait(60)
     threads.start(store.close)
-    wait_for(lambda: store._loader._is_stopped)
+    wait_for(lambda: store.registry.loader._is_stopped)
     disk.gate.set()
     threads.join()
     assert not errors
-    assert "t-0" in store.unloaded
+    assert "t-0" in store.registry.unloaded
     with pytest.raises(PartitionFailed, match="closed"):
         store["t-0"]
     assert not (log_dir / CLEAN_SHUTDOWN).exists()
@@ -293,7 +293,7 @@ def test_committed_offsets_are_found(log_dir: Path, clock: Clock) -> None:
         found = store.groups.committed("billing", "t-3")
         assert found is not None
         assert found.offset == 2
-        assert "t-3" in store.unloaded
+        assert "t-3" in store.registry.unloaded
 
 
 def test_a_decided_commit_is_done_at_the_opening(log_dir: Path, clock: Clock) -> None:
@@ -314,7 +314,7 @@ def test_a_decided_commit_is_done_at_the_opening(log_dir: Path, clock: Clock) ->
     abandon(store)
     with Store(log_dir, clock=clock, lazy=True) as store:
         assert not store.commits.pending()
-        assert sorted(store.partitions) == ["t-6", "t-7"]
+        assert sorted(store.registry.partitions) == ["t-6", "t-7"]
         assert values(store, "t-6")[-1] == "1"
         assert values(store, "t-7")[-1] == "2"
 
@@ -329,9 +329,9 @@ def test_a_failed_log_directory_takes_unloaded_partitions_offline(
         store.create("o-0").append([b"v"])
     with Store([log_dir, other], clock=clock, lazy=True) as store:
         store.log_dirs[0].disk.fail("broken")
-        store.check_log_dirs()
+        store.registry.check_log_dirs()
         assert {*store.offline} == {*NAMES}
-        assert [*store.unloaded] == ["o-0"]
+        assert [*store.registry.unloaded] == ["o-0"]
         with pytest.raises(LogDirFailed):
             store["t-0"]
         assert values(store, "o-0") == ["v"]
@@ -350,7 +350,7 @@ def test_no_checkpoint_loses_a_partition_that_is_being_loaded(log_dir: Path, clo
 
     with Store(log_dir, clock=clock, lazy=True) as store:
         assert store["t-8"]
-        store.homes = Homes(store.homes)
+        store.registry.homes = Homes(store.registry.homes)
         store.scheduler.checkpoint()
         assert points(log_dir) == dict.fromkeys(NAMES, 3)
 
@@ -365,7 +365,7 @@ def test_a_read_only_store_is_lazy_too(log_dir: Path, clock: Clock) -> None:
         writer.delete("t-3")
         store.refresh()
         assert {*store} == {*NAMES, "u-0"} - {"t-3"}
-        assert [*store.partitions] == ["t-1"]
+        assert [*store.registry.partitions] == ["t-1"]
         assert values(store, "u-0") == ["new"]
         assert values(store, "t-2")[-1] == "t-2 3"
         assert all(parse_directory(name) for name in store)
@@ -389,7 +389,7 @@ def test_a_read_only_store_learns_that_a_log_was_compacted(
         with Store(log_dirs, clock=clock) as store:
             store.compact("keys-0", roll=True)
             if is_moved:
-                home = store.homes["keys-0"].path
+                home = store.registry.homes["keys-0"].path
                 store.move("keys-0", next(path for path in log_dirs if path != home))
         reader.refresh()
         assert offsets(reader["keys-0"]) == [7, 8]
@@ -423,7 +423,7 @@ def test_a_partition_that_moves_while_a_read_only_store_loads_it(
             # In another process, and in another thread.
             with lock_order.elsewhere():
                 with Store(log_dirs, clock=clock) as store:
-                    home = store.homes["t-0"].path
+                    home = store.registry.homes["t-0"].path
                     store.move("t-0", next(path for path in log_dirs if path != home))
                 reader.refresh()
 

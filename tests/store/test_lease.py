@@ -62,7 +62,7 @@ def test_only_the_holder_writes_the_files_of_the_directory(closed: Path, clock: 
         with pytest.raises(StoreLocked):
             Store(closed, only="users-0")
         with Store(lease, clock=clock, only="users-0") as store:
-            home = cast("LeasedLogDir", store.homes["users-0"])
+            home = cast("LeasedLogDir", store.registry.homes["users-0"])
             assert list(store) == ["users-0"]
             store.compact("users-0")
             left = newest(store)

@@ -96,7 +96,7 @@ def test_a_storage_error_of_any_kind_takes_one_log_dir_offline(
     with Store(log_dirs, clock=clock, disk=disk) as store:
         fill(store)
         bad = log_dirs[0]
-        mine = {name for name in store if store.home(name) == bad}
+        mine = {name for name in store if store.registry.home(name) == bad}
         others = set(store) - mine
         assert len(mine) == len(others) == 2
         held = store[min(mine)]
@@ -145,14 +145,14 @@ def test_a_full_disk_is_no_failed_log_dir(number: int, log_dirs: list[Path], clo
     with Store(log_dirs, clock=clock, disk=disk) as store:
         fill(store)
         disk.break_down("write", log_dirs[0], number)
-        name = next(name for name in store if store.home(name) == log_dirs[0])
+        name = next(name for name in store if store.registry.home(name) == log_dirs[0])
         with pytest.raises(OSError, match=r".") as caught:
             store[name].append([b"x"])
         assert caught.value.errno == number
         disk.broken = None
         store[name].append([b"fits"])
         assert not store.offline
-        assert not store.failed
+        assert not store.registry.failed
 
 
 def test_settings_are_refused_while_a_copy_of_them_cannot_be_written(
@@ -179,12 +179,12 @@ def test_a_log_dir_that_cannot_be_opened_leaves_the_others(
     """
     with Store(log_dirs, clock=clock) as store:
         fill(store)
-        good = {name for name in store if store.home(name) == log_dirs[1]}
+        good = {name for name in store if store.registry.home(name) == log_dirs[1]}
     disk = BrokenDisk()
     disk.break_down("scan", log_dirs[0])
     with Store(log_dirs, clock=clock, disk=disk) as store:
         assert set(store) == good
-        assert str(log_dirs[0]) in str(store.failed[0])
+        assert str(log_dirs[0]) in str(store.registry.failed[0])
         with pytest.raises(LogDirFailed):
             store.create("a-0")
     disk.break_down("scan", log_dirs[0].parent)
@@ -199,7 +199,7 @@ def test_a_log_dir_that_is_replaced_is_not_written_to(log_dirs: list[Path], cloc
     """Another directory of the same name is not the one that was opened, and no file is written to it."""
     with Store(log_dirs, clock=clock) as store:
         fill(store)
-        mine = {name for name in store if store.home(name) == log_dirs[0]}
+        mine = {name for name in store if store.registry.home(name) == log_dirs[0]}
         away = log_dirs[0].with_name("away")
         log_dirs[0].rename(away)
         log_dirs[0].mkdir()
@@ -275,7 +275,7 @@ def test_a_directory_with_the_list_of_its_store_alone_opens(tmp_path: Path) -> N
     one, other = tmp_path / "one", tmp_path / "other"
     with Store([one, other]) as store:
         store.create("orders-0").append([b"kept"])
-        has_it = store.home("orders-0")
+        has_it = store.registry.home("orders-0")
     empty = other if has_it == one else one
     for path in empty.iterdir():
         if path.name != STORE_DIRS:

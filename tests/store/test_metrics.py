@@ -238,7 +238,7 @@ def test_retention_is_counted_by_reason(busy: Store, clock: Clock) -> None:
 
 def test_paused_and_offline_partitions(busy: Store, log_dir: Path) -> None:
     busy["orders-0"].is_paused = True
-    busy.is_paused = True
+    busy.registry.is_paused = True
     busy.upkeep()
     found = scrape(busy)
     assert found("logfs_partition_paused", topic="orders") == 1
@@ -261,7 +261,7 @@ def test_the_lag_of_groups(busy: Store) -> None:
 
 
 def test_the_totals_of_a_recovery(busy: Store, log_dir: Path, clock: Clock) -> None:
-    size = sum(partition.size_bytes for partition in busy.partitions.values())
+    size = sum(partition.size_bytes for partition in busy.registry.partitions.values())
     busy.close()
     with Store(log_dir, clock=clock, recover=True) as again:
         found = scrape(again)
@@ -271,7 +271,7 @@ def test_the_totals_of_a_recovery(busy: Store, log_dir: Path, clock: Clock) -> N
 
 
 def test_the_progress_of_background_operations(busy: Store) -> None:
-    with busy.doing("compacting", "keys-0", 200) as work:
+    with busy.registry.doing("compacting", "keys-0", 200) as work:
         work.done_bytes = 50
         found = scrape(busy)
     labels = {"what": "compacting", "name": "keys-0"}

@@ -83,7 +83,7 @@ def test_a_move_keeps_records_offsets_and_views(log_dirs: list[Path], clock: Clo
         key = partition.newest(b"key 3")
         store.move(NAME, log_dirs[1])
         assert store[NAME] is partition
-        assert partition.directory == store.home(NAME) / NAME == log_dirs[1] / NAME
+        assert partition.directory == store.registry.home(NAME) / NAME == log_dirs[1] / NAME
         assert content(partition) == before
         assert partition.log_start_offset == 13
         assert [s.base_offset for s in partition.segments] == [*bases, 60]
@@ -277,7 +277,7 @@ def test_an_error_during_a_move_leaves_the_partition_in_place(
         disk.act, disk.below = fail, str(log_dirs[1] / NAME)
         with pytest.raises(OSError, match="injected"):
             store.move(NAME, log_dirs[1])
-        assert store.home(NAME) == log_dirs[0]
+        assert store.registry.home(NAME) == log_dirs[0]
         partition.append([b"goes on"])
         partition.flush()
         assert content(partition)[:-1] == before
@@ -320,7 +320,7 @@ def test_the_next_opening_completes_a_move_whose_renames_failed(
     with Store(log_dirs, clock=clock) as store:
         assert content(store[NAME]) == before
         assert store[NAME].log_start_offset == 13
-        assert store.home(NAME) == log_dirs[1]
+        assert store.registry.home(NAME) == log_dirs[1]
     assert directories(log_dirs) == {"one/a-0-delete", "two/a-0"}
 
 
@@ -338,7 +338,7 @@ def test_a_deletion_during_a_move_aborts_it(log_dirs: list[Path], clock: Clock) 
         fill(store)
         store.mover.stop()
         with pytest.raises(MoveAborted):
-            store.move(NAME, log_dirs[0 if store.home(NAME) == log_dirs[1] else 1])
+            store.move(NAME, log_dirs[0 if store.registry.home(NAME) == log_dirs[1] else 1])
 
 
 def test_impossible_moves_are_refused(log_dirs: list[Path], clock: Clock) -> None:
@@ -544,7 +544,7 @@ def test_an_open_file_of_a_read_only_mount_ends_where_a_partition_left(
         with records.open("rb") as file:
             before = file.read()
             inode = records.stat().st_ino
-            left = store.homes[NAME].path
+            left = store.registry.homes[NAME].path
             store.move(NAME, next(path for path in log_dirs if path != left))
             partition.append([b"after"])
             wait_for(lambda: records.exists() and records.read_bytes() == before + b"after\n")

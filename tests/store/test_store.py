@@ -270,10 +270,10 @@ def test_a_new_partition_goes_to_the_log_dir_with_the_fewest(two: list[Path], cl
     with Store(two, clock=clock) as store:
         for n in range(5):
             store.create(f"t-{n}")
-        assert [store.home(f"t-{n}").name for n in range(5)] == ["a", "b", "a", "b", "a"]
+        assert [store.registry.home(f"t-{n}").name for n in range(5)] == ["a", "b", "a", "b", "a"]
         store.delete("t-0")
         store.delete("t-2")
-        assert store.home(store.create("t-9").name.directory).name == "a"
+        assert store.registry.home(store.create("t-9").name.directory).name == "a"
     with Store(two, clock=clock) as store:
         assert list(store) == ["t-1", "t-3", "t-4", "t-9"]
         assert set(points(two[1])) == {TopicPartition("t", 1), TopicPartition("t", 3)}
@@ -1082,7 +1082,7 @@ def test_a_log_directory_may_be_a_symlink(tmp_path: Path) -> None:
         link.unlink()
         link.symlink_to(tmp_path / "other")
         store.upkeep()
-        assert store.failed
+        assert store.registry.failed
         with pytest.raises(LogDirFailed):
             store["orders-0"].append([b"y"])
 
@@ -1100,5 +1100,5 @@ def test_a_partition_whose_creation_was_ended_by_a_kill_is_completed(
         (log_dir / "orders-1" / name).touch()
     with Store(log_dir, clock=clock) as store:
         store["orders-1"].append([b"value"])
-        assert read_topic_id(store.disk, log_dir / "orders-1") == store.topic_id("orders")
+        assert read_topic_id(store.disk, log_dir / "orders-1") == store.registry.topic_id("orders")
     assert [*check(log_dir)] == []

@@ -51,15 +51,15 @@ def spread(log_dir: Path, bucket: Path, tmp_path: Path, clock: Clock) -> Iterato
     with Store([log_dir, tmp_path / "other"], clock=clock) as store:
         fill(tiered(store, bucket))
         tier(store)
-        if store.home("orders-0") == store.home(described(store)):
-            store.move("orders-0", other_than(store, store.home("orders-0")))
+        if store.registry.home("orders-0") == store.registry.home(described(store)):
+            store.move("orders-0", other_than(store, store.registry.home("orders-0")))
         assert store["orders-0"].local_start_offset
         yield store
 
 
 def described(store: Store) -> str:
     """Return the name of the partition with the descriptions."""
-    return next(name for name in store.homes if name.startswith("__remote_log_metadata-"))
+    return next(name for name in store.registry.homes if name.startswith("__remote_log_metadata-"))
 
 
 def other_than(store: Store, path: Path) -> Path:
@@ -78,7 +78,7 @@ def test_descriptions_in_another_log_directory_are_found(
 
     It follows what is copied and dropped later.
     """
-    home = spread.home("orders-0")
+    home = spread.registry.home("orders-0")
     expected = values(spread["orders-0"])
     if not is_live:
         spread.close()
@@ -92,7 +92,9 @@ def test_descriptions_in_another_log_directory_are_found(
                 expected = values(spread["orders-0"])
                 reading["orders-0"].refresh()
                 assert values(reading["orders-0"]) == expected
-                spread.move(described(spread), other_than(spread, spread.home(described(spread))))
+                spread.move(
+                    described(spread), other_than(spread, spread.registry.home(described(spread)))
+                )
                 spread.move(described(spread), other_than(spread, home))
                 fill(spread["orders-0"])
                 tier(spread)
@@ -103,7 +105,7 @@ def test_descriptions_in_another_log_directory_are_found(
 
 def test_the_command_prints_all_of_a_log(spread: Store) -> None:
     """`logfs cat` of a partition whose descriptions are in another log directory."""
-    path = spread.home("orders-0") / "orders-0"
+    path = spread.registry.home("orders-0") / "orders-0"
     expected = b"".join(b"%s\n" % value for value in values(spread["orders-0"]) if value)
     assert ok("cat", path).encode() == expected
 
@@ -115,7 +117,7 @@ def test_descriptions_that_are_out_of_reach_are_an_error(
     """As in a copy of one log directory: what is not there is never passed over in silence."""
     spread["orders-0"].flush()
     twin = tmp_path / "twin"
-    shutil.copytree(spread.home("orders-0"), twin)
+    shutil.copytree(spread.registry.home("orders-0"), twin)
     (twin / FILE_NAME).unlink()
     with Store(twin, clock=clock) as holder:
         if not is_live:
@@ -134,7 +136,7 @@ def test_descriptions_that_are_out_of_reach_are_an_error(
 def test_descriptions_are_not_begun_twice(spread: Store, clock: Clock) -> None:
     """A store that is opened for writing without the log directory that has them copies nothing."""
     paths = [each.path for each in spread.log_dirs]
-    home, name = spread.home("orders-0"), described(spread)
+    home, name = spread.registry.home("orders-0"), described(spread)
     expected = values(spread["orders-0"])
     spread.close()
     with Store(home, clock=clock) as alone:

@@ -920,7 +920,7 @@ def test_a_tiered_partition_is_moved(
         fill(partition)
         tier(store)
         records = list(partition.read())
-        store.move("orders-0", other if store.home("orders-0") == log_dir else log_dir)
+        store.move("orders-0", other if store.registry.home("orders-0") == log_dir else log_dir)
         assert list(partition.read()) == records
         clock.now_ms += 1000
         store.upkeep()
@@ -1076,7 +1076,7 @@ def test_descriptions_are_appended_under_no_lock_of_a_partition(
         def call(log: Partition, *arguments: object) -> object:
             if log.topic == TOPIC:
                 done.append(name)
-                others = [each for each in store.partitions.values() if each is not log]
+                others = [each for each in store.registry.partitions.values() if each is not log]
                 looking = threading.Thread(target=lambda: held.extend(map(locks_held, others)))
                 looking.start()
                 looking.join()
@@ -1157,8 +1157,8 @@ def test_a_copy_that_ends_during_a_truncation_does_not_count(
 
 def metadata_log(store: Store) -> Partition:
     """Return the partition of `__remote_log_metadata` that is in use."""
-    (name,) = (name for name in store.homes if name.startswith("__remote_log_metadata-"))
-    partition = store.include(name)
+    (name,) = (name for name in store.registry.homes if name.startswith("__remote_log_metadata-"))
+    partition = store.registry.include(name)
     assert partition is not None
     return partition
 
@@ -1477,7 +1477,7 @@ def test_a_move_needs_room_for_the_local_segments(
         disk.free = orders.local_bytes
         assert disk.free < orders.size_bytes
         moved: list[int] = []
-        target = other if store.home("orders-0") == log_dir else log_dir
+        target = other if store.registry.home("orders-0") == log_dir else log_dir
         store.mover.move("orders-0", target, moved.append)
         assert sum(moved) == orders.local_bytes
 

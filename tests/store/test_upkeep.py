@@ -186,7 +186,7 @@ def test_a_pause_stops_everything_but_durability(store: Store, clock: Clock) -> 
     keys.roll(clock())
     store.create("gone-0")
     store.delete("gone-0")
-    store.is_paused = True
+    store.registry.is_paused = True
     keys.append([Record(b"3", b"k")])
     clock.now_ms += HOUR
     store.upkeep()
@@ -197,7 +197,7 @@ def test_a_pause_stops_everything_but_durability(store: Store, clock: Clock) -> 
     store.compactor.request("keys-0")
     store.upkeep()
     assert [record.value for record in keys.read()] == [b"2", b"3"], "what is asked for is done"
-    store.is_paused = False
+    store.registry.is_paused = False
     store.upkeep()
     assert len(orders.segments) == 1
     assert not list(store.log_dirs[0].path.glob("gone*"))

@@ -543,7 +543,7 @@ class Workload:
 
     def commit(self, writer: str, sequence: int, values: dict[str, tuple[bytes, ...]]) -> bool:
         """Stage values for partitions, one ms after the last record, and commit them; return whether it succeeded."""
-        if not set(values) <= set(self.store.partitions):
+        if not set(values) <= set(self.store.registry.partitions):
             return False
         self.now_ms += 1
         staged: list[StagedFile] = []
@@ -743,12 +743,12 @@ class Workload:
 
     def close(self) -> None:
         """Close the store; a partition with a clean-shutdown marker is then durable. `reopen` opens it again."""
-        partitions = self.store.partitions.values()
+        partitions = self.store.registry.partitions.values()
         self.failed = [partition for partition in partitions if partition.failure is not None]
         if not self.step(self.store.close):
             return
-        for name in self.store.partitions:
-            if (self.store.home(name) / CLEAN_SHUTDOWN).exists():
+        for name in self.store.registry.partitions:
+            if (self.store.registry.home(name) / CLEAN_SHUTDOWN).exists():
                 log = enumerate(self.logs[name])
                 self.durable[name] = {o: sent for o, sent in log if o not in self.gone[name]}
         self._note()

@@ -213,7 +213,7 @@ class Oracle:
         if value not in allowed:
             self._problem(f"LOST setting {name} of {topic}: it is {value}, and may be {allowed}")
         for words in self._done("make"):
-            if words[2] not in store.homes:
+            if words[2] not in store.registry.homes:
                 self._problem(f"LOST partition {words[2]}: mkdir had returned")
 
     def _lines(self, kind: str) -> list[str]:
@@ -478,7 +478,7 @@ class Oracle:
         store.settings.set_topic("sized", "retention.bytes", str(1 << 50))
         before = {
             name: ([segment.base_offset for segment in each.segments], each.log_start_offset)
-            for name, each in store.partitions.items()
+            for name, each in store.registry.partitions.items()
         }
         store.retain()
         for name, (bases, start) in before.items():
@@ -521,7 +521,7 @@ class Oracle:
                 end = store[writer.partition].log_end_offset
                 told = (offset for n, offset in writer.offsets.items() if n >= writer.durable)
                 self.counts["unsynced lost"] += sum(offset >= end for offset in told)
-        for name, partition in store.partitions.items():
+        for name, partition in store.registry.partitions.items():
             self.counts["segments"] += len(partition.segments)
             if name == "sized-0":
                 self.counts["dropped by size"] += partition.log_start_offset

@@ -93,14 +93,14 @@ class Run:
         self._use(self.work)
         self._reads()
         self.work.close()
-        for partition in self.work.store.partitions.values():
+        for partition in self.work.store.registry.partitions.values():
             if partition.failure is not None:
                 self._refuses(partition)
 
     def _reads(self) -> None:
         """Check that a partition that accepts records shows those that it took, also before any recovery."""
         self.disk.armed = False
-        for name, partition in self.work.store.partitions.items():
+        for name, partition in self.work.store.registry.partitions.items():
             if partition.failure is None:
                 found = [record.value for record in partition.read()]
                 assert found == [sent.value for sent in self.work.logs[name]], name

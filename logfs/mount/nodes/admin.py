@@ -97,7 +97,7 @@ class AdminHandle(Handle):
         return len(data)
 
     def grown(self) -> Sequence[Reader]:
-        partitions = self._file.context.store.partitions
+        partitions = self._file.context.store.registry.partitions
         return [partitions[name] for name in self._grows if name in partitions]
 
     def release(self) -> None:

@@ -74,7 +74,7 @@ class PartitionDirectory(PartitionAccess, DirectoryNode):
         """The partition, which is loaded first if necessary. Raises EIO if it cannot be loaded."""
         if isinstance(self._partition, UnloadedPartition):
             try:
-                self._partition = self.context.store.load(self._partition)
+                self._partition = self.context.store.registry.loader.load(self._partition)
             except (LogfsError, OSError) as error:
                 raise offline_error(error) from error
         return self._partition
@@ -83,12 +83,12 @@ class PartitionDirectory(PartitionAccess, DirectoryNode):
         """Whether the store still has this partition, and not another one of the same name."""
         known = self._partition
         if isinstance(known, UnloadedPartition):
-            if store.unloaded.get(self.name) is known:
+            if store.registry.unloaded.get(self.name) is known:
                 return True
-            return known.partition is not None and known.partition is store.partitions.get(
+            return known.partition is not None and known.partition is store.registry.partitions.get(
                 self.name
             )
-        return known is store.partitions.get(self.name)
+        return known is store.registry.partitions.get(self.name)
 
     def access(self) -> Access:
         return self.modes.get("")
@@ -157,7 +157,7 @@ class PartitionDirectory(PartitionAccess, DirectoryNode):
         """Return the state of the partition's upkeep in words, one line each."""
         store, name = self.context.store, self.name
         lines = ["paused" if self.partition.is_paused else "upkeep"]
-        lines += [str(work) for work in list(store.background) if work.name == name]
+        lines += [str(work) for work in list(store.registry.background) if work.name == name]
         if store.compactor.is_requested(name):
             lines.append("compaction is requested")
         if self.partition.config.is_compacted:

@@ -68,7 +68,7 @@ class RootDirectory(DirectoryNode):
 
     def find(self, name: str) -> Node | None:
         store = self.context.store
-        unloaded = store.unloaded.get(name)
+        unloaded = store.registry.unloaded.get(name)
         if unloaded is None and name in store.offline:
             return OfflineDirectory(self.context, name, self)
         return PartitionDirectory(self.context, name, self, unloaded or store[name])
@@ -170,7 +170,7 @@ class SelfDirectory(DirectoryNode):
         if store.read_only:
             raise NotWritable(f"{self.path}/ctl: the store is open read-only")
         if text in ("pause", "resume"):
-            store.is_paused = text == "pause"
+            store.registry.is_paused = text == "pause"
         elif text == "retain":
             store.retain()
         elif text == "compact":

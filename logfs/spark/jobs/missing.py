@@ -69,7 +69,7 @@ def still_in_log(paths: Paths, missing: Iterable[UnreadableSegment]) -> list[Unr
         return found
     with opened(paths, None) as store:
         for each in asked:
-            partition = store.partitions.get(each.segment.partition)
+            partition = store.registry.partitions.get(each.segment.partition)
             if partition is None:
                 homes = [log_dir.path.stat().st_ino for log_dir in store.log_dirs]
                 if (

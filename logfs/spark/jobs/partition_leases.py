@@ -112,7 +112,7 @@ class LeasedPartitions:
         chosen = None if topics is None else list(topics)
         wanted = of_topics(chosen)
         self.store = store
-        self.names = [name for name in sorted(store.homes) if wanted(name)]
+        self.names = [name for name in sorted(store.registry.homes) if wanted(name)]
         check_topics(chosen, self.names, store)
 
     def visit(
@@ -133,7 +133,7 @@ class LeasedPartitions:
         """
         works = []
         for name in wanted:
-            home = self.store.homes[name]
+            home = self.store.registry.homes[name]
             loan = _PlannedLease.of(Lease.of(home, names.parse_directory(name)))
             works.append(WorkItem(loan, sum(size for _, _, size in loan.files)))
         was_clean = {log_dir: log_dir.clean for log_dir in self.store.log_dirs}
@@ -142,7 +142,9 @@ class LeasedPartitions:
         visits = run(spark, title, works, _LeasedTask(do, recover), progress)
         for log_dir, clean in was_clean.items():
             here = [
-                returned for name, _, _, returned in visits if self.store.homes[name] is log_dir
+                returned
+                for name, _, _, returned in visits
+                if self.store.registry.homes[name] is log_dir
             ]
             log_dir.clean = clean and all(each is not None and each.clean for each in here)
         for name, _, _, returned in visits:
@@ -157,14 +159,16 @@ class LeasedPartitions:
         """
         for log_dir in self.store.log_dirs:
             here = [
-                names.parse_directory(name) for name in wanted if self.store.homes[name] is log_dir
+                names.parse_directory(name)
+                for name in wanted
+                if self.store.registry.homes[name] is log_dir
             ]
             known = log_dir.cleaner_offsets
             if not known.keys() >= set(here):
                 log_dir.write_cleaner_offsets({**dict.fromkeys(here, 0), **known})
 
     def _note(self, name: str, returned: Returned) -> None:
-        log_dir, partition = self.store.homes[name], names.parse_directory(name)
+        log_dir, partition = self.store.registry.homes[name], names.parse_directory(name)
         for known, value in (
             (log_dir.recovery_points, returned.recovery_point),
             (log_dir.log_starts, returned.log_start),
@@ -213,7 +217,7 @@ class _LeasedTask(Generic[_Result]):
         try:
             loan.check_here(is_first=context is None or context.attemptNumber() == 0)
             with Store(lease, only=name, recover=self.recover) as store:
-                home = cast("LeasedLogDir", store.homes[name])
+                home = cast("LeasedLogDir", store.registry.homes[name])
                 result = self.do(store, name)
         except LogfsError as error:
             return name, None, str(error), None

@@ -171,7 +171,7 @@ def _of_missing(missing: UnreadableSegment, *, is_error: bool) -> Finding:
 def audit_subjects(store: Store, partition: Log) -> list[AuditSubject]:
     """Return an `AuditSubject` for each segment of a partition, by base offset. Raises `Gone`, `OSError`."""
     epochs, start = tuple(partition.epochs.entries), partition.log_start_offset
-    live = store.homes[partition.name.directory].live
+    live = store.registry.homes[partition.name.directory].live
     return [
         AuditSubject(plan, epochs, trusts_indexes(store, partition, segment), live, start)
         for segment, plan in describe_segment(partition)

@@ -81,7 +81,7 @@ def create(log_dirs: LogDirs, partitions: Sequence[str], *, seconds: float = 60.
 def _create_directly(paths: Sequence[Path], partitions: Sequence[str]) -> None:
     with Store(paths, only=frozenset(partitions).__contains__, create=False) as store:
         for name in partitions:
-            if name not in store.homes:
+            if name not in store.registry.homes:
                 store.create(name)
 
 

@@ -80,7 +80,7 @@ class Create(PartitionRequest):
 
     def run(self, store: Store, report: Report) -> Answer:
         topic = names.parse_directory(self.partition).topic
-        if self.partition in store.homes or self.partition in store.offline:
+        if self.partition in store.registry.homes or self.partition in store.offline:
             # Check this before any setting changes: the settings apply to the whole topic.
             raise PartitionExists(f"{self.partition}: the partition exists")
         store.settings.change_topic(topic, self.settings)
@@ -119,7 +119,7 @@ class Delete(PartitionRequest):
 
     def run(self, store: Store, report: Report) -> Answer:
         directories = []
-        for name in names.partitions_named(self.partition, store.homes):
+        for name in names.partitions_named(self.partition, store.registry.homes):
             directories.append(str(store[name].directory))
             store.delete(name)
         return {"directories": directories}
@@ -182,7 +182,7 @@ class Retain(Request):
         chosen = _partitions_in(store, self.log_dirs)
         plans = retention_plans(store, chosen)
         store.retain(chosen)
-        return {"partitions": plans, "failed": bool(store.failed)}
+        return {"partitions": plans, "failed": bool(store.registry.failed)}
 
 
 @dataclass(frozen=True)
@@ -227,7 +227,7 @@ class Tier(Request):
             "dropped": store.retain(chosen),
             "deleted": manager.deleted_segments - deleted_before,
             "offline": {name: str(why) for name, why in sorted(store.offline.copy().items())},
-            "failed": bool(store.failed),
+            "failed": bool(store.registry.failed),
         }
 
 
@@ -287,7 +287,7 @@ class CommitOffset(Request):
     def run(self, store: Store, report: Report) -> Answer:
         offsets = {
             name: resolve_offset(store[name], self.offset)
-            for name in names.partitions_named(self.partition, store.homes)
+            for name in names.partitions_named(self.partition, store.registry.homes)
         }
         store.groups.commit_all(self.group, offsets)
         return {"offsets": offsets}
@@ -311,7 +311,7 @@ class CommitOffsets(Request):
         found = {
             name: resolve_offset(store[name], text)
             for name, text in self.offsets.items()
-            if name in store.homes
+            if name in store.registry.homes
         }
         if found:
             store.groups.commit_all(self.group, found)
@@ -330,7 +330,7 @@ class ForgetOffset(Request):
     partition: str
 
     def run(self, store: Store, report: Report) -> Answer:
-        found = names.partitions_named(self.partition, store.homes)
+        found = names.partitions_named(self.partition, store.registry.homes)
         return {"partitions": [name for name in found if store.groups.forget(self.group, name)]}
 
 
@@ -443,7 +443,7 @@ def _adding(report: Report, total: int) -> Callable[[int], None]:
 
 def check_topic(store: Store, topic: str) -> None:
     """Raise `UnknownPartition` for a topic that has neither partitions nor its own settings."""
-    there = {names.parse_directory(name).topic for name in list(store.homes)}
+    there = {names.parse_directory(name).topic for name in list(store.registry.homes)}
     if topic not in there and not store.settings.topic_overrides(topic):
         where = ", ".join(str(log_dir.path) for log_dir in store.log_dirs)
         raise UnknownPartition(
@@ -454,7 +454,7 @@ def check_topic(store: Store, topic: str) -> None:
 def _partitions_in(store: Store, log_dirs: Sequence[str]) -> list[str]:
     """Return the partitions in some of a store's log directories. A mount may have more than its caller names."""
     wanted = set(map(os.path.realpath, log_dirs))
-    return [name for name in store if os.path.realpath(store.home(name)) in wanted]
+    return [name for name in store if os.path.realpath(store.registry.home(name)) in wanted]
 
 
 def tiered_partitions(store: Store, chosen: Iterable[str]) -> list[str]:

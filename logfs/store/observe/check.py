@@ -106,7 +106,7 @@ def _check_until_sure(
 
 def _files_of(store: Store, name: str) -> set[tuple[Path, Status]]:
     """Return the files that an audit of a partition reads, each with its status; none in a bucket."""
-    home = store.homes.get(name)
+    home = store.registry.homes.get(name)
     if home is None or home.disk.is_remote:
         return set()
     directory = home.path / name
@@ -133,7 +133,7 @@ def _check_by_name(store: Store, name: str, report: Progress) -> list[Finding]:
         # It was deleted meanwhile.
         return []
     except (LogfsError, OSError) as why:
-        return [error(store.home(name) / name, f"cannot be loaded: {why}")]
+        return [error(store.registry.home(name) / name, f"cannot be loaded: {why}")]
     findings = _check_partition(store, partition, report)
     # The last segments would stay open, and a store may have more partitions than a process descriptors.
     for segment in partition.segments:
@@ -178,12 +178,12 @@ def check_log_dirs(store: Store) -> Iterator[Finding]:
         yield from _check_files(store.disk, log_dir.path)
         yield from _check_commits(store, log_dir)
     for name, reason in sorted(store.offline.copy().items()):
-        yield error(store.home(name) / name, f"cannot be loaded: {reason}")
+        yield error(store.registry.home(name) / name, f"cannot be loaded: {reason}")
 
 
 def _check_owner(store: Store) -> Iterator[Finding]:
     """Report that the bucket of tiered partitions belongs to another store."""
-    if any(partition.is_tiered for partition in store.partitions.copy().values()):
+    if any(partition.is_tiered for partition in store.registry.partitions.copy().values()):
         # Errors of the bucket are those of its segments, too.
         with suppress(LogfsError, OSError):
             refusal = store.tiered.owner.look()
@@ -215,7 +215,7 @@ def check_small_files(store: Store, partition: Log) -> Iterator[Finding]:
             LeaderEpochs(partition.disk, directory)
         except Corrupt as why:
             yield error(directory / names.LEADER_EPOCHS, str(why).removeprefix(f"{directory}/"))
-    log_dir = store.homes[partition.name.directory]
+    log_dir = store.registry.homes[partition.name.directory]
     point = log_dir.recovery_points.get(partition.name, 0)
     if point > partition.log_end_offset:
         yield error(
@@ -263,7 +263,7 @@ def _check_log(
             segment,
             partition.epochs.entries,
             trusts_indexes=trusts_indexes(store, partition, segment),
-            live=store.homes[partition.name.directory].live and not segment.is_remote,
+            live=store.registry.homes[partition.name.directory].live and not segment.is_remote,
             log_start_offset=partition.log_start_offset,
             report=lambda size: report(partition.name.directory, size),
         ):
@@ -287,7 +287,7 @@ def trusts_indexes(store: Store, partition: Log, segment: Segment) -> bool:
 
     False if a writer may not have completed the indexes yet, or a crash may have left them incomplete.
     """
-    log_dir = store.homes[partition.name.directory]
+    log_dir = store.registry.homes[partition.name.directory]
     if segment.is_remote:
         # What is copied into a bucket is complete; but the indexes of a copy go on where the next copy counts.
         return not segment.is_cut
@@ -335,10 +335,10 @@ def _check_commits(store: Store, log_dir: LogDir) -> Iterator[Finding]:
         "for writing finishes it ('logfs recover')",
     )
     for part in pending.parts:
-        if part.done or part.partition not in store.homes:
+        if part.done or part.partition not in store.registry.homes:
             continue
         for file in part.files:
-            staged = store.home(part.partition) / part.partition / file.name
+            staged = store.registry.home(part.partition) / part.partition / file.name
             if not log_dir.disk.exists(staged):
                 yield error(staged, "missing; a decided commit needs it")
 

@@ -103,7 +103,9 @@ def metrics(store: Store, more: Iterable[Family] = ()) -> bytes:
     plans = _plans(store)
     return render(
         [
-            *_logs([partition for _, partition in sorted(store.partitions.copy().items())]),
+            *_logs(
+                [partition for _, partition in sorted(store.registry.partitions.copy().items())]
+            ),
             _flushes(store),
             *_dirty(store, plans),
             *_cleaner(store, plans),
@@ -195,7 +197,7 @@ def _flushes(store: Store) -> Family:
 def _plans(store: Store) -> dict[str, CompactionPlan]:
     """Return how dirty each compacted log is; logs that cannot be read are left out."""
     plans = {}
-    for name, partition in sorted(store.partitions.copy().items()):
+    for name, partition in sorted(store.registry.partitions.copy().items()):
         try:
             if partition.config.is_compacted:
                 plans[name] = store.compactor.plan(name)
@@ -206,9 +208,9 @@ def _plans(store: Store) -> dict[str, CompactionPlan]:
 
 def _dirty(store: Store, plans: Mapping[str, CompactionPlan]) -> Iterator[Family]:
     rows = [
-        (_of(store.partitions[name]), plan)
+        (_of(store.registry.partitions[name]), plan)
         for name, plan in plans.items()
-        if name in store.partitions
+        if name in store.registry.partitions
     ]
     yield Family(
         "logfs_cleaner_dirty_ratio",
@@ -301,7 +303,7 @@ def _retention(store: Store) -> Iterator[Family]:
 def _tiering(store: Store) -> Iterator[Family]:
     prefix = "kafka_server_brokertopicmetrics_remote"
     logs = []
-    for _, partition in sorted(store.partitions.copy().items()):
+    for _, partition in sorted(store.registry.partitions.copy().items()):
         try:
             log = store.tiered.of(partition)
         except (LogfsError, OSError):
@@ -347,7 +349,7 @@ def _tiering(store: Store) -> Iterator[Family]:
 
 def _directories(store: Store) -> Iterator[Family]:
     directories = [str(log_dir.path) for log_dir in store.log_dirs]
-    uncleanable = [p for p in list(store.partitions.values()) if p.uncleanable is not None]
+    uncleanable = [p for p in list(store.registry.partitions.values()) if p.uncleanable is not None]
 
     def each(name: str, text: str, values: Mapping[str, float]) -> Family:
         samples = [Sample(value, {"logdirectory": path}) for path, value in values.items()]
@@ -387,7 +389,7 @@ def _directories(store: Store) -> Iterator[Family]:
         "kafka_log_logmanager_offlinelogdirectorycount",
         GAUGE,
         "Log directories that have failed.",
-        len(store.failed),
+        len(store.registry.failed),
     )
     yield _single(
         "kafka_server_replicamanager_offlinereplicacount",
@@ -402,7 +404,7 @@ def _directories(store: Store) -> Iterator[Family]:
         len(store),
     )
     text = "Partitions that are neither loaded nor offline yet; they have no other metrics."
-    yield _single("logfs_partitions_unloaded", GAUGE, text, len(store.unloaded))
+    yield _single("logfs_partitions_unloaded", GAUGE, text, len(store.registry.unloaded))
 
 
 def _upkeep(store: Store) -> Iterator[Family]:
@@ -411,7 +413,7 @@ def _upkeep(store: Store) -> Iterator[Family]:
         "logfs_uptime_seconds",
         GAUGE,
         "Seconds since the store was opened.",
-        (store.clock() - store.opened_ms) / 1000,
+        (store.clock() - store.registry.opened_ms) / 1000,
     )
     text = "Seconds that the opening of the store took; a mount recovers partitions after it."
     yield _single("logfs_loading_seconds", GAUGE, text, round(store.loading_seconds, 6))
@@ -430,8 +432,10 @@ def _upkeep(store: Store) -> Iterator[Family]:
     text = "Upkeep tasks that wait for a retry after an error."
     yield _single("logfs_upkeep_waiting", GAUGE, text, len(list(scheduler.backoff)))
     text = "1 if upkeep as a whole is paused."
-    yield _single("logfs_upkeep_paused", GAUGE, text, int(store.is_paused))
-    works = [(work, {"what": work.what, "name": work.name}) for work in list(store.background)]
+    yield _single("logfs_upkeep_paused", GAUGE, text, int(store.registry.is_paused))
+    works = [
+        (work, {"what": work.what, "name": work.name}) for work in list(store.registry.background)
+    ]
     text = "Bytes that a background task has processed."
     done = [Sample(work.done_bytes, labels) for work, labels in works]
     yield Family("logfs_background_done_bytes", GAUGE, text, done)
@@ -444,7 +448,7 @@ def _groups(store: Store) -> Iterator[Family]:
     samples = []
     try:
         for group, name, commit in store.groups:
-            partition = store.partitions.get(name.directory)
+            partition = store.registry.partitions.get(name.directory)
             if partition is not None:
                 labels = {"group": group, **_of(partition)}
                 samples.append(Sample(max(partition.log_end_offset - commit.offset, 0), labels))

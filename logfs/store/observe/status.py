@@ -70,8 +70,8 @@ def _tiering(partition: Log) -> dict[str, Any]:
 def _partition_upkeep(store: Store, partition: Log) -> dict[str, Any]:
     """Return what upkeep did to a partition last, what it does now, and when it is due next (ms since the epoch)."""
     name = partition.name.directory
-    works = [asdict(work) for work in list(store.background) if work.name == name]
-    due = {} if partition.is_paused or store.is_paused else _next_due(store)
+    works = [asdict(work) for work in list(store.registry.background) if work.name == name]
+    due = {} if partition.is_paused or store.registry.is_paused else _next_due(store)
     cleaned, retained = store.compactor.last.get(name), store.retainer.last.get(name)
     return {
         "background": works,
@@ -127,7 +127,7 @@ def upkeep_status(store: Store) -> dict[str, Any]:
     """Return what upkeep did last, and what is due next; times are in ms since the epoch."""
     scheduler = store.scheduler
     return {
-        "paused": store.is_paused,
+        "paused": store.registry.is_paused,
         "last_run_ms": scheduler.last_run_ms,
         "last_run_seconds": round(scheduler.last_run_seconds, 6),
         "next_due_ms": _next_due(store),
@@ -144,10 +144,12 @@ def upkeep_status(store: Store) -> dict[str, Any]:
 def upkeep_text(store: Store) -> str:
     """Return the state of upkeep in words, one item a line."""
     scheduler = store.scheduler
-    lines = ["paused" if store.is_paused else "upkeep"]
-    lines += [str(work) for work in (*store.background, *key_index_progress(store))]
+    lines = ["paused" if store.registry.is_paused else "upkeep"]
+    lines += [
+        str(work) for work in (*store.registry.background, *key_index_progress(store.registry))
+    ]
     for task, due_ms in scheduler.next_due().items():
-        if store.is_paused and task in PAUSABLE:
+        if store.registry.is_paused and task in PAUSABLE:
             lines.append(f"{task.value}: paused")
         else:
             seconds = max(due_ms - store.clock(), 0) / 1000
@@ -173,11 +175,14 @@ def store_status(store: Store) -> dict[str, Any]:
         },
         "read_only": store.read_only,
         "now_ms": store.clock(),
-        "uptime_ms": store.clock() - store.opened_ms,
+        "uptime_ms": store.clock() - store.registry.opened_ms,
         "partitions": len(store),
-        "unloaded": len(store.unloaded),
+        "unloaded": len(store.registry.unloaded),
         "recovered_bytes": store.recovered_bytes,
         "offline": {name: str(reason) for name, reason in sorted(store.offline.copy().items())},
         "upkeep": upkeep_status(store),
-        "background": [asdict(work) for work in (*store.background, *key_index_progress(store))],
+        "background": [
+            asdict(work)
+            for work in (*store.registry.background, *key_index_progress(store.registry))
+        ],
     }

@@ -52,15 +52,12 @@ class RemoteLogMetadata:
         self,
         registry: PartitionRegistry,
         create: Callable[[str], Partition],
-        follow: Callable[[str], Log | None],
     ) -> None:
         """Make the metadata of a store; nothing is read before the first call.
 
-        `create` is called with the name of a missing partition of the topic, creates it and returns it. `follow` is
-        `PartitionLoader.follow`, by which a read-only store reads the topic.
+        `create` is called with the name of a missing partition of the topic, creates it and returns it.
         """
         self._registry = registry
-        self._follow = follow
         self._topic = InternalTopic(
             registry,
             create,
@@ -175,7 +172,7 @@ class RemoteLogMetadata:
             with self._registry.disk.hold(self._lock):
                 return self._replay(log)
         with self._registry.disk.hold(self._lock):
-            log = self._follow(name)
+            log = self._registry.loader.follow(name)
             return None if log is None else self._replay(log)
 
     def _replay(self, log: Log) -> _Replay:

@@ -145,14 +145,13 @@ class TieredLogs:
         self,
         registry: PartitionRegistry,
         create: Callable[[str], Partition],
-        follow: Callable[[str], Log | None],
     ) -> None:
         """Make the tiered partitions of a store; nothing is read or requested yet.
 
-        `create` creates a partition of `__remote_log_metadata`, and `follow` is `PartitionLoader.follow`.
+        `create` creates a partition of `__remote_log_metadata`.
         """
         self._registry = registry
-        self.metadata = RemoteLogMetadata(registry, create, follow)
+        self.metadata = RemoteLogMetadata(registry, create)
         self.owner = BucketOwner(registry, self.disk)
         self._lock = make_lock(Level.TIERED)
         self._disk: TieredDisk | None = None
