@@ -41,17 +41,18 @@ _terminal: pytest.TerminalReporter | None = None
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Group the tests that need Java, so that one worker runs all of them: one broker, one Spark session.
+    """Group the tests that need Java by module, so that one worker runs a module: its tests share brokers.
 
-    This hook runs before xdist reads the marks.
+    A worker keeps its Spark session and Kafka's clients for all of its modules. This hook runs before xdist reads the
+    marks.
     """
     for item in items:
         if {"kafka", "spark"} & set(item.path.parts):
-            item.add_marker(pytest.mark.xdist_group("java"))
+            item.add_marker(pytest.mark.xdist_group(f"{item.path.parent.name} {item.path.stem}"))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Fail at once if the marks have no effect, as with pytest 9.2: two brokers would run at the same time."""
+    """Fail at once if the marks have no effect, as with pytest 9.2: each worker would start brokers for a module."""
     # The garbage collector then leaves alone what stays to the end: the modules, and some ten thousand tests.
     gc.collect()
     gc.freeze()

@@ -93,16 +93,17 @@ def _print_table(store: Store, topics: set[str] | None) -> None:
     local = ["LOCAL"] if shows_local else []
     rows = [["PARTITION", "START", "END", "SIZE", *local, "SEGMENTS", "LAST RECORD", "LOG DIR"]]
     for name in chosen:
-        partition = store[name]
+        # One moment of the log: its numbers agree with each other.
+        state = store[name].state
         rows.append(
             [
                 name,
-                str(partition.log_start_offset),
-                str(partition.log_end_offset),
-                str(partition.size_bytes),
-                *([str(partition.local_bytes)] if shows_local else []),
-                str(len(partition.segments)),
-                format_time(partition.last_timestamp),
+                str(state.log_start_offset),
+                str(state.log_end_offset),
+                str(state.size_bytes),
+                *([str(state.local_bytes)] if shows_local else []),
+                str(len(state.segments)),
+                format_time(state.last_timestamp),
                 str(store.registry.home(name)),
             ]
         )

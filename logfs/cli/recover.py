@@ -27,14 +27,13 @@ def run(arguments: argparse.Namespace) -> int:
     with Store(log_dirs, recover=True, progress=recovery_progress(), create=False) as store:
         for name in store:
             partition = store[name]
-            damaged = [damage for segment in partition.segments for damage in segment.damaged]
             print(f"{name}: {partition.log_start_offset}..{partition.log_end_offset}")
             for note in partition.torn:
                 print(f"  {note}")
             for segment in partition.segments:
                 for damage in segment.damaged:
                     print(f"  {damage.error(segment.path)}")
-            code |= bool(damaged)
+                    code = 1
         for name, reason in sorted(store.offline.items()):
             print(f"{name}: offline: {reason}")
             code = 1

@@ -24,4 +24,4 @@ def run(arguments: argparse.Namespace) -> int:
         partition.forget_keys()
         name = partition.name.directory
         print(f"{name}: {len(partition.segments)} segments, {partition.log_end_offset} offsets")
-        return 1 if any(segment.damaged for segment in partition.segments) else 0
+        return 1 if partition.state.damaged else 0

@@ -6,6 +6,10 @@ right where replicas hold the data, and loses data on a single node. Here only a
 recovery point, which do not begin with a whole batch. A torn tail is kept in a `.torn` file, unless it is all zeros.
 Damage anywhere else stays where it is: reading its offsets raises `Corrupt`, and everything after it stays readable.
 
+For example, the offsets 0 to 19 are in the bytes 0 to 799 of the last segment, and 200 bytes of an unfinished batch
+follow. With a recovery point of 20 they are a torn tail, and the next append gets offset 20. With a recovery point of
+30 they are damage at the offsets 20 to 29, which were durable, and the log goes on at 30 in a new segment.
+
 `load` returns what a `Partition` is made from. For a read-only store it takes the same steps in memory, and changes
 no file.
 """
@@ -65,30 +69,28 @@ class FilePosition(NamedTuple):
 class LoadStart(NamedTuple):
     """What is known of a partition before it is loaded.
 
-    - `clean`: the partition was closed properly, so its log needs no recovery.
-    - `closed`: the partition was closed properly, and is recovered all the same; it has no torn tail.
+    - `closed`: the partition was closed properly: all that its files had then is durable, and it has no torn tail.
     - `recovery_point`, `log_start_offset`: the offsets in the checkpoint files, 0 if these have none.
     - `compacted`: compaction may have removed records, so a missing offset is not damage.
-    - `rebuild`: read all of the log and rebuild every index, even if it was closed properly; needs `clean` False.
+    - `rebuild`: read all of the log and rebuild every index, even if it was closed properly.
     - `producer_expiration_ms`: how long an idle producer is remembered.
     - `end`: where the log ends for a read-only store, which ignores all later bytes; None if it reads the whole log.
     - `is_tiered`: the log may begin below its first local segment, in an object store.
     """
 
-    clean: bool
+    closed: bool
     recovery_point: int = 0
     log_start_offset: int = 0
     compacted: bool = False
     rebuild: bool = False
     producer_expiration_ms: int = 86_400_000
     end: FilePosition | None = None
-    closed: bool = False
     is_tiered: bool = False
 
     @property
-    def was_closed(self) -> bool:
-        """Whether all that the files had when they were written last is durable."""
-        return self.clean or self.closed
+    def is_clean(self) -> bool:
+        """Whether the log needs no recovery."""
+        return self.closed and not self.rebuild
 
 
 @dataclass(slots=True)
@@ -185,7 +187,7 @@ class _LogLoader:
         # The records below this offset were deleted.
         deleted = self.start.log_start_offset
         if segments and log_end_offset < deleted:
-            if self.start.clean:
+            if self.start.is_clean:
                 what = "%s: log start offset %d of the checkpoint is beyond the log end %d: ignored"
                 logger.error(what, self.directory, deleted, log_end_offset)
                 deleted = 0
@@ -211,7 +213,7 @@ class _LogLoader:
         segments[-1].created_ms = self.now_ms
         self.epochs.truncate_from_end(log_end_offset)
         self.epochs.truncate_from_start(deleted)
-        clean = self.start.clean and not self.torn
+        clean = self.start.is_clean and not self.torn
         point = log_end_offset if clean else min(self.start.recovery_point, log_end_offset)
         return Loaded(
             segments,
@@ -291,7 +293,7 @@ class _LogLoader:
             return None
         self.snapshots.drop_aside()
         self.snapshots.drop_strays({segment.base_offset for segment in segments})
-        if not self.start.clean or self.snapshots.offsets:
+        if not self.start.is_clean or self.snapshots.offsets:
             return self.snapshots.restore(segments, log_start_offset, log_end_offset, self.now_ms)
         # A clean close leaves a snapshot if the log ever had a producer, so this log had none.
         no_producers = Producers()
@@ -440,11 +442,11 @@ class _LogLoader:
             return [], 0
         # After a crash, segments before the recovery point are not checked. A segment that ends exactly there is
         # checked: it was durable, but its indexes may not have been closed.
-        if not self.start.was_closed:
+        if not self.start.closed:
             self._drop_empty_end(segments)
         snapshots = list(self.snapshots.offsets)
         durable = len([s for s in segments[1:] if s.base_offset < self.start.recovery_point])
-        first = len(segments) if self.start.clean else 0 if self.start.rebuild else durable
+        first = len(segments) if self.start.is_clean else 0 if self.start.rebuild else durable
         if first < len(segments):
             self.snapshots.set_aside(segments[first].base_offset)
         for number, segment in enumerate(segments[:-1]):
@@ -452,7 +454,7 @@ class _LogLoader:
                 self._rebuild(segments, segment, sync=number < durable)
         last = segments[-1]
         if first < len(segments) or not self._resume(last):
-            if self.start.was_closed:
+            if self.start.closed:
                 self.closed_at = self._where_closed(last, snapshots)
             self._rebuild(segments, last, sync=False)
         if not self.last_timestamp >= 0 and len(segments) > 1:
@@ -590,7 +592,7 @@ class _LogLoader:
         it lies at or after the recovery point. In another segment no offset is missing before the next segment, as
         in the preallocated space of a file when a crash interrupted a roll.
         """
-        if self.start.was_closed or damage.end != size or damage.start == damage.end:
+        if self.start.closed or damage.end != size or damage.start == damage.end:
             return False
         # Neither an unfinished append nor preallocated space begins with a whole batch.
         if _is_whole(segment, damage.start):

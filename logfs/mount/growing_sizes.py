@@ -6,9 +6,10 @@ other threads share the descriptor, a worker thread pushes the size to the kerne
 docstring tells why.
 
 A cached read that reaches the end of a file fills the rest of the last page with zeros. The kernel reads the file's
-size after it has the page, so if the size grows in between, readers see those zeros as data. The kernel also grows
-the size before it drops the page. While several open files share a kernel inode, no order of the daemon's answers
-can prevent this. Therefore:
+size after it has the page, and grows the size before it drops the page. For example, a reader has the page of a file
+of 4,000 bytes, with 96 zeros at its end; a line of 50 bytes is appended, and the kernel is told 4,050: the reader
+sees 50 zeros as data. While several open files share a kernel inode, no order of the daemon's answers can prevent
+this. Therefore:
 
 - A kernel inode belongs to one open file. A lookup returns a new inode, unless the last inode of the name is not open
   and its size is still the size that the kernel was told; then the pages of the last reader serve the next one. An

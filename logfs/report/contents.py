@@ -14,6 +14,7 @@ from logfs.log.scan.segment_stats import (
     width_for,
 )
 from logfs.store.observe.check import check
+from logfs.store.observe.status import first_timestamp
 from logfs.store.store import Store
 
 if TYPE_CHECKING:
@@ -176,7 +177,9 @@ def _usual_times(partitions: Sequence[Log]) -> tuple[int, int]:
 def _partition(store: Store, partition: Log, counts: SegmentStats | None) -> PartitionReport:
     config = partition.config
     plan = store.retention_plan(partition.name.directory)
-    kept = partition.segments[len(plan.expired) :]
+    # One moment of the log: its numbers agree with each other.
+    state = partition.state
+    kept = state.segments[len(plan.expired) :]
     due_ms = None
     if config.is_deleted and config.retention_ms >= 0 and kept:
         with suppress(LogfsError, OSError):
@@ -185,13 +188,13 @@ def _partition(store: Store, partition: Log, counts: SegmentStats | None) -> Par
     return PartitionReport(
         partition.name.directory,
         partition.topic,
-        partition.size_bytes,
-        partition.local_bytes,
-        len(partition.segments),
-        partition.log_start_offset,
-        partition.log_end_offset,
-        _first_ms(partition),
-        partition.last_timestamp,
+        state.size_bytes,
+        state.local_bytes,
+        len(state.segments),
+        state.log_start_offset,
+        state.log_end_offset,
+        first_timestamp(partition),
+        state.last_timestamp,
         ",".join(sorted(config.cleanup_policy)),
         config.retention_ms if config.is_deleted else -1,
         due_ms,
@@ -199,17 +202,6 @@ def _partition(store: Store, partition: Log, counts: SegmentStats | None) -> Par
         sum(each.segment.size_bytes for each in plan.expired),
         counts,
     )
-
-
-def _first_ms(partition: Log) -> int:
-    """Return the timestamp of the first batch; -1 if there is none, or it is only in an object store."""
-    first = partition.segments[0]
-    if first.is_tiered:
-        return -1
-    with suppress(LogfsError, OSError):
-        header = first.header(0)
-        return -1 if header is None else header.base_timestamp
-    return -1
 
 
 def _lag(store: Store, name: str, offset: int) -> int | None:

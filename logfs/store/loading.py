@@ -411,20 +411,18 @@ class PartitionLoader:
         keeps = log_dir.is_brokers or self._registry.read_only or config.logfs_mirror_source
         if not closed and not keeps:
             self._complete(log_dir, name, path)
-        clean = closed and not self._recover
         start = recovery.LoadStart(
-            clean,
+            closed,
             log_dir.recovery_points.get(name, 0),
             log_dir.log_starts.get(name, 0),
             log_dir.may_have_gaps(name),
             self._recover,
             self._registry.settings.broker_config.producer_id_expiration_ms,
             end,
-            closed,
             config.remote_storage_enable,
         )
         total = 0
-        if not clean and not log_dir.live:
+        if not start.is_clean and not log_dir.live:
             total = log_bytes(log_dir.disk, path)
 
         def load() -> recovery.Loaded:
@@ -432,7 +430,7 @@ class PartitionLoader:
                 return live_partition.load(log_dir.disk, path, start)
             kind = LiveSegment if self._registry.read_only else Segment
             disk, now_ms = log_dir.disk, self._registry.clock()
-            if clean:
+            if start.is_clean:
                 return recovery.load(disk, path, config, start, now_ms, kind=kind)
             # Threads that run Python only get in each other's way, and a small partition is nothing else.
             turn = self._turn if total < _LARGE_BYTES else nullcontext()

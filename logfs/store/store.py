@@ -311,7 +311,9 @@ class Store:
             topic_id = mirrored_id or topic_id or checkpoint.random_uuid()
             write_topic_id(disk, path, topic_id)
             config = self.settings.log_config(topic)
-            loaded = recovery.load(disk, path, config, recovery.LoadStart(clean=True), self.clock())
+            loaded = recovery.load(
+                disk, path, config, recovery.LoadStart(closed=True), self.clock()
+            )
             # A leader adds its epoch before any record (kafka-storage 10.1); done here, no append has to wait for it.
             if mirrored_id is None:
                 loaded.epochs.assign(LEADER_EPOCH, 0)

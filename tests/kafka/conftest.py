@@ -24,7 +24,7 @@ def kafka() -> Distribution:
 
 @pytest.fixture(scope="session")
 def helper(kafka: Distribution, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Helper]:
-    """The only JVM with Kafka's clients and tools."""
+    """The only JVM of a worker with Kafka's clients and tools."""
     helper = Helper(kafka, tmp_path_factory.mktemp("helper") / "stderr")
     yield helper
     helper.close()

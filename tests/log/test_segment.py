@@ -105,7 +105,7 @@ def test_a_rebuild_gives_the_same_bytes(tmp_path: Path) -> None:
     segment.finish()
     (tmp_path / "new").mkdir()
     (tmp_path / "new" / segment.path.name).write_bytes(segment.path.read_bytes())
-    loaded = reload(tmp_path / "new", LogConfig(index_interval_bytes=1000), clean=False)
+    loaded = reload(tmp_path / "new", LogConfig(index_interval_bytes=1000), closed=False)
     assert index_bytes(tmp_path / "new", 100) == index_bytes(tmp_path / "live", 100)
     assert loaded.segments[0].end == segment.end
 
@@ -183,7 +183,7 @@ def test_a_read_in_a_gap_begins_after_it(tmp_path: Path) -> None:
     first = batch_bytes([Record(b"a", b"k"), Record(b"b", b"k")], 50)
     second = batch_bytes([Record(b"c", b"k"), Record(b"d", b"k")], 60)
     raw_segment(tmp_path, 40, first, second)
-    (segment,) = reload(tmp_path, compacted, clean=False, compacted=True).segments
+    (segment,) = reload(tmp_path, compacted, closed=False, compacted=True).segments
     assert found_offsets(segment, 55) == [60, 61]
     assert found_offsets(segment, 52) == [60, 61]
     assert found_offsets(segment, 51) == [50, 51, 60, 61]
@@ -207,7 +207,7 @@ def test_time_lookups_give_kafkas_results(
     raw_segment(
         tmp_path, 40, *(batch_bytes([Record(b"v", timestamp=10 * i)], i) for i in range(40, 50))
     )
-    loaded = reload(tmp_path, clean=False)
+    loaded = reload(tmp_path, closed=False)
     name = TopicPartition("t", 0)
     partition = Partition(Disk(), tmp_path, name, lambda: CONFIG, lambda: NOW, loaded)
     found = partition.offset_for_time(timestamp)
@@ -396,13 +396,13 @@ def test_truncation_into_a_gap_cuts_at_the_next_batch(tmp_path: Path, target: in
     compacted = LogConfig(cleanup_policy=frozenset({"compact"}))
     parts = [batch_bytes([Record(b"v", b"k")] * 2, base) for base in (50, 60, 70)]
     raw_segment(tmp_path, 40, *parts)
-    (segment,) = reload(tmp_path, compacted, clean=False, compacted=True).segments
+    (segment,) = reload(tmp_path, compacted, closed=False, compacted=True).segments
     segment.truncate(segment.end_before(target), compacted, NOW)
     assert found_offsets(segment, 40) == [50, 51]
     assert segment.size_bytes == len(parts[0])
     assert segment.next_offset == 52
     segment.finish()
-    (again,) = reload(tmp_path, compacted, clean=True, compacted=True).segments
+    (again,) = reload(tmp_path, compacted, closed=True, compacted=True).segments
     assert again.next_offset == 52
 
 
@@ -423,7 +423,7 @@ def test_a_preallocated_file_is_logically_empty(tmp_path: Path) -> None:
     assert segment.path.stat().st_size == 1 << 20
     segment.finish()
     assert segment.path.stat().st_size == size
-    loaded = reload(tmp_path, config, clean=True)
+    loaded = reload(tmp_path, config, closed=True)
     assert loaded.segments[0].size_bytes == size
     assert segment.path.stat().st_size == size
 

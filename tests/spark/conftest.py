@@ -75,7 +75,7 @@ def aws_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory, aws_files: Path) -> Iterator[SparkSession]:
-    """The only Spark session of a run, with `format("logfs")`. Skipped without Java or pyspark."""
+    """The only Spark session of a worker, with `format("logfs")`. Skipped without Java or pyspark."""
     need_spark()
     import logfs.spark
 

@@ -86,7 +86,10 @@ def _varint_size(value: int) -> int:
 
 @kernel
 def put_varint(out: Bytes, position: int, value: int) -> int:
-    """Write `value`, any int64, to `out` at `position` as a zigzag varint. Return the position after the varint."""
+    """Write `value`, any int64, to `out` at `position` as a zigzag varint. Return the position after the varint.
+
+    For example, 300 becomes 600, the bytes D8 04; -1 becomes 1, the byte 01.
+    """
     zigzag = np.uint64((value << 1) ^ (value >> 63))
     while zigzag >= np.uint64(128):
         out[np.uint64(position)] = np.uint8((zigzag & np.uint64(127)) | np.uint64(128))

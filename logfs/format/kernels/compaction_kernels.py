@@ -5,7 +5,8 @@ tests (`tests/log/test_offset_map.py`, `tests/log/test_cleaner.py`). The rules a
 
 A row of `spans` is as in `kernels.decode_spans`: start, end, record count, base offset, base timestamp. `slots`
 is uint64[n, 3], an open-addressing table of (hash, hash, offset + 1), where a last word of 0 means an empty slot;
-at least one slot is always empty. A key index also sets NULL_BIT of the last word if the newest value is null.
+at least one slot is always empty. A key index also sets NULL_BIT of the last word if the newest value is null: a key
+whose newest record has offset 7 has (hash, hash, 8), or (hash, hash, 8 | NULL_BIT) if that record is a tombstone.
 `secret` is uint64[2]. `scratch` is uint64[n, 4], working memory for n records; `SCRATCH_SHAPE` is a good size.
 """
 

@@ -48,12 +48,13 @@ class Flusher:
         One sealed segment is enough if those of all partitions together take too many descriptors. `flush.messages`
         is the value that was in force at the last append.
         """
-        segments, point = self._log.local_segments, self.recovery_point
+        state, point = self._log.state, self.recovery_point
+        segments = state.segments
         if point < segments[-1].base_offset:
             most = 1 if too_many_unflushed() else _MOST_UNFLUSHED
             if len(segments) > most and segments[-most].base_offset >= point:
                 return True
-        return self._log.log_end_offset - point >= self._flush_messages
+        return state.log_end_offset - point >= self._flush_messages
 
     def is_overdue(self, now_ms: int) -> bool:
         """Whether the first unflushed append is at least `flush.ms` old, or a sealed segment is not flushed.
@@ -63,10 +64,7 @@ class Flusher:
         log, since = self._log, self._unflushed_since_ms
         if since is None or log.log_end_offset == self.recovery_point or log.failure is not None:
             return False
-        return (
-            self.recovery_point < log.local_segments[-1].base_offset
-            or now_ms - since >= log.config.flush_ms
-        )
+        return self.recovery_point < log.active.base_offset or now_ms - since >= log.config.flush_ms
 
     # What the partition reports.
 

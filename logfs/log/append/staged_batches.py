@@ -1,7 +1,8 @@
 """Batches that are staged in files of a partition directory, and how a decided commit puts them into the log.
 
 Staged batches are sealed, with base offsets from 0 on. Their place in the log is set by rewriting fields that no
-CRC covers. A `StagedAppend` writes the batches after the log end, where they are invisible, and then shows all of
+CRC covers: staged batches of 3 and 2 records have the base offsets 0 and 3, and get 100 and 103 in a log that ends at
+100. A `StagedAppend` writes the batches after the log end, where they are invisible, and then shows all of
 them at once: in the active segment by a new end, in new segments by a new list of segments. The header of the first
 batch is written last; until then, the log ends before it for processes that read the files. The store decides when
 the commit takes place.

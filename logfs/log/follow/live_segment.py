@@ -45,7 +45,8 @@ _SUFFIXES = (names.OFFSET_INDEX, names.TIME_INDEX, names.TEXT_INDEX)
 class LiveSegment(Segment):
     """A segment of a read-only store, known by the identities of its files rather than by their names.
 
-    The last segment grows when `advance` is called, up to the last whole batch. An open file stays readable
+    The last segment grows when `advance` is called, up to the last whole batch: to byte 600, if two batches of 300
+    bytes and 100 bytes of a third are there, and to 900 once all of the third is. An open file stays readable
     after it is renamed or deleted. Reading raises `Gone` if a file was deleted before it was opened, or if the .log
     file was cut.
     """

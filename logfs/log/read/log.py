@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -175,11 +174,7 @@ class Log(Reader):
     @property
     def local_segments(self) -> Sequence[Segment]:
         """The segments in the partition directory, which follow those that are only in an object store."""
-        segments = self.state.segments
-        if not segments[0].is_tiered:
-            # Nearly always; each append asks.
-            return segments
-        return segments[bisect_left(segments, True, key=lambda segment: not segment.is_tiered) :]
+        return self.state.local_segments
 
     @property
     def is_tiered(self) -> bool:
@@ -193,8 +188,8 @@ class Log(Reader):
 
     @property
     def local_bytes(self) -> int:
-        """The size of the .log files in the partition directory."""
-        return sum(segment.size_bytes for segment in self.local_segments)
+        """The size of the .log files in the partition directory in bytes."""
+        return self.state.local_bytes
 
     @property
     def stable_state(self) -> LogState:

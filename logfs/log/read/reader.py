@@ -181,7 +181,7 @@ class Reader:
     @property
     def size_bytes(self) -> int:
         """The size of all .log files in bytes."""
-        return sum(segment.size_bytes for segment in self.segments)
+        return self.log.state.size_bytes
 
     def shown(self, state: LogState) -> Callable[[Header], bool]:
         """Return a function that takes a batch's header and returns whether readers see the batch's records.

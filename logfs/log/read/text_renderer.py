@@ -1,6 +1,8 @@
 """The text of a segment's records: blocks of it are rendered from batches and cached.
 
-The text indexes tell which bytes stand for which records.
+The text indexes tell which bytes stand for which records, and a block begins at one of their entries. For example,
+the block of the entry (10, 4096, 700) is rendered from the batches at byte 4096 of the .log file, which begin with
+offset 10, and its first byte is byte 700 of the segment's text.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """A walk over the batches of a .log file, past damage (reliability rules of docs/durability.md).
 
 A batch that fails its checks does not end the log: the walk searches for the next batch that passes them, and the
-bytes between are one `Damage`. Recovery decides whether damage at the very end is a torn tail.
+bytes between are one `Damage`. For example, batches with the offsets 0 to 9, 10 to 19 and 20 to 29 begin at the bytes
+0, 400 and 800. If a bit of the second is flipped, the walk yields the first, `Damage(400, 800, 10, 20, …)` and the
+third. Recovery decides whether damage at the very end is a torn tail.
 """
 
 from __future__ import annotations

@@ -1,5 +1,9 @@
 """Sparse sorted indexes of fixed-width entries (kafka-storage 3): offset and time; `text_index` has the third.
 
+For example, the entry (35, 4130) in the offset index of the segment at offset 100 says that the batch at byte 4130 of
+the .log file ends with offset 135. If the next entry is (70, 8260), a reader of offset 150 walks the batches from
+byte 4130 on.
+
 All three are caches of the .log file (rule 3). Kafka's two carry no checksum; recovery rebuilds them from the log.
 The index file of an active segment is preallocated; sealing trims it to its entries.
 """

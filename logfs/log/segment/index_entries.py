@@ -1,8 +1,9 @@
 """The entries of a sparse index: where readers find their bytes, and how the one writer adds more.
 
 Readers touch no memory mapping: that may wait for the disk on the event loop, and raises SIGBUS if the file was cut.
-They read a file by `Disk.read`, in blocks of 4 KiB, and the process keeps those that were read last. The mapping of
-the file of an active segment belongs to its `IndexWriter`.
+They read a file by `Disk.read`, in blocks of 4 KiB, and the process keeps those that were read last: a lookup among
+10,000 offset entries, 512 in a block, reads at most 5 of 20 blocks. The mapping of the file of an active segment
+belongs to its `IndexWriter`.
 """
 
 from __future__ import annotations

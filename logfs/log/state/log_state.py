@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from logfs.log.segment.batch_iterator import Damage
     from logfs.log.segment.segment import Segment
 
 
@@ -38,6 +39,29 @@ class LogState(NamedTuple):
     def segments_from(self, offset: int) -> Sequence[Segment]:
         """Return the segment that holds `offset`, or else the first one, and all after it."""
         return segments_from(self.segments, offset)
+
+    @property
+    def local_segments(self) -> Sequence[Segment]:
+        """The segments in the partition directory, which follow those that are only in an object store."""
+        if not self.segments[0].is_tiered:
+            return self.segments
+        first = bisect_left(self.segments, True, key=lambda segment: not segment.is_tiered)
+        return self.segments[first:]
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of all .log files in bytes."""
+        return sum(segment.size_bytes for segment in self.segments)
+
+    @property
+    def local_bytes(self) -> int:
+        """The size of the .log files in the partition directory in bytes."""
+        return sum(segment.size_bytes for segment in self.local_segments)
+
+    @property
+    def damaged(self) -> Sequence[Damage]:
+        """The ranges that are known to be damaged, in order."""
+        return [damage for segment in self.segments for damage in segment.damaged]
 
     @property
     def last_stable_offset(self) -> int:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from logfs.log.disk.latency_histogram import LatencyHistogram
     from logfs.log.read.log import Log
+    from logfs.log.state.log_state import LogState
     from logfs.store.maintenance.compaction import CompactionPlan
     from logfs.store.store import Store
 
@@ -128,20 +129,35 @@ def _of(partition: Log) -> dict[str, object]:
     return {"topic": partition.topic, "partition": partition.partition}
 
 
-# The metrics of each partition: name, help text, and the function that returns the value.
-_LOGS: Sequence[tuple[str, str, Callable[[Log], float]]] = (
+# The metrics of each partition: name, help text, and the function that returns the value. First those of its log.
+_STATES: Sequence[tuple[str, str, Callable[[LogState], float]]] = (
     (
         "kafka_log_log_size",
         "Bytes of the .log files of a partition in its directory.",
-        lambda p: p.local_bytes,
+        lambda state: state.local_bytes,
     ),
-    ("kafka_log_log_numlogsegments", "Segments of a partition.", lambda p: len(p.segments)),
+    (
+        "kafka_log_log_numlogsegments",
+        "Segments of a partition.",
+        lambda state: len(state.segments),
+    ),
     (
         "kafka_log_log_logstartoffset",
         "The first readable offset of a partition.",
-        lambda p: p.log_start_offset,
+        lambda state: state.log_start_offset,
     ),
-    ("kafka_log_log_logendoffset", "The next offset of a partition.", lambda p: p.log_end_offset),
+    (
+        "kafka_log_log_logendoffset",
+        "The next offset of a partition.",
+        lambda state: state.log_end_offset,
+    ),
+    (
+        "logfs_damaged_ranges",
+        "Ranges of offsets that are known to be damaged; reads of them fail with EIO.",
+        lambda state: len(state.damaged),
+    ),
+)
+_LOGS: Sequence[tuple[str, str, Callable[[Log], float]]] = (
     (
         "logfs_recovery_point",
         "The first offset not known to be on the disk.",
@@ -157,11 +173,6 @@ _LOGS: Sequence[tuple[str, str, Callable[[Log], float]]] = (
         "1 if upkeep of the partition is paused.",
         lambda p: int(p.is_paused),
     ),
-    (
-        "logfs_damaged_ranges",
-        "Ranges of offsets that are known to be damaged; reads of them fail with EIO.",
-        lambda p: sum(len(segment.damaged) for segment in p.segments),
-    ),
 )
 _TRAFFIC: Sequence[tuple[str, str, Callable[[Log], float]]] = (
     ("messagesin", "Records appended", lambda p: p.appended_records),
@@ -174,15 +185,21 @@ _TRAFFIC: Sequence[tuple[str, str, Callable[[Log], float]]] = (
 
 def _logs(partitions: Sequence[Log]) -> Iterator[Family]:
     labels = [_of(partition) for partition in partitions]
+    # One moment of each log: its numbers agree with each other.
+    states = [partition.state for partition in partitions]
 
-    def samples(value: Callable[[Log], float]) -> list[Sample]:
-        return list(map(Sample, map(value, partitions), labels))
+    def samples(values: Iterable[float]) -> list[Sample]:
+        return list(map(Sample, values, labels))
 
+    for name, text, of_state in _STATES:
+        yield Family(name, GAUGE, text, samples(map(of_state, states)))
     for name, text, value in _LOGS:
-        yield Family(name, GAUGE, text, samples(value))
+        yield Family(name, GAUGE, text, samples(map(value, partitions)))
     for name, text, value in _TRAFFIC:
         name = f"kafka_server_brokertopicmetrics_{name}_total"
-        yield Family(name, COUNTER, f"{text} since the store was opened.", samples(value))
+        yield Family(
+            name, COUNTER, f"{text} since the store was opened.", samples(map(value, partitions))
+        )
 
 
 def _flushes(store: Store) -> Family:

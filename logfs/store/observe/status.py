@@ -11,6 +11,7 @@ from logfs.store.maintenance.upkeep import key_index_progress
 
 if TYPE_CHECKING:
     from logfs.log.read.log import Log
+    from logfs.log.state.log_state import LogState
     from logfs.store.maintenance.compaction import CompactionResult
     from logfs.store.maintenance.retention import Retained
     from logfs.store.store import Store
@@ -21,7 +22,6 @@ def partition_status(partition: Log, store: Store | None = None) -> dict[str, An
     config = partition.config
     # One moment of the log: its numbers agree with each other.
     state = partition.stable_state
-    segments = state.segments
     return {
         "topic": partition.topic,
         "partition": partition.partition,
@@ -29,10 +29,10 @@ def partition_status(partition: Log, store: Store | None = None) -> dict[str, An
         "log_end_offset": state.log_end_offset,
         "last_stable_offset": state.last_stable_offset,
         "recovery_point": partition.recovery_point,
-        "size_bytes": sum(segment.size_bytes for segment in segments),
-        "segments": len(segments),
-        "active_segment": segments[-1].base_offset,
-        "first_timestamp": _first_timestamp(partition),
+        "size_bytes": state.size_bytes,
+        "segments": len(state.segments),
+        "active_segment": state.segments[-1].base_offset,
+        "first_timestamp": first_timestamp(partition),
         "last_timestamp": state.last_timestamp,
         "leader_epoch": partition.epochs.latest,
         "producers": len(partition.producers),
@@ -40,30 +40,24 @@ def partition_status(partition: Log, store: Store | None = None) -> dict[str, An
         "cleanup_policy": ",".join(sorted(config.cleanup_policy)),
         "retention_ms": config.retention_ms,
         "retention_bytes": config.retention_bytes,
-        **_tiering(partition),
+        **(_local(state) if partition.is_tiered else {}),
         "last_cleaning_ms": partition.cleaned_ms,
         "uncleanable": None if partition.uncleanable is None else str(partition.uncleanable),
         "paused": partition.is_paused,
-        "damaged_ranges": [
-            [damage.first_offset, damage.next_offset]
-            for segment in segments
-            for damage in segment.damaged
-        ],
+        "damaged_ranges": [[damage.first_offset, damage.next_offset] for damage in state.damaged],
         "torn": list(partition.torn),
         "failure": None if partition.failure is None else str(partition.failure),
         **({} if store is None else _partition_upkeep(store, partition)),
     }
 
 
-def _tiering(partition: Log) -> dict[str, Any]:
-    """Return where a tiered log is: what is on the local disk, and what only in the object store."""
-    if not partition.is_tiered:
-        return {}
-    local = partition.local_segments
+def _local(state: LogState) -> dict[str, int]:
+    """Return what a tiered log has on the local disk; the rest is only in the object store."""
+    local = state.local_segments
     return {
         "local_start_offset": local[0].base_offset,
         "local_segments": len(local),
-        "local_bytes": partition.local_bytes,
+        "local_bytes": state.local_bytes,
     }
 
 
@@ -108,10 +102,10 @@ def _next_due(store: Store) -> dict[str, int]:
     return {task.value: due_ms for task, due_ms in store.scheduler.next_due().items()}
 
 
-def _first_timestamp(partition: Log) -> int:
+def first_timestamp(partition: Log) -> int:
     """Return the timestamp (ms) of the first readable record; -1 if there is none, or it cannot be read.
 
-    Also -1 if the record is in an object store: no request is sent for a status.
+    Also -1 if the record is in an object store: no request is sent for it.
     """
     if partition.segments[0].is_tiered:
         return -1
