@@ -30,7 +30,7 @@ from logfs.setting import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# In place of a limit of local retention: the limit of the whole log.
+# A `local.retention.*` limit with this value is the limit of the whole log.
 AS_TOTAL = -2
 # Milliseconds per unit, for the synonyms whose unit is not the millisecond.
 _UNIT_MS = {

@@ -14,7 +14,7 @@ from hypothesis import settings
 
 from logfs.log.disk.bucket_path import BucketPath
 from logfs.store.store import Store
-from tests.support import lock_order
+from tests.support import fault_sites, lock_order
 from tests.support.mounts import Mount, alone_with_mounts
 from tests.support.requirements import need_command, need_fuse
 from tests.support.stores import Clock, assert_clean
@@ -65,9 +65,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Remember the terminal reporter."""
+    """Remember the terminal reporter, and note fault sites if wanted."""
     global _terminal
     _terminal = config.pluginmanager.get_plugin("terminalreporter")
+    if folder := os.environ.get(fault_sites.FOLDER):
+        fault_sites.install(folder)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
@@ -81,7 +83,10 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Print, as the last line, how many tests were skipped and why."""
+    """Print the shares of fault sites, if wanted, and last how many tests were skipped and why."""
+    folder = os.environ.get(fault_sites.FOLDER)
+    if folder and not hasattr(config, "workerinput"):
+        print("\n".join(fault_sites.summary(folder)))
     if _skipped and not hasattr(config, "workerinput"):
         reasons = "; ".join(f"{count} because {reason}" for reason, count in _skipped.items())
         print(f"{_skipped.total()} skipped: {reasons}")

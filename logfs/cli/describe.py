@@ -73,6 +73,7 @@ def _error(log_dir: LogDir) -> str | None:
 
 def _broker_id(store: Store) -> int:
     """Return the node id of the broker that the log directory belongs to, or 0 for a store that logfs created."""
+    from logfs.errors import Corrupt
     from logfs.format.files import checkpoint
     from logfs.store.directory.log_dir import META_PROPERTIES
 
@@ -80,7 +81,10 @@ def _broker_id(store: Store) -> int:
     path = log_dir.path / META_PROPERTIES
     if not log_dir.disk.exists(path):
         return 0
-    properties = checkpoint.parse_properties(log_dir.disk.read_file(path))
+    try:
+        properties = checkpoint.parse_properties(log_dir.disk.read_file(path))
+    except Corrupt as error:
+        raise Corrupt(f"{path}: {error}") from None
     return int(properties.get("node.id", properties.get("broker.id", "0")))
 
 

@@ -244,7 +244,9 @@ def _write_behind_session(arguments: argparse.Namespace, words: list[str]) -> Ca
     if arguments.read_only:
         raise InvalidStore("--write-behind: a mount that takes appends cannot be read-only")
     if arguments.mirror is not None:
-        raise InvalidStore("--mirror: give it to the mount of the log directories")
+        raise InvalidStore(
+            "--mirror: not with --write-behind; give it to the mount of the log directories"
+        )
     options = WriteBehindOptions(
         mount=main.absolute(),
         mountpoint=mountpoint.absolute(),

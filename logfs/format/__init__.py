@@ -1,4 +1,4 @@
-"""Kafka's on-disk formats: conversions between bytes and values, with no I/O and no clock.
+"""Kafka's on-disk formats: conversions between bytes and values, with no clock and no I/O but a cache of kernels.
 
 Each folder imports only from those below it in this list:
 

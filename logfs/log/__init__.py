@@ -12,6 +12,7 @@ Each folder imports only from those below it in this list:
 - `recovery`: turns whatever a crash left into valid segments (Kafka's LogLoader).
 - `state`: producers, their snapshots, leader epochs, and segments that wait for their deletion.
 - `segment`: one `.log` file, its indexes, and the ways of reading its batches.
+- `remote`: buckets of an object store as directory trees, and uploads.
 - `disk`: the only access to files; latencies; a disk that closes at the first storage error.
 
 The engine has no clock and no tasks of its own (rule 5). Begin with `append.partition`.

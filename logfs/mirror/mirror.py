@@ -263,7 +263,7 @@ class Mirror:
         except InvalidSetting:
             self._forget(topic.name)
             raise
-        # Before the first partition: after a crash in between, the partition must not seem to be a log of its own.
+        # Set before the first partition is made: after a crash, it must not seem to be no mirror.
         if MIRROR_SOURCE not in store.settings.topic_overrides(topic.name):
             store.settings.set_topic(topic.name, MIRROR_SOURCE, self._cluster_id)
         if settings is not None:

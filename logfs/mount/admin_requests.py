@@ -41,7 +41,10 @@ class RunningRequest:
         self._is_cancelled = True
 
     def report(self, done: int, total: int) -> None:
-        """Add a line of progress to the answer. Raises an error if the request was cancelled."""
+        """Note the progress in bytes; a line of it is added to the answer, at most every 0.2 s.
+
+        Raises `RequestInterrupted` after `cancel`.
+        """
         if self._is_cancelled:
             raise RequestInterrupted("interrupted: the caller has gone, or the mount ends")
         now = time.monotonic()

@@ -180,3 +180,13 @@ def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
+
+
+def forget_attributes(inode: int) -> None:
+    """Make the kernel forget the attributes of a file: it asks for them again before it uses them."""
+    try:
+        pyfuse3.invalidate_inode(pyfuse3.InodeT(inode), attr_only=True)
+    except OSError as error:
+        # ENOENT: the kernel has forgotten the inode already.
+        if error.errno != errno.ENOENT:
+            raise

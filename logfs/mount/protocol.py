@@ -18,7 +18,7 @@ from logfs.mount.errnos import refuse
 from logfs.mount.growing_sizes import GrowingSizes
 from logfs.mount.handler_guard import guarded
 from logfs.mount.handlers import Handlers
-from logfs.mount.mounting import statvfs_of
+from logfs.mount.mounting import forget_attributes, statvfs_of
 from logfs.mount.nodes.append import AppendFile
 from logfs.mount.nodes.base import (
     Caller,
@@ -229,7 +229,7 @@ class Operations(Handlers[Node]):
             assert isinstance(node, PartitionAccess)
             for other in self._inodes:
                 if isinstance(other, PartitionAccess) and other.follows(node.modes):
-                    self._invalidate(other.inode)
+                    forget_attributes(other.inode)
         # Times come from the records. Setting them is accepted, as `touch` and `cp -p` expect, and changes nothing.
         return await self._attributes_for(node, ctx)
 
@@ -431,17 +431,7 @@ class Operations(Handlers[Node]):
         """Invalidate the sizes that the kernel keeps, before the writer is told that its records are in the log."""
         for partition in handle.grown():
             for inode in self._sizes.pop_stale(partition):
-                self._invalidate(inode)
-
-    @staticmethod
-    def _invalidate(inode: int) -> None:
-        """Make the kernel forget the attributes of an inode."""
-        try:
-            pyfuse3.invalidate_inode(pyfuse3.InodeT(inode), attr_only=True)
-        except OSError as error:
-            # ENOENT: the kernel has forgotten the inode already.
-            if error.errno != errno.ENOENT:
-                raise
+                forget_attributes(inode)
 
     # Extended attributes.
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from logfs.cluster.cluster import RemoteTopic
     from logfs.log.read.log import Log
-    from logfs.push.offset_map import TranslationMap
     from logfs.push.sender import Sender
+    from logfs.push.translation_map import TranslationMap
     from logfs.store.store import Store
 
 # Under these settings brokers take any batch as it is, and delete none. A topic has them while it is pushed.

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from logfs.cluster.cluster import Cluster
 from logfs.errors import ClusterError
 from logfs.push.exact_push import exact_batches
-from logfs.push.offset_map import TranslationMap
 from logfs.push.plan import FOR_PUSHING, Planner, PushProgress, create_topic
 from logfs.push.sender import Sender
 from logfs.push.translation import Translation
+from logfs.push.translation_map import TranslationMap
 
 if TYPE_CHECKING:
     import re

@@ -91,7 +91,7 @@ class Sender:
             return {}
         deadline = time.monotonic() + _GIVE_UP_SECONDS
         seen, since = None, 0.0
-        problem = "its end does not come to rest: other programs write to it"
+        problem = "the log ends do not settle: stop other programs that write there, and push again; or replicas lag"
         while time.monotonic() < deadline:
             try:
                 found = self._ends(wanted)
@@ -104,6 +104,7 @@ class Sender:
                 return found
             time.sleep(_PAUSE_SECONDS)
         names = ", ".join(f"{topic}-{number}" for topic, number in wanted[:3])
+        names += ", …" if len(wanted) > 3 else ""
         raise ClusterError(f"{self.cluster.servers}: {names}: {problem}")
 
     def _ends(self, places: Sequence[Place]) -> dict[Place, int] | None:

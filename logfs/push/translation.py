@@ -13,13 +13,13 @@ from logfs.format.base.murmur2 import partition_of
 from logfs.format.batches.compression import Codec
 from logfs.format.batches.record import NO_TIMESTAMP
 from logfs.format.encoding.batch_builder import BatchFormat, build_records
-from logfs.push.offset_map import runs_of
+from logfs.push.translation_map import runs_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from logfs.format.batches.record import Record
-    from logfs.push.offset_map import TranslationMap
+    from logfs.push.translation_map import TranslationMap
     from logfs.store.topic import PartitionRecord, Topic
 
 # A batch is sent once it has so many bytes or records.

@@ -64,7 +64,7 @@ class Decoder:
         except ImportError:
             raise
         except Exception as error:
-            found = NotDecodable(f"the schema {number} is invalid ({_words(error)})")
+            found = NotDecodable(f"the schema {number} cannot be used ({_words(error)})")
         self._known[number] = found
         return found
 
@@ -86,7 +86,7 @@ def _compile(schema: Schema) -> Decode:
     elif schema.kind == JSON:
         from logfs.schema.json_schema import compile_schema
     else:
-        raise NotDecodable(f"its kind is {schema.kind}")
+        raise NotDecodable(f"its type {schema.kind} is not AVRO, PROTOBUF or JSON")
     return compile_schema(schema)
 
 

@@ -5,7 +5,8 @@
     spark = logfs.spark.session("pipeline")        # or: logfs.spark.register(spark) with a session of your own
     orders = spark.read.format("logfs").option("subscribe", "orders").load("/var/lib/logfs")
 
-Only this package imports pyspark and pyarrow. docs/spark.md describes every option, with an example.
+Only this package imports pyarrow, and only it and `cli/spark` import pyspark. docs/spark.md describes every option,
+with an example.
 
 - `source`: the data source that Spark registers. Begin here.
 - `options`: the options of Spark's Kafka source and sink, checked.

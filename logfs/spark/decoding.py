@@ -22,7 +22,7 @@ _ARROW_TYPE = pa.struct([("schema_id", pa.int32()), ("json", pa.string()), ("err
 
 
 def decode(column: Column | str, schemas: str) -> Column:
-    """Return a column of structs, as `logfs.spark.decode` describes. The executors read the schemas."""
+    """Return a column of structs (schema_id, json, error; see `logfs.spark.decode`). The executors read `schemas`."""
     place = schemas if "://" in schemas else os.path.abspath(schemas)
 
     @arrow_udf(_TYPE)  # type: ignore[untyped-decorator]

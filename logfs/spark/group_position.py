@@ -63,7 +63,7 @@ class GroupPosition:
             if str(error) != self._failure:
                 self._failure = str(error)
                 logger.warning(
-                    "the position of the query is not committed for group %s: %s",
+                    "the position of the query was not committed for group %s, and is tried again later: %s",
                     self._group,
                     error,
                 )

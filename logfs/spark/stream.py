@@ -402,23 +402,23 @@ class RefusedStream(DataSourceStreamReader):
 
     @short_errors()
     def initialOffset(self) -> OffsetsJson:
-        """Raise the error."""
+        """Raise the error that the reader was made with."""
         raise self._error
 
     @short_errors()
     def latestOffset(
         self, start: Mapping[str, Any] | None = None, limit: ReadLimit | None = None
     ) -> OffsetsJson:
-        """Raise the error."""
+        """Raise the error that the reader was made with."""
         raise self._error
 
     @short_errors()
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[Split]:
-        """Raise the error."""
+        """Raise the error that the reader was made with."""
         raise self._error
 
     def read(self, partition: Split) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
-        """Raise the error."""
+        """Raise the error that the reader was made with."""
         raise self._error
 
 

@@ -103,7 +103,7 @@ class InternalTopic:
         if registry.include(name) is None and name not in registry.offline:
             self.check_open(name)
             if self._count_setting not in settings.broker_overrides:
-                # Afterwards the partitions that exist here do not show it.
+                # Once this partition exists, the partitions here need not show the number that a broker chose.
                 settings.set_broker(self._count_setting, str(self.partition_count()))
             self._create(name)
         self.check_online(name)

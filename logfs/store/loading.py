@@ -78,8 +78,10 @@ def open_log_dirs(
     paths = [as_path(path).absolute() for path in named]
     if not paths:
         raise InvalidStore("a store needs at least one log directory")
-    if len({os.path.realpath(path) for path in paths}) < len(paths):
-        raise InvalidStore("the same log directory is named twice")
+    real = [os.path.realpath(path) for path in paths]
+    for number, path in enumerate(paths):
+        if real[number] in real[:number]:
+            raise InvalidStore(f"{path}: the log directory is named twice; name it once")
     if len(paths) > 1 and any(isinstance(path, BucketPath) for path in paths):
         raise InvalidStore("a bucket is opened alone, without other log directories")
     opened: list[LogDir] = []

@@ -109,7 +109,7 @@ class PartitionRegistry:
         self.opened_ms = clock()
         self.lock = make_rlock(Level.REGISTRY)
         self.log_dirs: list[LogDir] = []
-        # Those of the same store that this one is open without. They may not be there now.
+        # The store's other log directories, which are not open here. They may be absent from the disk.
         self.missing_log_dirs: Sequence[Path] = ()
         # The partitions that are loaded, and those that no caller has used yet in a store that was opened lazily.
         self.partitions: dict[str, Log] = {}

@@ -445,7 +445,7 @@ class Store:
             self._check_changeable(partition, mirror_of)
             if not partition.config.is_deleted and mirror_of is None:
                 raise InvalidSetting(
-                    f"{name}: cleanup.policy has no 'delete', so its records cannot be deleted by offset"
+                    f"{name}: cleanup.policy has no 'delete', so its records cannot be deleted by offset; add it"
                 )
             self.commits.clear_place(name)
             partition.advance_log_start(partition.log_end_offset if offset == -1 else offset)

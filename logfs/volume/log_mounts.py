@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 # An exit code of `logfs umount`.
 _SERVED_ELSEWHERE = 3
-# The service manager waits for the plugin, not for the mounts.
+# Not passed on to the mounts: the service manager waits for the plugin alone.
 _MANAGER = "NOTIFY_SOCKET"
 
 

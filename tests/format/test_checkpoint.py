@@ -294,7 +294,7 @@ def test_properties_follow_javas_grammar(text: str, properties: dict[str, str]) 
     ("data", "reason"),
     [
         (b"a=b\nc=\\u12", "line 2: \\u without four hex digits"),
-        (b"a=\\ud83d", "line 1: half a surrogate pair"),
+        (b"a=\\ud83d", "line 1: an escape \\uD800 to \\uDFFF without its other half"),
         (b"a=b\nc=\xff", "line 2: not UTF-8"),
     ],
 )

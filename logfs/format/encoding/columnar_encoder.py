@@ -14,7 +14,7 @@ from logfs.errors import InvalidRecord
 from logfs.format.batches.batch import HEADER_SIZE
 from logfs.format.batches.record import NO_TIMESTAMP
 from logfs.format.encoding.batch_builder import BatchFormat, sealed, too_large
-from logfs.format.kernels.batch_kernels import put_varint
+from logfs.format.kernels.batch_kernels import put_varint, varlong_size
 from logfs.format.kernels.kernel import kernel
 from logfs.format.text.rendering import TextSize
 
@@ -139,17 +139,6 @@ def _bound_rows(
 
 
 @kernel
-def _size(value: int) -> int:
-    """Return the size in bytes of the zigzag varint of any int64."""
-    zigzag = np.uint64((value << 1) ^ (value >> 63))
-    size = 1
-    while zigzag >= np.uint64(128):
-        zigzag >>= np.uint64(7)
-        size += 1
-    return size
-
-
-@kernel
 def _put_bytes(out: Bytes, position: int, data: Bytes, start: int, length: int) -> int:
     """Write a length and that many bytes; a length of -1 is a null. Return the position after them."""
     position = put_varint(out, position, length)
@@ -203,13 +192,18 @@ def _encode_rows(
         key_length = _length(key_offsets, key_nulls, row)
         value_length = _length(value_offsets, value_nulls, row)
         start, end = header_offsets[row], header_offsets[row + 1]
-        size = 1 + _size(delta) + _size(count) + _size(end - start)
-        size += _size(key_length) + max(key_length, 0) + _size(value_length) + max(value_length, 0)
+        size = 1 + varlong_size(delta) + varlong_size(count) + varlong_size(end - start)
+        size += (
+            varlong_size(key_length)
+            + max(key_length, 0)
+            + varlong_size(value_length)
+            + max(value_length, 0)
+        )
         for header in range(start, end):
             length = header_key_offsets[header + 1] - header_key_offsets[header]
-            size += _size(length) + length
+            size += varlong_size(length) + length
             length = _length(header_value_offsets, header_value_nulls, header)
-            size += _size(length) + max(length, 0)
+            size += varlong_size(length) + max(length, 0)
         position = put_varint(out, position, size)
         out[position] = 0
         position = put_varint(out, position + 1, delta)

@@ -287,7 +287,7 @@ def _paired(text: str, line: int) -> str:
     try:
         return text.encode("utf-16", "surrogatepass").decode("utf-16")
     except UnicodeDecodeError:
-        raise Corrupt(f"line {line}: half a surrogate pair") from None
+        raise Corrupt(f"line {line}: an escape \\uD800 to \\uDFFF without its other half") from None
 
 
 # .kafka_cleanshutdown (kafka-storage 1.7): only its existence counts; it may contain an epoch.

@@ -19,7 +19,7 @@ VERSION = 0
 # The suffix of staged files. A broker ignores plain files with a suffix that it does not know (kafka-storage 1.1).
 STAGED = ".staged"
 NO_APPEND_TIME = -1
-# The base offset of a part that has no place in its log. Only its skipped batches are in the log.
+# The base offset of a part whose batches have no place in the log yet, but for the first `skip` of them.
 NO_PLACE = -1
 
 # The values of integer fields that have fewer than an int64.

@@ -40,7 +40,7 @@ _CRC = struct.Struct(">I")
 
 
 class Anchor(NamedTuple):
-    """The header fields that identify a batch, even if another batch has the same offsets later."""
+    """The header fields that tell a batch, the last one in the index, from any that takes its offsets later."""
 
     base_offset: int
     last_offset: int

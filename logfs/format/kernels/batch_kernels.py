@@ -85,6 +85,17 @@ def _varint_size(value: int) -> int:
 
 
 @kernel
+def varlong_size(value: int) -> int:
+    """Return the size in bytes of the zigzag varint of any int64."""
+    zigzag = np.uint64((value << 1) ^ (value >> 63))
+    size = 1
+    while zigzag >= np.uint64(128):
+        zigzag >>= np.uint64(7)
+        size += 1
+    return size
+
+
+@kernel
 def put_varint(out: Bytes, position: int, value: int) -> int:
     """Write `value`, any int64, to `out` at `position` as a zigzag varint. Return the position after the varint.
 

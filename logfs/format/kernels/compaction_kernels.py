@@ -31,6 +31,7 @@ from logfs.format.kernels.batch_kernels import (
     BAD_VARINT,
     get_varint,
     put_varint,
+    varlong_size,
 )
 from logfs.format.kernels.kernel import kernel
 
@@ -350,16 +351,6 @@ def select_records(
 
 
 @kernel
-def _varlong_size(value: int) -> int:
-    zigzag = np.uint64((value << 1) ^ (value >> 63))
-    size = 1
-    while zigzag >= np.uint64(128):
-        zigzag >>= np.uint64(7)
-        size += 1
-    return size
-
-
-@kernel
 def filter_records(
     data: Bytes,
     span: Int64s,
@@ -392,7 +383,7 @@ def filter_records(
             base = timestamp
         greatest = max(greatest, timestamp)
         length = record_end - rest
-        position = put_varint(out, position, 1 + _varlong_size(timestamp - base) + length)
+        position = put_varint(out, position, 1 + varlong_size(timestamp - base) + length)
         out[position] = 0
         position = put_varint(out, position + 1, timestamp - base)
         out[position : position + length] = data[rest:record_end]

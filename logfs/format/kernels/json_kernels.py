@@ -237,7 +237,10 @@ def _put_special(out: Bytes, position: int, data: Bytes, start: int, length: int
 
 @kernel
 def put_string(out: Bytes, position: int, data: Bytes, start: int, length: int) -> int:
-    """Write the text that `string_size` measures. Return the position after it, or NO_ROOM if it does not fit."""
+    """Write data[start : start + length] as JSON; return the position after it, or NO_ROOM if it does not fit.
+
+    It becomes a string, or a base64 object if it is not UTF-8; a `length` below 0 becomes null.
+    """
     if position + (length + 2 if length >= 0 else len(NULL_WORD)) > len(out):
         return NO_ROOM
     if length < 0:

@@ -162,7 +162,9 @@ def _record(envelope: dict[str, Any]) -> Record:
 def _number(envelope: dict[str, Any], field: str, allowed: range) -> int | None:
     number: Any = envelope.get(field)
     if number is not None and (type(number) is not int or number not in allowed):
-        raise InvalidEnvelope(f'"{field}" must be a number of 0 or more, not {number!r}')
+        raise InvalidEnvelope(
+            f'"{field}" must be an integer from 0 to {allowed[-1]}, not {number!r}'
+        )
     return number
 
 

@@ -58,8 +58,9 @@ class RemotePartition(NamedTuple):
 class RemoteSegment(NamedTuple):
     """The description of a remote segment.
 
-    `start_offset` and `end_offset` are its first and its last offset. `max_timestamp` and `event_timestamp` are in ms
-    since the epoch, and `size_bytes` is the size of the .log file. `leader_epochs` has (epoch, start offset) of each
+    `start_offset` and `end_offset` are its first and its last offset. `max_timestamp` is the greatest timestamp of a
+    record, `event_timestamp` the time of the last change of `state` by `broker_id` (both ms since the epoch).
+    `size_bytes` is the size of the .log file. `leader_epochs` has (epoch, start offset) of each
     epoch in the segment, ascending. `custom` is what the plugin that copied the segment has added, None for nothing.
     """
 

@@ -188,7 +188,7 @@ def begin_at(partition: Partition, offset: int, source: str = "") -> None:
     end = partition.log_end_offset
     if offset < end:
         raise OffsetOutOfRange(
-            f"{partition.name.directory}: has offset {offset} already; it ends at {end}"
+            f"{partition.name.directory}: the log cannot begin at offset {offset}, because it ends at {end}"
         )
     # Before the locks are taken. The segments leave the log first, because a hole between two of them is damage.
     partition.drop_oldest(len(partition.segments))

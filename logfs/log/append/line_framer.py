@@ -188,7 +188,8 @@ class EnvelopeFramer(LineFramer):
             try:
                 records.append(envelope.decode(line))
             except InvalidEnvelope as error:
-                refused = InvalidEnvelope(f"{self.partition.name.directory}: {error}")
+                name = self.partition.name.directory
+                refused = InvalidEnvelope(f"{name}: {error}, in {line[:40]!r}")
                 break
             position += len(line) + 1
             ends.append(position)

@@ -147,7 +147,7 @@ class TopicEnvelopeFramer(_TopicFramer, EnvelopeFramer):
         try:
             record = envelope.decode(line)
         except InvalidEnvelope as error:
-            raise InvalidEnvelope(f"{self.partition.topic}: {error}") from None
+            raise InvalidEnvelope(f"{self.partition.topic}: {error}, in {line[:40]!r}") from None
         refused = self.partition.refusal_of(record)
         if refused is not None:
             raise refused

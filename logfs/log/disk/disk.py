@@ -463,10 +463,11 @@ class Disk:
             file.close()
 
     def ensure_file(self, path: Path, data: bytes, *, sync: bool) -> None:
-        """Do as `put_file` does, but leave a file as it is that holds `data` already.
+        """Replace a small file as `put_file` does, unless it holds `data` already.
 
-        After a kill most files that recovery makes anew are right, and to read one costs far less than a rename. On a
-        disk without free inodes, a file is written in place unless `sync`; a killed process may then leave a mix.
+        After a kill most files that recovery makes anew are right, and to read one costs far less than a rename. If
+        there is no free inode, and without `sync`, the file is overwritten; a kill may then leave old bytes after new
+        ones.
         """
         if self._holds(path, data, sync=sync):
             return

@@ -335,7 +335,7 @@ class TextRenderer:
         taker = _damage_with_text(damaged)
         for part in texts:
             if isinstance(part, Damage):
-                # The size is exact for one damage between two entries. Of several, the first takes it all.
+                # The indexes tell the size of all unreadable text: the first damage that has bytes takes it.
                 size = missing if part is taker else 0
                 ranges.append(RenderedRange(at, at + size, None, part))
             else:

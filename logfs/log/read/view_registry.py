@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class ViewRegistry:
-    """The text views of a log. They are told before segments leave the log, to keep them. Any thread may use it."""
+    """The text views of a log: `pin` makes them keep its segments before some leave it. Any thread may use it."""
 
     def __init__(self) -> None:
         self._views: WeakSet[TextView] = WeakSet()

@@ -107,7 +107,9 @@ def unwrap(fields: Mapping[str, Any]) -> DataKey:
 
 def _path(key_id: str) -> Path:
     if not _KEY_ID.fullmatch(key_id):
-        raise Corrupt(f"encryption: {key_id[:40]!r} is not the name of a key")
+        raise Corrupt(
+            f"encryption: {key_id[:40]!r} is no key id: it has up to 200 of A-Z a-z 0-9 . _ -"
+        )
     home = os.environ.get("LOGFS_KEYS")
     config = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
     return (Path(home) if home else Path(config).expanduser() / "logfs/keys") / f"{key_id}.pem"

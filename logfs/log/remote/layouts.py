@@ -1,4 +1,4 @@
-"""The two layouts of a segment in a bucket: which objects it has, and which bytes of them are which of its files."""
+"""The two layouts of a segment in a bucket: its objects, and where in them each file of the segment lies."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class TieredDisk(BucketDisk):
         A missing object of a segment that `is_finished`, by its description, raises `RemoteStorageError`; otherwise
         another process has deleted it, which raises `Gone`.
         """
-        # What is missing is not looked for in a listing, as in a bucket alone.
+        # A bucket that is opened alone is listed again for a missing object. Here the object is asked for again.
         super().__init__(root, cache_bytes, home, looks_again=True)
         self.home, self.place = home, place
         self._is_finished = is_finished

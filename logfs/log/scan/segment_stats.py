@@ -157,7 +157,7 @@ def bucket_width_ms(partitions: Sequence[Reader]) -> int:
     first: list[int] = []
     last: list[int] = []
     for partition in partitions:
-        # A segment that is leaving the log does not matter for the choice.
+        # A segment that is leaving the log does not matter for the span.
         with suppress(FileNotFoundError, Gone):
             header = partition.segments[0].header(0)
             if header is not None and header.base_timestamp >= 0:

@@ -322,7 +322,7 @@ class MeasuredBatches(NamedTuple):
 
     @property
     def text(self) -> TextSize:
-        """The text size of all the batches."""
+        """The records, the bytes of lines and the bytes of envelopes of all the batches."""
         return TextSize(*self.sizes.sum(axis=0).tolist())
 
     def select(self, wanted: slice) -> MeasuredBatches:

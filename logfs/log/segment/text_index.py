@@ -125,8 +125,7 @@ class TextIndex(SparseIndex):
         return facts + crc32c(facts, self._seed).to_bytes(4, "big")
 
     def _relative_end(self, offset: int) -> int:
-        # The base offset of the next segment ends this one. That segment may be a stray file with a far higher
-        # offset.
+        # `offset` may be the base offset of the next segment, a stray file with a far higher one.
         offset = min(offset, self.base_offset + MAX_RELATIVE_OFFSET + 1)
         # -1 means that no offset comes before: damage at the start of the file may take bytes and no offsets.
         return self._relative(offset - 1) if offset > self.base_offset else -1

@@ -50,7 +50,7 @@ class LeaderEpochs:
             disk.open(self._path, write=True, create=True).close()
 
     def rebind(self, disk: Disk, directory: Path) -> None:
-        """Use the copy of the file in `directory`, on `disk`, from now on."""
+        """Write the file in `directory`, on `disk`, from now on; it is not read."""
         self._disk, self._path = disk, directory / FILE_NAME
 
     @property

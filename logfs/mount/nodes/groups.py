@@ -135,7 +135,10 @@ class TopicGroups(GroupsFolder):
         return b"".join(b"%d %d\n" % (each.partition, commit.offset) for each, commit in commits)
 
     def parse(self, text: str) -> Mapping[Reader, str]:
-        """Return what is committed: one word holds for all partitions, otherwise each line names one."""
+        """Return the offset in words for each partition: one word is for all, or each line has a number and a word.
+
+        Raises `InvalidName` for another form, or for a partition that the topic does not have.
+        """
         readers = self.readers
         lines = [line.split() for line in text.splitlines() if line.strip()]
         if len(lines) == 1 and len(lines[0]) == 1:

@@ -137,7 +137,7 @@ class PartitionDirectory(PartitionAccess, DirectoryNode):
         return None
 
     def names(self) -> Iterator[str]:
-        # A partition that cannot be loaded has no files.
+        # Raises EIO if the partition cannot be loaded.
         _ = self.partition
         yield from (*_APPENDS, *_TEXTS, *_FOLDERS, _STATUS, _LOG_START, _CTL)
 

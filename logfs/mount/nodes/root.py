@@ -168,7 +168,9 @@ class SelfDirectory(DirectoryNode):
         store = self.context.store
         store.disk.check_may_block()
         if store.read_only:
-            raise NotWritable(f"{self.path}/ctl: the store is open read-only")
+            raise NotWritable(
+                f"{self.path}/ctl: the store is open read-only; mount it without --read-only to give commands"
+            )
         if text in ("pause", "resume"):
             store.registry.is_paused = text == "pause"
         elif text == "retain":

@@ -9,7 +9,6 @@ and wakes this task.
 from __future__ import annotations
 
 import ctypes
-import errno
 import logging
 import os
 from contextlib import suppress
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING
 import pyfuse3
 import trio
 
+from logfs.mount.mounting import forget_attributes
 from logfs.mount.threads import run_in_thread
 
 if TYPE_CHECKING:
@@ -151,13 +151,3 @@ class Linger:
         for inode in list(self._open):
             with suppress(OSError):
                 pyfuse3.invalidate_inode(pyfuse3.InodeT(inode))
-
-
-def forget_attributes(inode: int) -> None:
-    """Make the kernel ask for the attributes of a file before the next write(2) to it."""
-    try:
-        pyfuse3.invalidate_inode(pyfuse3.InodeT(inode), attr_only=True)
-    except OSError as error:
-        # ENOENT: the kernel has forgotten the inode already.
-        if error.errno != errno.ENOENT:
-            raise

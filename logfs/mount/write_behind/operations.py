@@ -21,10 +21,9 @@ from logfs.format.base.names import parse_directory
 from logfs.mount.errnos import refuse
 from logfs.mount.handler_guard import guarded
 from logfs.mount.handlers import Handlers
-from logfs.mount.mounting import statvfs_of
+from logfs.mount.mounting import forget_attributes, statvfs_of
 from logfs.mount.nodes.base import Stat
 from logfs.mount.threads import run_in_thread
-from logfs.mount.write_behind.linger import Linger, forget_attributes
 from logfs.mount.write_behind.stream import Stream
 from logfs.store.directory.mount_table import FILESYSTEM_TYPE, logfs_mounts
 
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from logfs.mount.errnos import ErrorLog
+    from logfs.mount.write_behind.linger import Linger
 
 _T = TypeVar("_T")
 

@@ -138,7 +138,7 @@ def request_file(path: Path) -> Iterator[int]:
         yield fd
     finally:
         with suppress(OSError):
-            # A mount that has gone away since fails the flush of a close; the answer counts.
+            # If the mount has ended meanwhile, the close fails. Only the answer matters.
             os.close(fd)
 
 

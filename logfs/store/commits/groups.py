@@ -221,7 +221,9 @@ class Groups:
         """
         self._registry.disk.check_may_block()
         if self._registry.read_only:
-            raise NotWritable(f"group {group}: the store is open read-only")
+            raise NotWritable(
+                f"group {group}: offsets cannot be committed or forgotten: the store is open read-only"
+            )
         with self._registry.disk.hold(self._lock):
             yield
 

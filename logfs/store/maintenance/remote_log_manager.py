@@ -116,9 +116,13 @@ class RemoteLogManager(Maintenance):
 
     def _log_of(self, partition: Log) -> TieredLog:
         log = self._tiered.of(partition)
-        if log is None or not partition.config.remote_storage_enable:
+        if not partition.config.remote_storage_enable:
             raise InvalidSetting(
                 f"{partition.name.directory}: the topic is not tiered; set remote.storage.enable to true"
+            )
+        if log is None:
+            raise InvalidSetting(
+                f"{partition.directory}: cannot be tiered, because partition.metadata has no topic id"
             )
         return log
 

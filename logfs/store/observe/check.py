@@ -184,7 +184,7 @@ def check_log_dirs(store: Store) -> Iterator[Finding]:
 def _check_owner(store: Store) -> Iterator[Finding]:
     """Report that the bucket of tiered partitions belongs to another store."""
     if any(partition.is_tiered for partition in store.registry.partitions.copy().values()):
-        # Errors of the bucket are those of its segments, too.
+        # The audit of the segments reports an error of the bucket.
         with suppress(LogfsError, OSError):
             refusal = store.tiered.owner.look()
             if refusal:

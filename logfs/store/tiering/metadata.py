@@ -119,7 +119,7 @@ class RemoteLogMetadata:
             log.flush()
 
     def update(self, *segments: RemoteSegment, state: SegmentState, durable: bool = True) -> None:
-        """Append the next state of segments of one partition, as `add` does."""
+        """Append records that put segments of one partition into `state`, with the promises and errors of `add`."""
         if segments:
             self.add(*self._updates(segments, state), durable=durable)
 

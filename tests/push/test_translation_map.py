@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logfs.errors import ClusterError
-from logfs.push.offset_map import TranslationMap, runs_of
+from logfs.push.translation_map import TranslationMap, runs_of
 
 if TYPE_CHECKING:
     from pathlib import Path
