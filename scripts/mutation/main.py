@@ -1,0 +1,166 @@
+"""Mutants of the engine: `scripts/mutants` describes the commands."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from queue import SimpleQueue
+from typing import NamedTuple
+
+import coverage
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from changes import Change, changes
+
+ROOT = Path(__file__).resolve().parents[2]
+STATE = ROOT / ".mutants"
+DATA = STATE / "coverage"
+DURATIONS = STATE / "durations.csv"
+ENGINE = ("logfs/log", "logfs/store", "logfs/format")
+# Compiled loops are not traced.
+LEFT_OUT = "logfs/format/kernels"
+TESTS = ("tests/log", "tests/store", "tests/format")
+# The tests of a line are run up to this many seconds of their usual time, the fastest first.
+MOST_SECONDS = 90.0
+FLAGS = ("-q", "-x", "-p", "no:cacheprovider", "-p", "no:randomly", "--no-header", "--tb=no")
+
+
+class Mutant(NamedTuple):
+    """A change of a file, and the tests that run its line, the fastest first."""
+
+    file: str
+    change: Change
+    tests: tuple[str, ...]
+
+
+def collect() -> None:
+    """Run the tests of the engine, and note which test runs which line, and for how long."""
+    STATE.mkdir(exist_ok=True)
+    config = STATE / "coveragerc"
+    config.write_text(f"[run]\nsource = {','.join(ENGINE)}\ndata_file = {DATA}\n")
+    environment = {**os.environ, "LOGFS_MUTANTS_DURATIONS": str(DURATIONS)}
+    DURATIONS.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "pytest", "-q", "-n", str(os.cpu_count()), "-p", "durations"]
+    command += [f"--cov-config={config}", "--cov", "--cov-context=test", "--cov-report=", *TESTS]
+    environment["PYTHONPATH"] = f"{Path(__file__).parent}:{ROOT}"
+    subprocess.run(command, cwd=ROOT, env=environment, check=False)
+
+
+def draw(count: int, seed: int) -> list[Mutant]:
+    """Return mutants of lines that tests run, drawn evenly from all changes."""
+    data = coverage.CoverageData(str(DATA))
+    data.read()
+    with DURATIONS.open() as file:
+        seconds = {test: float(each) for test, each in csv.reader(file)}
+    found: list[Mutant] = []
+    for path in sorted(path for folder in ENGINE for path in (ROOT / folder).rglob("*.py")):
+        file = path.relative_to(ROOT).as_posix()
+        if file.startswith(LEFT_OUT):
+            continue
+        contexts = data.contexts_by_lineno(str(path))
+        for change in changes(path.read_text()):
+            named = {each.partition("|")[0] for each in contexts.get(change.line, ())} - {""}
+            tests = sorted((each for each in named if each in seconds), key=seconds.__getitem__)
+            chosen: list[str] = []
+            for test in tests:
+                if sum(seconds[each] for each in chosen) + seconds[test] > MOST_SECONDS:
+                    break
+                chosen.append(test)
+            if chosen:
+                found.append(Mutant(file, change, tuple(chosen)))
+    print(f"{len(found)} changes of lines that tests run")
+    return random.Random(seed).sample(found, min(count, len(found)))
+
+
+def run(mutant: Mutant, clone: Path) -> str:
+    """Run the tests of a mutant in a clone; return "killed", "timeout" or "survived"."""
+    path = clone / mutant.file
+    source = path.read_text()
+    path.write_text(mutant.change.apply(source))
+    environment = {**os.environ, "PYTHONPATH": str(clone), "PYTHONDONTWRITEBYTECODE": "1"}
+    try:
+        # In parts: most mutants are killed by the first tests.
+        for tests in (mutant.tests[:10], mutant.tests[10:]):
+            if tests:
+                done = subprocess.run(
+                    [sys.executable, "-m", "pytest", *FLAGS, *tests],
+                    cwd=clone,
+                    env=environment,
+                    capture_output=True,
+                    timeout=4 * MOST_SECONDS,
+                    check=False,
+                )
+                if done.returncode:
+                    return "killed"
+        return "survived"
+    except subprocess.TimeoutExpired:
+        return "timeout"
+    finally:
+        path.write_text(source)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="scripts/mutants")
+    parser.add_argument("--collect", action="store_true", help="note which tests run which line")
+    parser.add_argument("--count", type=int, default=300, help="how many mutants (300)")
+    parser.add_argument("--seed", type=int, default=1, help="which mutants (1)")
+    parser.add_argument("--minutes", type=float, default=1e6, help="stop after this time")
+    arguments = parser.parse_args()
+    if arguments.collect:
+        collect()
+        return 0
+    mutants = draw(arguments.count, arguments.seed)
+    clones: SimpleQueue[Path] = SimpleQueue()
+    workers = os.cpu_count() or 1
+    for number in range(workers):
+        clone = STATE / f"clone{number}"
+        shutil.rmtree(clone, ignore_errors=True)
+        clone.mkdir()
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / "logfs", clone / "logfs", ignore=ignored)
+        for path in ROOT.iterdir():
+            if path.name not in ("logfs", STATE.name, ".git"):
+                (clone / path.name).symlink_to(path)
+        clones.put(clone)
+    until = time.monotonic() + arguments.minutes * 60
+    counts: Counter[str] = Counter()
+
+    def each(mutant: Mutant) -> None:
+        if time.monotonic() > until:
+            return
+        clone = clones.get()
+        try:
+            outcome = run(mutant, clone)
+        finally:
+            clones.put(clone)
+        counts[outcome] += 1
+        if outcome == "survived":
+            line = (ROOT / mutant.file).read_text().split("\n")[mutant.change.line - 1].strip()
+            text = f"{mutant.file}:{mutant.change.line}: {line}  ->  {mutant.change.text.strip()}"
+            with (STATE / f"survivors.{arguments.seed}").open("a") as file:
+                file.write(f"{text}\n")
+            print(f"survived: {text}", flush=True)
+
+    (STATE / f"survivors.{arguments.seed}").unlink(missing_ok=True)
+    with ThreadPoolExecutor(workers) as pool:
+        list(pool.map(each, mutants))
+    total = counts.total()
+    killed = total - counts["survived"]
+    print(
+        f"seed {arguments.seed}: {total} mutants, {killed} killed ({killed / max(total, 1):.1%}), {dict(counts)}"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
