@@ -104,11 +104,6 @@ class Fetched(NamedTuple):
     high_watermark: int
     diverging: tuple[int, int] | None
 
-    @property
-    def has_moved(self) -> bool:
-        """Whether another broker leads the partition now, or will soon."""
-        return self.error in _MOVED
-
 
 class Outgoing(NamedTuple):
     """One batch for a partition. `data` is the whole batch with the base offset 0, which is to become `offset`.

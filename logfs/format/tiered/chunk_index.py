@@ -78,14 +78,6 @@ class ChunkIndex:
             return Chunk(position, size, number * self.stored_sizes, stored)
         return Chunk(position, size, self._starts[number], self.stored_sizes[number])
 
-    @property
-    def object_bytes(self) -> int:
-        """The size of the object that holds all chunks."""
-        if not len(self):
-            return 0
-        last = self[len(self) - 1]
-        return last.stored_at + last.stored_size
-
     def chunks(self, start: int, end: int) -> range:
         """Return the numbers of the chunks that hold bytes [start, end) of the segment, which may end before that."""
         end = min(end, self.file_bytes)
