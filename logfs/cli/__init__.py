@@ -2,7 +2,7 @@
 
 Each command is one file, imported only when the command runs, so that `logfs --help` costs nothing. A command module
 has `add_arguments(parser)` and `run(arguments) -> int`, which returns the exit code: 0 for success, 1 for an error in
-the data or the system, 2 for wrong usage. `umount` also returns 3.
+the data or the system, 2 for wrong usage. `umount` also returns 3, `consume` 128 plus the number of a signal.
 
 What commands share: `common` (arguments, opening a store, tables, errors), `service_manager` (messages to systemd)
 and `watch` (the samples that `status` and `top` show). What `cat`, `tail` and `consume` print comes through five
@@ -95,7 +95,7 @@ _SECRET = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+:[/\\]+)(\S*[@?#;%]\S*)")
 
 
 def without_secrets(message: str) -> str:
-    """Return a message without the URLs in it that have a user, a query or a parameter."""
+    """Return a message in which `***` replaces all but the scheme of each URL with a user, a query or a parameter."""
     return _SECRET.sub(r"\1***", message)
 
 
@@ -238,7 +238,7 @@ def _module_of(package: str, command: str) -> str:
 
 
 def _joined(words: Sequence[str]) -> list[str]:
-    """Return words with each value such as `-3..` joined to the option before it: argparse takes it for an option."""
+    """Return words with each value such as `-3..` joined to its option: argparse would take it for another option."""
     joined: list[str] = []
     for word in words:
         if re.match(r"-[0-9]+\.\.", word) and joined and joined[-1] in ("-o", "--offset"):
@@ -326,7 +326,7 @@ def _run(module: ModuleType, parsed: argparse.Namespace) -> int:
 
 
 def _drop_output() -> None:
-    """Send what is left of the output nowhere: Python would try to write it once more at the end."""
+    """Discard the buffered output: at the end of the process, Python would try to write it once more."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -78,8 +78,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Append all input, flush it, and print the offsets [first, next) of the new records, if any.
 
-    The records of a topic are in several partitions, and only their number is printed. After an error the records
-    that were appended before it are flushed and printed, too.
+    If TARGET is a topic, the records go to several partitions, and only their number is printed. After an error, the
+    records that were appended before it are flushed and printed, too.
     """
     from logfs.store.admin.appender import open_appender
 
@@ -121,7 +121,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _keyed_lines(arguments: argparse.Namespace) -> KeyedLines | None:
-    """Return what makes envelopes of the lines; None if the lines are appended as they are."""
+    """Return the object that makes envelopes from the lines; None if the lines are appended as they are."""
     if arguments.key_separator is None and not arguments.header and arguments.start is None:
         return None
     from logfs.format.text.keyed_lines import KeyedLines
@@ -144,7 +144,7 @@ def _keyed_lines(arguments: argparse.Namespace) -> KeyedLines | None:
 
 
 def _standard_input() -> BufferedReader:
-    # A pipe that holds more makes larger batches. Another kind of file refuses.
+    # A larger pipe makes larger batches. If standard input is not a pipe, the call fails.
     with suppress(OSError):
         fcntl.fcntl(sys.stdin.fileno(), fcntl.F_SETPIPE_SZ, _READ_BYTES)
     return cast("BufferedReader", sys.stdin.buffer)
@@ -164,7 +164,7 @@ def _append(
 
 
 def _read(file: BufferedReader, appender: Appender, lines: KeyedLines | None) -> bytes:
-    """Return the next bytes. A record of several lines ends if none comes for a second."""
+    """Return the next bytes. A record of several lines ends if no input comes for a second."""
     if lines is not None and lines.is_waiting:
         ready, _, _ = select.select([file], [], [], _PAUSE_SECONDS)
         if not ready:

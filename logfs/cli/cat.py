@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _ranges(opened: OpenLogs, bounds: Bounds) -> dict[OpenLog, Range]:
-    """Return the offsets to print of each log, without the partitions of a topic that lack a single offset."""
+    """Return the offsets to print of each log, without partitions of a topic that lack the one offset asked for."""
     ranges, refused = {}, None
     for log in opened.logs:
         try:

@@ -1,4 +1,4 @@
-"""Code shared by several commands: targets, stores, ranges, progress bars."""
+"""Code shared by several commands: arguments, targets, stores, requests, progress bars, tables."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def target(words: Sequence[str], *, may_be_empty: bool = False) -> Target:
 
 
 def with_whole_store(log_dirs: Sequence[Path]) -> list[Path]:
-    """Return log directories, then those of the same store that are not among them, and that are there.
+    """Return the given log directories, then the other existing log directories of the same store.
 
     The committed offsets of groups may be in any of them. Raises `OSError`.
     """
@@ -136,12 +136,12 @@ def with_whole_store(log_dirs: Sequence[Path]) -> list[Path]:
     disk = ReadOnlyDisk()
     here = {Path(os.path.realpath(each)) for each in log_dirs if not isinstance(each, BucketPath)}
     others = sorted(whole_store((disk, path) for path in here) - here)
-    # Another store, or an empty mountpoint, may be there now.
+    # A recorded path may now hold another store, or an empty mountpoint.
     return [*log_dirs, *(path for path in others if here & store_dirs(disk, path).all)]
 
 
 def directories_in(log_dirs: Iterable[Path]) -> set[str]:
-    """Return the names of all directories of partitions, up to a dot: those that are on their way elsewhere, too."""
+    """Return the names of the entries of log directories, up to the first dot: `orders-0` for `orders-0.ID-stray`."""
     found: set[str] = set()
     for path in log_dirs:
         with suppress(OSError):
@@ -180,7 +180,7 @@ def _check_no_log_dir(path: Path) -> None:
 
 
 def ask(log_dirs: Sequence[Path], request: Request, title: str = "") -> Answer:
-    """Execute an administrative request in the mount that holds the log directories, or else here.
+    """Execute an administrative request in the mount that holds the log directories, or else in this process.
 
     The progress of a long request is shown under `title`. Raises the errors of `client.call`.
     """

@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     directories = [path_argument(word) for word in arguments.words if not _is_setting(word)]
     if not directories:
         raise InvalidSetting(f"{settings[0]}: give the log directories first")
-    # Before an empty directory becomes a store.
+    # Check the changes before an empty directory becomes a store.
     changes = parse_changes(
         [word for word in settings if "=" in word], of_topic=bool(arguments.topic)
     )

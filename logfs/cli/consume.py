@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _POLL_SECONDS = 0.2
 _COMMIT_SECONDS = 1.0
-# The records that are printed between two looks at the group.
+# The most records that are taken from a partition at a time: without --exec, and with --exec by default.
 _PRINTED = 10_000
 _EXECUTED = 1000
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.idle_exit is not None and not arguments.idle_exit >= 0:
         raise InvalidName(f"--idle-exit {arguments.idle_exit}: give seconds, 0 or more")
     with OpenLogs(arguments.target, arguments.isolation, groups=True) as opened:
-        # The same one for all members, in whatever order they name the log directories.
+        # All members use the same log directory, in whatever order they name the log directories.
         home = min(opened.log_dirs)
         if opened.store.disk.is_remote:
             raise NotWritable(f"{home}: nothing can be committed in a bucket; use cat, or tail -f")
@@ -104,7 +104,7 @@ class _Signals:
         self.exit_code = 0
 
     def __enter__(self) -> Self:
-        # Another thread cannot set handlers, and gets no signals.
+        # Only the main thread can set handlers, and only the main thread runs them.
         is_main = threading.current_thread() is threading.main_thread()
         self._before = {each: signal.signal(each, self._note) for each in _ENDING if is_main}
         return self
@@ -120,7 +120,7 @@ class _Signals:
 
 
 class _Place(NamedTuple):
-    """How far a partition was taken, and how far that is committed; -1 for nothing."""
+    """The offset up to which a partition was taken, and the offset that is committed for it; -1 for none."""
 
     taken: int
     committed: int
@@ -185,7 +185,7 @@ class _Consumer:
             self._commit(log)
 
     def _has_all(self) -> bool:
-        """Whether this member has all partitions that belong to it, so that an end of the log is the end."""
+        """Whether this member has taken all of its partitions: only then may `--idle-exit` end the command."""
         names = [log.name for log in self._opened.logs]
         return {log.name for log in self._places} == {*self._member.assigned(names)}
 
@@ -208,7 +208,7 @@ class _Consumer:
 
     def _begin(self, reader: Reader) -> _Place:
         """Return where to begin: at the committed offset, or at that of `--from`."""
-        # Not the end of what this reader shows: another one may have committed records of an open transaction.
+        # This is not the last stable offset: a member with read_uncommitted may have committed a later offset.
         name, end = reader.name.directory, reader.log.state.log_end_offset
         # Another member may have committed since.
         self._opened.store.refresh()
@@ -225,7 +225,7 @@ class _Consumer:
         """Take the next batch of a partition; return False if there is none."""
         place, left = self._places[log], self._printer.left
         most = _PRINTED if self._arguments.exec is None else self._arguments.batch
-        # No batch has more records than offsets.
+        # The limit applies to offsets, because a batch never has more records than offsets.
         most = most if left is None else min(most, left)
         start = max(place.taken, log.reader.log_start_offset)
         end = min(start + most, log.reader.log_end_offset)
@@ -245,7 +245,7 @@ class _Consumer:
         return True
 
     def _execute(self, log: OpenLog, start: int, end: int) -> bool:
-        """Run the command for a batch, if a record of it passes the filter; return whether it has succeeded."""
+        """Run the command for a batch if the filter admits one of its records; return False if the command fails."""
         records = self._printer.out = io.BytesIO()
         self.is_whole &= self._printer.print_logs([log], [(start, end)])
         if not records.tell():

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     Place = tuple[TopicPartition, int]
 
 _FIELDS = ("value", "key")
-# The reasons that are told at their first record; after so many different ones only their number is.
+# The most reasons that are printed, each at its first record. Further failures are only counted.
 _MOST_TOLD = 20
 
 
@@ -56,10 +56,10 @@ class RecordDecoder:
 
     @classmethod
     def of(cls, arguments: argparse.Namespace) -> Self | None:
-        """Return what decodes by the options of `add_schemas`; None if nothing is decoded.
+        """Return the decoder for the options of `add_schemas`; None without `--schemas`.
 
-        Raises `InvalidName` for other fields, `Unsupported` if the libraries are not installed, and what
-        `open_schemas` raises.
+        Raises `InvalidName` for `--decode` with other fields or without `--schemas`, `Unsupported` if the libraries
+        are not installed, and what `open_schemas` raises.
         """
         fields = set((arguments.decode or _FIELDS[0]).split(","))
         if not fields <= {*_FIELDS}:
@@ -81,10 +81,12 @@ class RecordDecoder:
     ) -> list[Record]:
         """Return the records of a chunk with decoded fields.
 
-        A field that cannot be decoded stays as it is. It is told and counted, unless the chunk will come again.
+        A field that cannot be decoded stays as it is. With `is_counted`, the failure is printed and counted; pass
+        False for a chunk that will be decoded again.
         """
         if not self._is_frozen:
-            # The modules are loaded now. To look through their objects for garbage takes half of the time.
+            # The modules are loaded now. Without the freeze, half of the time goes into scans of their objects for
+            # garbage.
             gc.freeze()
             self._is_frozen = True
         records = chunk if isinstance(chunk, list) else list(chunk.records())
@@ -93,7 +95,7 @@ class RecordDecoder:
     def record(
         self, record: Record, partition: TopicPartition, *, is_counted: bool = True
     ) -> Record:
-        """Return a record with decoded fields, as `decoded` does."""
+        """Return a record with decoded fields. A field that cannot be decoded stays; `is_counted` counts it."""
         key, value = record.key, record.value
         place = (partition, record.offset) if is_counted else None
         if key is not None and "key" in self._fields:
@@ -116,7 +118,7 @@ class RecordDecoder:
         self._failed.clear()
 
     def _field(self, field: str, data: bytes, place: Place | None) -> bytes:
-        """Return the decoded key or value of the record at `place`; None if it is not to be counted."""
+        """Return a decoded key or value, or `data` if that fails. If `place` is None, a failure is not counted."""
         try:
             return JsonText(self._decoder.decode(data))
         except NotDecodable as error:
@@ -128,7 +130,7 @@ class RecordDecoder:
             raise _not_installed(error) from None
 
     def _tell(self, place: Place, reason: str) -> None:
-        """Tell a reason at its first record."""
+        """Print a reason with its first record to standard error; print nothing for later records."""
         if reason not in self._told and len(self._told) < _MOST_TOLD:
             self._told.add(reason)
             sys.stdout.flush()

@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     wanted = target(arguments.target)
     check_names(wanted)
-    # What groups have committed for a partition is deleted with it.
+    # The offsets that groups have committed for a partition are deleted with it. They may be in any log directory.
     done = ask(with_whole_store(wanted.log_dirs), Delete(wanted.name))
     for directory in done["directories"]:
         print(f"{directory}: will be removed after file.delete.delay.ms")

@@ -92,7 +92,7 @@ def _print_table(store: Store, topics: set[str] | None) -> None:
     from logfs.format.base.times import format_time
 
     chosen = [name for name in store if topics is None or store[name].topic in topics]
-    # Of a tiered log, only a part is in the log directory.
+    # The log directory holds only a part of a tiered log.
     shows_local = any(store[name].is_tiered for name in chosen)
     local = ["LOCAL"] if shows_local else []
     rows = [["PARTITION", "START", "END", "SIZE", *local, "SEGMENTS", "LAST RECORD", "LOG DIR"]]

@@ -9,7 +9,7 @@ from logfs.errors import InvalidName
 from logfs.format.base.times import parse_time
 
 _DIGIT = re.compile(r"[0-9]")
-# What looks like ISO 8601, and is no time, must not become another one.
+# A text that looks like ISO 8601 but is no valid time must not be parsed as another time.
 _ISO = re.compile(r"[0-9]{4}-?[0-9]{2}|-?[0-9]+$")
 # A lone letter or a decimal number is no time, although dateparser makes one of it.
 _WORD = re.compile(r"[A-Za-z]{3}|[0-9][:/-][0-9]|[0-9]\s*(ms|s|m|h|d|w|am|pm)\b", re.IGNORECASE)

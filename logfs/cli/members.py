@@ -1,10 +1,10 @@
 """The members of a consumer group on one machine, and which partitions each of them reads.
 
-Every member holds locks of bytes in one file of the log directory. The kernel releases them when the member ends, in
-whatever way, so that the others notice. A member locks the lowest byte of the group that is free, its slot; the
-number of locked slots below its own is its rank. Of the sorted list of partitions, each one belongs to the member
-whose rank is its place in the list modulo the number of members. A member reads a partition only while it has locked
-the byte of the partition, too, which the previous owner releases after its last commit.
+Every member holds locks of bytes in one file of the log directory. The kernel releases the locks when the member
+ends, however it ends, so the other members notice. A member locks the lowest free byte of the group, its slot. The
+number of locked slots below its own is its rank. With two members, the partitions at places 0, 2, 4 of the sorted
+list belong to the member of rank 0, and those at places 1, 3, 5 to the member of rank 1. A member reads a partition
+only while it has also locked the byte of the partition. The previous owner releases this byte after its last commit.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FILE_NAME = "logfs.members"
 """The file in a log directory whose bytes the members lock. It has no content, and Kafka ignores it."""
 
 _MOST_MEMBERS = 4096
-# `struct flock` of Linux: type, whence, start, length, pid; for the locks of open files the pid is 0.
+# `struct flock` of Linux: type, whence, start, length, pid. For locks of open file descriptions, the pid is 0.
 _FLOCK = struct.Struct("@hhqqi4x")
 
 
@@ -106,7 +106,7 @@ class Membership:
                 fcntl.fcntl(self._file, fcntl.F_OFD_GETLK, wanted)
             )
             if kind != fcntl.F_UNLCK:
-                # The kernel tells one of the locks, and not the first.
+                # The kernel returns one of the locks in the range, which need not be the first.
                 found += [place - self._slots for place in range(at, at + length)]
                 ranges += [(start, at), (at + length, end)]
         return found

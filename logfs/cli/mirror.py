@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_source(parser: argparse.ArgumentParser, verb: str = "mirror") -> None:
-    """Add the arguments for the topics, and for the options of the connection. `verb` is what is done with them."""
+    """Add the arguments for topics and for the connection. `verb` is what the command does with topics."""
     parser.add_argument(
         "--topics",
         metavar="REGEX",
@@ -51,7 +51,7 @@ def add_source(parser: argparse.ArgumentParser, verb: str = "mirror") -> None:
 
 
 def source_of(arguments: argparse.Namespace) -> tuple[re.Pattern[str], dict[str, Any]]:
-    """Return the topics that are meant, and the options of the connection.
+    """Return the pattern for the names of the topics, and the options of the connection.
 
     Raises `InvalidName` for a malformed regular expression, `InvalidSetting` for a wrong option, and `OSError`.
     """

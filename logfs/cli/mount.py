@@ -129,7 +129,7 @@ def run(arguments: argparse.Namespace) -> int:
             try:
                 notify("READY=1", f"STATUS=mounted on {mountpoint}")
             except OSError as error:
-                # The variable may be that of another service, which has started this shell.
+                # NOTIFY_SOCKET may belong to another service, which has started this shell.
                 logging.warning("the service manager cannot be told: %s", error)
 
         serve(ready=ready)
@@ -138,7 +138,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _words(arguments: argparse.Namespace) -> list[str]:
-    """Return the single mount options, without those for mount(8) itself."""
+    """Return the individual mount options, without those that only mount(8) itself uses."""
     words = [word for option in arguments.options for word in option.split(",") if word]
     return [w for w in words if w not in _IGNORED and not w.startswith(_IGNORED_BEGINNINGS)]
 
@@ -212,7 +212,7 @@ def _store_session(arguments: argparse.Namespace, words: list[str]) -> Callable[
 
 
 def _mirror(arguments: argparse.Namespace, *, read_only: bool) -> MirrorOptions | None:
-    """Return what the mount mirrors. Raises `InvalidStore` for options that do not fit, and as `source_of`."""
+    """Return what the mount mirrors; None without `--mirror`. Raises `InvalidStore` and the errors of `source_of`."""
     from logfs.mount.mounted_mirror import MirrorOptions
 
     if arguments.mirror is None:
@@ -288,7 +288,7 @@ def _who_may_enter(log_dir: Path) -> str:
 def _in_background(serve: Callable[..., None]) -> int:
     """Start the daemon by two forks, and wait until it reports. Return 0 if it is ready, 1 after printing its error.
 
-    It is called before any lock, mount or thread exists. Only the original process returns.
+    Call it before any lock, mount or thread exists. Only the original process returns; the daemon never does.
     """
     reading, writing = os.pipe()
     if os.fork():

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Move the partition, with a progress bar on a terminal, and print its new directory.
 
-    If the store is mounted, the destination is a log directory of that mount.
+    If the store is mounted, the destination must be a log directory of that mount.
     """
     from logfs.store.admin.requests import Move
     from logfs.store.directory.recognition import check_log_dirs

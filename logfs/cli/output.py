@@ -57,7 +57,7 @@ class Printer:
     def __init__(
         self, arguments: argparse.Namespace, most: int | None = None, out: BinaryIO | None = None
     ) -> None:
-        """Print at most `most` records in all, None stands for no limit, to `out`, by default standard output.
+        """Prepare to print to `out`, by default standard output. `most` limits the number of records if not None.
 
         Raises what `RecordSelector.of` and `RecordDecoder.of` raise.
         """
@@ -84,7 +84,7 @@ class Printer:
     def print_logs(self, logs: Sequence[OpenLog], ranges: Sequence[Range]) -> bool:
         """Print the records in one range [start, end) of each log, and return True if all of them could be read.
 
-        Those of several logs are merged in the order of time. Raises what `LogScan` raises.
+        The records of several logs are merged in the order of time. Raises what `LogScan` raises.
         """
         is_plain = not (self._format or self._filter or self._decoder)
         if len(logs) == 1 and is_plain and self.left is None:
@@ -97,7 +97,7 @@ class Printer:
         return all(scan.whole for scan in scans)
 
     def print_last(self, logs: Sequence[OpenLog], ends: Sequence[int], count: int) -> bool:
-        """Print the last `count` records before the end of each log, merged as `print_logs` does; return the same."""
+        """Print the last `count` records of all logs together, up to `ends`; return True if all could be read."""
         from logfs.log.read.merge import last
 
         ranges = [
@@ -162,7 +162,7 @@ class Printer:
 
         reached = -1
         for chunk in scan:
-            # The order does not depend on the filter.
+            # The times come from all records, so the order of the merge does not depend on the filter.
             times = rising(chunk, reached)
             reached = int(times[-1]) if len(times) else reached
             admitted = decoded = self._decoded(chunk, scan.log.reader.name)
@@ -206,7 +206,7 @@ class Printer:
         return (record.value or b"") + b"\n"
 
     def _print_text(self, log: OpenLog, start: int, end: int | None) -> bool:
-        """Print all records of a range of one log, whose text is rendered by its index."""
+        """Print all records in a range of one log, from its text view if possible; return whether all were read."""
         from logfs.format.text.rendering import View
 
         view = View.ENVELOPES if self._json else View.LINES
@@ -232,7 +232,7 @@ class Printer:
 
 
 def _past_damage(reader: Reader, start: int, stop: int) -> Iterator[tuple[int, Chunk]]:
-    """Yield the chunks of [start, stop) without those that are damaged, which a later read reports."""
+    """Yield (reached offset, chunk) for [start, stop), and skip damaged ranges; a later read reports the damage."""
     from logfs.log.segment.batch_iterator import DamagedRange
 
     at = start
@@ -248,7 +248,7 @@ def _past_damage(reader: Reader, start: int, stop: int) -> Iterator[tuple[int, C
 def _prepare_bulk() -> None:
     """Keep the memory of buffers, and enlarge the pipe that the output goes to, if it is one."""
     keep_memory()
-    # Another kind of file refuses, and so may the system's limit for pipes.
+    # The call fails if standard output is not a pipe, or if the system's limit for pipes is reached.
     with suppress(OSError):
         fcntl.fcntl(sys.stdout.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 

@@ -1,4 +1,4 @@
-"""The partitions that `cat` and `tail` read. Another process may compact, delete or move them during the read."""
+"""The partitions that `cat`, `tail` and `consume` read. Other processes may compact, delete or move them."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ _NUMBERED = re.compile(rf".+-({names.PARTITION.pattern})")
 class OpenLogs:
     """The partitions that a TARGET argument names, in a store opened read-only. Only one thread may use it.
 
-    A name in it is that of a partition or, if there is no partition of that name, of a topic, which stands for all of
-    its partitions. `logs` has them in the order of the names, those of a topic by their numbers.
+    A name in TARGET is that of a partition or, if there is no partition of that name, of a topic, which stands for
+    all of its partitions. `logs` has them in the order of the names, those of a topic by their numbers.
     """
 
     def __init__(self, words: Sequence[str], isolation: str, *, groups: bool = False) -> None:
@@ -112,7 +112,7 @@ class OpenLogs:
             return False
         name = self._names[0]
         if any(isinstance(path, BucketPath) for path in self._target.log_dirs):
-            # A listing costs requests.
+            # To list a bucket costs requests, so the form of the name decides.
             return _NUMBERED.fullmatch(name) is not None
         found = directories_in(self._target.log_dirs)
         return not found or names.partitions_named(name, found) == [name]

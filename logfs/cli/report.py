@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _replace(path: Path, page: str) -> None:
-    """Replace a file in one step, with its mode: after an error, such as a full disk, the old page is there."""
+    """Replace a file atomically, and keep its mode. After an error, such as a full disk, the old page remains."""
     temporary = path.with_name(f"{path.name}.tmp")
     try:
         temporary.write_text(page, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The records of a log, past what cannot be read, while other processes change the log."""
+"""Reads the records of a log, and skips ranges that cannot be read, while other processes change the log."""
 
 from __future__ import annotations
 
@@ -49,11 +49,12 @@ class LogScan(Generic[T]):
         end: int | None,
         read: ReadNext[T],
     ) -> None:
-        """Read with `read`, which is called with a reader, the offsets [start, stop), and whether to read few.
+        """Set the function that reads: `read(reader, start, stop, by_record)`. Nothing is read yet.
 
-        It reads the next of these records, and yields a part, and the offset up to which all are in the parts so far.
-        Few are read one by one, after damage that whole chunks would meet again. Raises `DamagedRange`; `Gone` if
-        files have left the log; and `OffsetOutOfRange` if they leave it after a part of a segment was yielded.
+        `read` yields pairs (offset, part). A part has the next records of [start, stop), and the parts so far have
+        all records below `offset`. With `by_record` it reads record by record, because a larger read would meet the
+        same damage again. It raises `DamagedRange`; `Gone` if files have left the log; and `OffsetOutOfRange` if
+        files leave the log after a part of a segment was yielded.
         """
         self.log = log
         self._start = start
@@ -178,7 +179,7 @@ def _text(
 def _may_hide_damage(segment: Segment, size_bytes: int) -> bool:
     """Return whether there is damage among batches without text, such as control batches.
 
-    `size_bytes` is the segment's present size: the answer is remembered until it grows.
+    `size_bytes` is the present size of the segment. The result is cached until the segment grows.
 
     The text view skips these batches, and the damage with them. A segment with fewer records in its text than offsets
     has such batches, or has lost batches, and is searched. A segment with `gaps` is not searched, because it always

@@ -122,7 +122,7 @@ class Bounds:
 def _offsets(text: str) -> tuple[str, str, bool]:
     """Parse a range of offsets: its first and its last, "" for an open side, and whether it is one record."""
     if _SINGLE.fullmatch(text):
-        # The last N are a range.
+        # `-N` is a range, the last N records, and not a single record.
         is_single = not text.startswith("-")
         if text.strip("-0") or is_single:
             return text, "", is_single
@@ -151,7 +151,7 @@ def _resolve(text: str, reader: Reader) -> int:
 
 
 def _at_time(reader: Reader, timestamp: int) -> int:
-    """Return the offset of the first record at or after a time that readers see; the log end if there is none."""
+    """Return the offset of the first record that readers see at or after a time; the log end if there is none."""
     found = reader.offset_for_time(timestamp, shown=True)
     return reader.log_end_offset if found is None else found.offset
 
@@ -186,7 +186,7 @@ class RecordSelector:
         return cls(key, pattern, headers)
 
     def admits(self, record: Record) -> bool:
-        """Whether a record has all of it."""
+        """Whether a record has the key, a match of the pattern, and all headers."""
         if self.key is not None and record.key != self.key:
             return False
         if self.pattern is not None and not self.pattern.search(record.value or b""):
@@ -200,7 +200,7 @@ class RecordSelector:
         )
 
     def rows(self, chunk: Columns | list[Record]) -> NDArray[np.int64]:
-        """Return the numbers of the records that have all of it, in ascending order."""
+        """Return the numbers of the records in a chunk that `admits` accepts, in ascending order."""
         import numpy as np
 
         if isinstance(chunk, list):

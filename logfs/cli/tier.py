@@ -1,4 +1,4 @@
-"""`logfs tier`: copy the sealed segments of tiered topics into their object store now, and tidy up there."""
+"""`logfs tier`: copy the sealed segments of tiered topics into their object store, and delete expired ones there."""
 
 from __future__ import annotations
 

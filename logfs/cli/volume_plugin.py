@@ -45,12 +45,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serve until SIGTERM or Ctrl-C. The mounts go on. Raises `Corrupt`, `InvalidStore` and `OSError`."""
+    """Serve until SIGTERM or Ctrl-C. The volumes stay mounted. Raises `Corrupt`, `InvalidStore` and `OSError`."""
     from logfs.volume.driver import VolumeDriver
     from logfs.volume.server import VolumeServer
 
     logging.basicConfig(level=logging.INFO, format="logfs volume-plugin: %(message)s", force=True)
-    # Log directories have their real paths, and are compared with these.
+    # The driver compares these paths with the paths of log directories, which have no symlinks.
     driver = VolumeDriver(arguments.state.resolve(), arguments.logs.resolve())
     with VolumeServer(driver, arguments.socket.absolute()) as server:
 

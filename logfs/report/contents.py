@@ -28,15 +28,15 @@ if TYPE_CHECKING:
     Progress = Callable[[int], object]
 
 
-# The part of all records at either end of the time that may be left out of a drawing.
+# The fraction of all records that a drawing may leave out at either end of the time axis.
 _RARE = 0.01
 
 
 class PartitionReport(NamedTuple):
     """One partition. Sizes are in bytes, times in ms since the epoch, -1 if unknown.
 
-    `oldest_due_ms` is when retention by time may drop the oldest segment, None if it never does; `stays` says why it
-    is still there. `expired_bytes` is what retention would drop now. `counts` is None if the log was not read.
+    `oldest_due_ms` is when retention by time may drop the oldest segment that stays, None if it never does; `stays`
+    says why that segment stays. `expired_bytes` is what retention would drop now. `counts` is None without an audit.
     """
 
     name: str
@@ -70,9 +70,9 @@ class ReportContents(NamedTuple):
 
     `findings` are those of the audit, None if it was left out. `times` counts records by topic and by the beginning
     of a time bucket of `bucket_ms`; without the audit, offsets are counted by the entries of the time indexes.
-    The drawings show the times from `first_ms` to `last_ms`, -1 for none: nearly all records, so that a few with odd
-    timestamps do not make a point of all others. `problems` are partitions that cannot be opened, and log directories
-    that have failed.
+    The drawings show the times from `first_ms` to `last_ms`, -1 for none. Nearly all records are in this span; a few
+    records with odd timestamps are left out if they would make the span more than 10 times as long. `problems` are
+    partitions that cannot be opened, and log directories that have failed.
     """
 
     log_dirs: Sequence[str]
@@ -97,7 +97,7 @@ def size_of(log_dirs: Sequence[Path]) -> int:
 
 
 def read_report(log_dirs: Sequence[Path], *, full: bool, progress: Progress) -> ReportContents:
-    """Return what there is to show of log directories; nothing in them is changed.
+    """Return the contents of a report on log directories; nothing in them is changed.
 
     With `full`, all of the logs is read: for the audit, and for records, keys and codecs. Otherwise only indexes are
     read. Segments that are only in an object store are not read. Raises the errors of opening a store read-only.
@@ -148,7 +148,8 @@ def read_report(log_dirs: Sequence[Path], *, full: bool, progress: Progress) -> 
 def _usual_times(partitions: Sequence[Log]) -> tuple[int, int]:
     """Return the times between which nearly all records are, by the first and the greatest time of each segment.
 
-    All of them count, unless the span would be a tenth without one record in a hundred at either end.
+    The span is that of all records. If the first and the last hundredth of the records make it more than 10 times as
+    long, they are left out.
     """
     points: list[tuple[int, int]] = []
     for partition in partitions:

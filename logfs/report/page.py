@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from logfs.report.contents import ReportContents
 
-# The rows of a table, the topics with a picture of their own, and the findings that a page shows.
+# The most rows of a table, topics with a drawing of their own, and findings that a page shows.
 _MOST_ROWS = 200
 _MOST_TOPICS = 40
 _MOST_FINDINGS = 500
@@ -36,7 +36,7 @@ class Bar(NamedTuple):
 class Drawing(NamedTuple):
     """Records over time: a title, the bars, the first and the last time, the records of the highest bar and of all.
 
-    `outside` is how many of them have no time, or one that is not drawn; "" for none.
+    `outside` is how many of the records have no time, or a time that is not drawn; "" for none.
     """
 
     title: str
@@ -153,7 +153,7 @@ def _number(count: int) -> str:
 
 
 def _time(ms: int) -> str:
-    """Return a time in UTC, or a dash for one that is unknown or that no calendar has."""
+    """Return a time in UTC, or a dash for a time that is unknown or after the year 9999."""
     try:
         return f"{datetime.fromtimestamp(ms / 1000, UTC):%Y-%m-%d %H:%M:%S}" if ms >= 0 else "–"
     except (ValueError, OverflowError, OSError):

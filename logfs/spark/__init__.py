@@ -56,8 +56,8 @@ _STATIC_SETTINGS = {
 def register(spark: SparkSession) -> None:
     """Register `format("logfs")` with a session, and set the recommended settings that a running session accepts.
 
-    It may be called again. Raises `LogfsError` if the Python of the session's workers cannot
-    import logfs.
+    Further calls for the same session are allowed. Raises `LogfsError` if the Python of the session's workers
+    cannot import logfs.
     """
     _add_format(spark)
     for name, value in _SETTINGS.items():
@@ -85,7 +85,7 @@ def decode(column: Column | str, schemas: str) -> Column:
 
     `schemas` is the URL of a schema registry, a directory with files such as `7.avsc`, or a log directory with the
     topic `_schemas`. The struct has `schema_id` (int), `json` (string) and `error` (string). A value that cannot be
-    decoded has no `json`, and its `error` says why; a null has neither. If the schemas cannot be read, it fails.
+    decoded has no `json`, and its `error` says why; a null has neither. Unreadable schemas are an error of the query.
     """
     from logfs.spark.decoding import decode
 
@@ -122,7 +122,8 @@ def session(
 ) -> SparkSession:
     """Return a Spark session with `format("logfs")` and the settings that make it fast.
 
-    `name` is the name of the application. `settings` maps Spark settings to values, which take precedence.
+    `name` is the name of the application, `master` is Spark's master URL. `settings` maps Spark settings to values;
+    these take precedence over the settings of this function.
 
     Checkpoints are written by plain renames, so they must be on a file system, not in an object store. For an object
     store, set spark.sql.streaming.checkpointFileManagerClass in `settings`.
@@ -149,7 +150,7 @@ def session(
 
 
 def _is_local(master: str | None) -> bool:
-    """Whether workers certainly run on this machine, with its logfs: nothing else sets another master."""
+    """Whether the workers surely run on this machine: `master` is local, or no environment variable can set one."""
     elsewhere = (
         "MASTER",
         "PYSPARK_GATEWAY_PORT",

@@ -48,7 +48,7 @@ _NO_TIMESTAMP_TYPE = -1
 _BATCH_ROWS = 20_000
 _BATCH_BYTES = 2 << 20
 _PER_MS = {"ms": 1, "us": 1000}
-# Milliseconds from the first to the last fit an int64 as microseconds, the unit of Spark's timestamps.
+# The least and the greatest time in ms that fit an int64 in microseconds, the unit of Spark's timestamps.
 FIRST_MS, LAST_MS = -(2**63) // 1000 + 1, (2**63 - 1) // 1000
 
 
@@ -56,7 +56,7 @@ def kafka_schema(*, headers: bool, columns: Sequence[str] | None = None) -> Stru
     """Return the columns of Spark's Kafka source. If `headers` is true, the last one is the column `headers`.
 
     With `columns`, return the columns of these names, in this order, whatever `headers` says. Raises `ValueError` for
-    a name that is not a column, or that is there twice.
+    a name that is not a column, or that occurs twice in `columns`.
     """
     fields = {field.name: field for field in (*FIXED_FIELDS, StructField("headers", HEADERS))}
     if columns is None:
@@ -113,7 +113,7 @@ class BatchMaker:
         from logfs.format.batches.columns import concatenate
 
         counts = [len(run.columns) for run in runs]
-        # Bytes are joined only for the columns that need them.
+        # Called only if the schema has a column of bytes (key, value or headers); then called once.
         joined = functools.cache(lambda: concatenate([run.columns for run in runs]))
 
         def numbers(name: str) -> np.ndarray:
@@ -168,7 +168,7 @@ def _payload(columns: Columns) -> int:
 
 
 def _bounded(columns: Columns) -> Iterator[tuple[Columns, int]]:
-    """Yield the columns themselves, or parts of them where they are too large for one batch, each with its bytes."""
+    """Yield (columns, size in bytes): all records at once, or parts of them if they are too large for one batch."""
     size = _payload(columns)
     parts = max(-(-len(columns) // _BATCH_ROWS), -(-size // _BATCH_BYTES), 1)
     rows = max(-(-len(columns) // parts), 1)
@@ -210,7 +210,7 @@ def binary_array(field: GatheredField, kind: pa.DataType | None = None) -> pa.Ar
 
 
 def _repeated(texts: Sequence[bytes], counts: Sequence[int]) -> pa.Array:
-    """Return each text as often as its count says."""
+    """Return an Arrow array of strings in which each text is repeated `count` times, one text after the other."""
     offsets = np.zeros(sum(counts) + 1, np.int32)
     np.cumsum(np.repeat(np.array([*map(len, texts)], np.int32), counts), out=offsets[1:])
     data = b"".join(text * count for text, count in zip(texts, counts, strict=True))

@@ -86,9 +86,8 @@ class BatchReader(DataSourceReader):
 class FilteredReader(BatchReader):
     """A batch reader that accepts filters. Spark refuses to use such a reader if filter push-down is off.
 
-    If several queries use the DataFrame of one `load`, Spark up to 4.3 returns to all of them, even to those without
-    filters, only the rows that pass the filters of the last one. So this reader is used only with the option
-    pushDownPredicate.
+    If several queries use the DataFrame of one `load`, Spark up to 4.3 applies the filters of the last query to all
+    of them, even to queries without filters. So this reader is used only with the option pushDownPredicate.
     """
 
     def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:

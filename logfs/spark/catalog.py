@@ -53,8 +53,8 @@ def with_options(schema: StructType, options: Mapping[str, str]) -> StructType:
 def options_of_table(options: Mapping[str, str], schema: StructType) -> Mapping[str, str]:
     """Return the options of a read of a table: those in the metadata of `schema`, overridden by `options`.
 
-    If `options` have a path, the read is not of a table, and they are returned alone. If they select topics or
-    partitions, by whichever option, this takes the place of the table's selection.
+    If `options` have a path, the read is not of a table, and only `options` are returned. If `options` select topics
+    or partitions, by whichever option, their selection replaces the selection of the table.
     """
     kept = schema.fields[0].metadata.get(_METADATA) if schema.fields else None
     if kept is None or "path" in options or "paths" in options:

@@ -1,8 +1,8 @@
 """The filters of a query that the log evaluates itself.
 
-Filters on topic, partition and offset are evaluated exactly: no other records are read. For timestamps the log has an
-upper bound for each segment and each batch, so segments and batches that are too early are skipped. Records outside
-the time range are dropped, and Spark evaluates the filter again on the rest.
+Filters on topic, partition and offset are evaluated exactly, except offset filters of more than 100 ranges. For
+timestamps the log has an upper bound for each segment and each batch, so segments and batches that are too early are
+skipped. Records outside the time range are dropped, and Spark evaluates the filter again on the remaining records.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _FIRST, _END = -(2**63), 2**63 - 1
 _MOST_RANGES = 100
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
-# Of these columns only the timestamp can be null: where an int64 cannot hold it in microseconds.
+# Only the timestamp can be null. It is null if an int64 cannot hold it in microseconds.
 _TYPES = {"topic": str, "partition": int, "offset": int, "timestamp": datetime}
 # Spark orders strings by their bytes in UTF-8, which is the order of Python's strings too.
 _STRINGS: dict[type[Filter], Callable[[str, Any], bool]] = {

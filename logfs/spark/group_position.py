@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# A commit opens the log directories, or asks their mount, so short micro-batches share one.
+# The least time between two commits. A commit opens the log directories, or sends a request to their mount.
 _COMMIT_SECONDS = 1.0
-# The pause after a commit that failed, as beside a broker, and how long a commit waits for another process.
+# The pause after a failed commit. While a broker runs, each commit fails.
+# `_WAIT_SECONDS` is how long a commit waits for another process that holds the log directories.
 _RETRY_SECONDS = 30.0
 _WAIT_SECONDS = 0.2
 
@@ -29,8 +30,8 @@ _WAIT_SECONDS = 0.2
 class GroupPosition:
     """Commits the offsets of a query for a group, through the mount if one holds the log directories.
 
-    The position is for others to see: the query does not use it. So a commit that fails is a warning, and the next
-    one is tried.
+    Other programs read these offsets; the query itself does not use them. So a failed commit is only logged as a
+    warning, and a later call commits again.
     """
 
     def __init__(self, group: str, paths: Sequence[str]) -> None:
@@ -44,8 +45,9 @@ class GroupPosition:
     def note(self, offsets: Offsets, *, is_last: bool) -> None:
         """Commit the offsets at which the query continues, in one batch.
 
-        Unless `is_last`, because nothing more is there to read, nothing is committed within a second of the last
-        commit. A failure is logged once for each reason, and tried again after half a minute.
+        At most one commit is made in a second, unless `is_last` says that nothing more is there to read. After a
+        failure, the next attempt comes after 30 seconds. A failure is logged unless the previous one had the same
+        reason.
         """
         changed = {
             name.directory: str(offset)

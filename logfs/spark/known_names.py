@@ -1,4 +1,4 @@
-"""The names of all options and columns. A name that is none of them is an error that says which one is nearest."""
+"""The names of all options and columns. The error for an unknown name suggests the nearest known name."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ _OF_READS = (
 )
 _OF_WRITES = ("createPartitions", "topic", "txnAppId", "txnVersion")
 OPTIONS = (*SELECTIONS, *_OF_READS, *_OF_WRITES)
-# Options of Kafka's source that have no meaning without a broker; so have those that begin with "kafka.".
+# Options of Kafka's source that have no meaning without a broker, like most options that begin with "kafka.".
 _OF_THE_NETWORK = (
     "kafkaConsumer.pollTimeoutMs",
     "fetchOffset.numRetries",
     "fetchOffset.retryIntervalMs",
     "groupIdPrefix",
 )
-# Spark gives these to sources and sinks, too.
+# Options that Spark itself adds to those of a source or a sink.
 _OF_SPARK = ("path", "paths", "checkpointLocation", "queryName")
 
 
@@ -66,7 +66,7 @@ def check_options(names: Iterable[str]) -> None:
 def warn_of_ignored(names: Iterable[str], *, used: Collection[str] = ()) -> None:
     """Log a warning for each option that has no meaning without a broker.
 
-    `used` are the names that begin with "kafka." and do have one, in lower case.
+    `used` are the names, in lower case, that begin with "kafka." and do have a meaning.
     """
     of_network = {name.lower() for name in _OF_THE_NETWORK}
     for name in names:
@@ -78,7 +78,7 @@ def warn_of_ignored(names: Iterable[str], *, used: Collection[str] = ()) -> None
 
 
 def unknown_column(name: str, known: Collection[str], where: str) -> ValueError:
-    """Return the error for a column that is not one of `known`. `where` says what has the columns: "logfs source"."""
+    """Return the error for a column not in `known`. `where` names what has the columns: "logfs source"."""
     of_name = {each.lower(): each for each in known}
     return ValueError(
         f"the {where} has no column {name!r}{_guess(name, of_name)}; its columns are {', '.join(known)}"
@@ -86,6 +86,6 @@ def unknown_column(name: str, known: Collection[str], where: str) -> ValueError:
 
 
 def _guess(name: str, known: dict[str, str]) -> str:
-    """Return a question with the nearest known name, or nothing. The keys of `known` are in lower case."""
+    """Return a question that suggests the nearest known name, or "". The keys of `known` are in lower case."""
     found = get_close_matches(name.lower(), known, 1)
     return f"; did you mean {known[found[0]]!r}?" if found else ""

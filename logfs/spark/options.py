@@ -138,7 +138,7 @@ def local_path(path: str) -> str:
 
 
 def local_log_dir(path: str) -> str:
-    """Return the plain path of a `file:` URL, unless what is there may be a bucket, which is opened by its URL."""
+    """Return the plain path of a `file:` URL; if it may be a bucket, which opens by a URL, return a URL."""
     plain = local_path(path)
     is_bucket = plain != path and recognise(plain).kind is PathKind.OTHER
     return f"file://{plain}" if is_bucket else plain
@@ -266,7 +266,7 @@ def _duration_ms(text: str | None) -> int:
     return int(match[1]) * _UNITS_MS[match[2] or "ms"]
 
 
-# Which partitions.
+# The options that select partitions.
 
 
 def _selection(options: Mapping[str, str]) -> Selection:
@@ -319,7 +319,7 @@ def _assigned(text: str) -> list[TopicPartition]:
         raise ValueError(f"{shape}, got {text}") from None
 
 
-# Where to start and to end.
+# The options for the start and the end of a read.
 
 _OFFSETS_SHAPE = 'Expected e.g. {"topicA":{"0":23,"1":-1},"topicB":{"0":-2}}'
 _TIMESTAMPS_SHAPE = (

@@ -9,7 +9,7 @@ from logfs.spark.topics import from_json
 
 
 class OffsetsBehindLatest(NamedTuple):
-    """How many offsets lie between the end of a micro-batch and the end of the log then, over all partitions.
+    """The number of offsets from the end of a micro-batch to the end of the log at that time, over all partitions.
 
     The fields are Kafka's metrics minOffsetsBehindLatest, maxOffsetsBehindLatest and avgOffsetsBehindLatest.
     """
@@ -22,8 +22,8 @@ class OffsetsBehindLatest(NamedTuple):
 def behind_latest(end: str | None, latest: str | None) -> OffsetsBehindLatest | None:
     """Return how far the offsets `end` are behind the offsets `latest`, both as JSON of a progress event.
 
-    As for Kafka's source, a partition of `latest` that the query does not read yet does not count. Returns None
-    without offsets, and for offsets of another form, as other sources have.
+    As for Kafka's source, a partition of `latest` that the query does not read yet does not count. Returns None if
+    there are no offsets, or if they have the form of another source.
     """
     try:
         ends, latests = from_json(json.loads(end or "")), from_json(json.loads(latest or ""))

@@ -25,7 +25,7 @@ class LogfsDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Return "logfs", the name by which `spark.read.format` and its like find the source."""
+        """Return "logfs", the name that `format` of Spark's readers and writers takes."""
         return "logfs"
 
     @short_errors()
@@ -54,7 +54,7 @@ class LogfsDataSource(DataSource):
         return kind(schema, options)
 
     def streamReader(self, schema: StructType) -> StreamReader | RefusedStream:
-        """Return the reader of a streaming query; for a wrong schema or option, one that raises the `ValueError`."""
+        """Return the reader of a streaming query; with a wrong schema or option, its calls raise the `ValueError`."""
         options = options_of_table(self.options, schema)
         try:
             check_columns(options, schema.names)

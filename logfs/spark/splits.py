@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 
 _Item = TypeVar("_Item")
 
-# Without the option splitBytes, a task reads from so many to so many bytes: with fewer, its start costs too much.
+# The least and the greatest size of a split without the option splitBytes. A task costs as much as reading some MB.
 _LEAST_BYTES = 4 << 20
 _MOST_BYTES = 128 << 20
 # The number of attempts to plan while files leave the log, and the pause between attempts.
@@ -124,8 +124,9 @@ def plan(
     """Divide the offsets that a query reads into splits, and return these in the order of `wanted`.
 
     `wanted` has (partition, first, end) for each range of offsets [first, end) to read. `options` determine the
-    number and the size of the splits; without them there is one for each processor of the driver, if there is enough
-    to read. Raises `Gone` if files keep leaving the log meanwhile, and `OSError`.
+    number and the size of the splits. Without them, a split has 4 to 128 MiB, and the number is near that of the
+    driver's processors if these sizes permit it. Raises `Gone` if files keep leaving the log meanwhile, and
+    `OSError`.
     """
 
     def parts_of(split_bytes: int) -> list[SplitPart]:
@@ -157,7 +158,8 @@ def plan(
         each = max(-(-records // options.min_partitions), 1)
         return [Split([part]) for some in parts for part in _cut(some, each)]
     groups = [*packed(parts, lambda part: part.segment_split.bytes, split_bytes)]
-    # Parts are cut at batches, so that some are larger than asked for, and groups are fewer than `min_partitions`.
+    # Parts end at batches, so some exceed `split_bytes`, and there may be fewer groups than `min_partitions`. Divide
+    # the group with the most parts until there are enough groups.
     while groups and len(groups) < (options.min_partitions or 0):
         largest = max(groups, key=len)
         if len(largest) < 2:
@@ -284,7 +286,7 @@ def _columns_again(
         return
     with Store(directory.parent, read_only=True, only=directory.name) as store:
         partition = store[directory.name]
-        # The listing of a bucket may have been older than the plan.
+        # A listing of a bucket may be outdated, so a segment in it does not prove that this host lacks the file.
         if not partition.disk.is_remote and not segment_split.segment.has_left(partition):
             raise NotOnHost.because(gone)
         reader = partition.isolated(options.isolation)

@@ -81,8 +81,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # The offsets at which a query with Trigger.AvailableNow ends.
         self._target: Offsets | None = None
         self._triggered: float | None = None
-        # Partitions that were deleted and recreated under the same name, as long as the query's offsets contain the
-        # old ones.
+        # Partitions that were deleted and recreated under the same name. They stay here as long as the offsets of the
+        # query contain the deleted ones.
         self._remade: set[TopicPartition] = set()
         # The partitions that were missing at the last look, and the losses that were reported.
         self._lost: frozenset[TopicPartition] = frozenset()
@@ -165,7 +165,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         readers = {name: look.readers[name] for name in begins}
         ends = {name: reader.log_end_offset for name, reader in readers.items()}
         if self._target is not None:
-            # Partitions without a target were created since, and are left to the next run.
+            # A partition without a target was created after the targets were fixed. The next run reads it.
             ends = {
                 name: min(end, self._target[name]) if name in self._target else begins[name]
                 for name, end in ends.items()
@@ -174,8 +174,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return to_json(ends, topic_ids)
         backlog = {name: max(ends[name] - begins[name], 0) for name in ends}
         if self._position is not None:
-            # The query has done everything before `start`. With Trigger.AvailableNow, Spark ends this process after
-            # the last call, without calling `commit` or `stop`.
+            # The query has processed all records before `start`. With Trigger.AvailableNow, Spark ends this process
+            # after the last call, without calling `commit` or `stop`.
             self._position.note(from_json(start), is_last=not any(backlog.values()))
         if isinstance(limit, ReadAllAvailable):
             return to_json(ends, topic_ids)
@@ -185,7 +185,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return to_json(self._limited(begins, ends, backlog, readers), topic_ids)
 
     def _settled_look(self, known: Offsets) -> TopicSnapshot:
-        """Return a look in which no partition is missing only because it is moving to another log directory.
+        """Return a snapshot in which no partition is missing only because it is moving to another log directory.
 
         Waits for up to `_LOOKS` times `_LOOK_SECONDS` if a partition of `known` is missing.
         """
@@ -200,11 +200,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _begins(
         self, start: Mapping[str, Any], look: TopicSnapshot
     ) -> tuple[Offsets, dict[str, str]]:
-        """Return the offset at which each existing partition is read on after `start`, and the ids of the topics.
+        """Return the offset from which each existing partition is read after `start`, and the ids of the topics.
 
         A new partition begins at its log start offset. So does each partition of a topic that was deleted and
-        recreated, which is a loss. A partition that is gone is a loss too, and has no offset from then on: if a
-        partition of the same name is created later, it is new. Raises `DataLoss`.
+        recreated, which is reported as a loss. A partition that is gone is a loss, too, and has no offset in the
+        result. A partition that is created later under the same name is new. Raises `DataLoss`.
         """
         known, known_ids = from_json(start), topic_ids_from_json(start)
         now_ids = look.ids_by_topic()
@@ -339,7 +339,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for topic in sorted(replaced & {name.topic for name in known}):
             self._report_replaced(topic, start_ids[topic], end_ids[topic])
         known = {name: offset for name, offset in known.items() if name.topic not in replaced}
-        # Topics that were recreated after the micro-batch was planned: nothing is left to read.
+        # If a topic was recreated after the micro-batch was planned, nothing of the planned topic is left to read.
         now_ids = look.ids_by_topic()
         over = _changed(end_ids, now_ids)
         for topic in sorted(over & {name.topic for name in ends}):
@@ -394,7 +394,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 class RefusedStream(DataSourceStreamReader):
     """The reader of a query with a wrong option or schema: each call raises `error`.
 
-    Spark 4.3 shows an error of these calls, but hides one that is raised where the reader is made.
+    Spark 4.3 shows an error of these calls, but hides an error that `LogfsDataSource.streamReader` raises.
     """
 
     def __init__(self, error: ValueError) -> None:
@@ -459,7 +459,7 @@ def _bytes_between(reader: Reader, first: int, end: int) -> int:
 
 
 def _offset_after(reader: Reader, first: int, end: int, size: int) -> int:
-    """Return the offset that is about `size` bytes of the log after `first`, and at least one batch after it."""
+    """Return the end of a range from `first` on, of about `size` bytes of the log and at least one batch."""
     found = scan_split.plan(
         reader, max(first, reader.log_start_offset), end, split_bytes=max(size, 1)
     )

@@ -115,11 +115,11 @@ class Topics:
         # The identity of each partition directory at the last look, and the topic id by directory and identity.
         self._identities: dict[Path, int] = {}
         self._ids: dict[tuple[Path, int], str] = {}
-        # The last plan made of these partitions, and all that it depends on besides them.
+        # The key and the result of the last call of `plan` in `planned`.
         self._planned: tuple[object, object] | None = None
 
     def planned(self, key: object, plan: Callable[[], Plan]) -> Plan:
-        """Return `plan()`, or its last result if that was made for an equal `key`: the partitions are the same."""
+        """Return `plan()`, or its last result if that had an equal `key`: no partition has changed since then."""
         last = self._planned
         if last is None or last[0] != key:
             last = self._planned = key, plan()
@@ -130,7 +130,7 @@ class Topics:
         self.store.close()
 
     def close_files(self) -> None:
-        """Close the files; what needs them again opens them again."""
+        """Close the files. A later read opens them again."""
         for partition in self.store.registry.partitions.values():
             partition.close()
 
@@ -229,7 +229,7 @@ class Topics:
         return dict(sorted(found.items()))
 
 
-# In a process of Spark's that plans queries: the topics of its last plan, and what they were selected by.
+# In a Spark process that plans queries: the key by which its last plan selected topics, and these topics.
 _last: tuple[object, Topics] | None = None
 
 
@@ -237,9 +237,9 @@ _last: tuple[object, Topics] | None = None
 def opened(options: ReadOptions) -> Iterator[Topics]:
     """Yield the topics that the options select, as they are now, to plan one batch query.
 
-    Spark plans all queries of a session in one process. To open a partition takes a millisecond, and to see that it
-    has not changed a fraction of it. So that process keeps the topics of its last plan, without open files, and the
-    plan. They serve the next query, too, if it selects the same partitions and nothing has changed.
+    Spark plans all queries of a session in one process. To open a partition takes a millisecond; to check that a
+    partition has not changed takes a fraction of that. So the process keeps the topics of its last plan, without open
+    files, and the plan. The next query uses both if it selects the same partitions and nothing has changed.
     """
     global _last
     key = (tuple(map(str, log_dirs_of(options.paths))), options.selection, options.isolation)
@@ -258,7 +258,7 @@ def opened(options: ReadOptions) -> Iterator[Topics]:
 
 
 def _take_last(key: object) -> Topics | None:
-    """Return the topics of the last plan if they serve another one that selects by `key`; otherwise close them."""
+    """Return the topics of the last plan if they were selected by `key` and are unchanged; else close them."""
     global _last
     last, _last = _last, None
     if last is not None and last[0] == key and _is_unchanged(last[1]):
@@ -272,7 +272,7 @@ def _is_unchanged(topics: Topics) -> bool:
     try:
         return topics.store.is_unchanged()
     except OSError:
-        # What is wrong shows when the partitions are opened again.
+        # If the error persists, it is raised when the partitions are opened again.
         return False
 
 
@@ -312,7 +312,7 @@ def resolve(
 def _at_time(
     name: TopicPartition, reader: Reader, timestamp: int, *, latest_if_no_match: bool
 ) -> int:
-    # Kafka searches one segment. Where compaction has left it without such a record, records would be left out.
+    # Kafka searches one segment. If compaction has removed all such records there, a later segment may have one.
     found = reader.offset_for_time(max(timestamp, 0), shown=True)
     if found is not None:
         return min(found.offset, reader.log_end_offset)

@@ -43,9 +43,9 @@ class NotOnHost(LogfsError):
 def short_errors() -> Iterator[None]:
     """In a worker: have Spark show an error of the user's by its message alone, without a traceback.
 
-    It is a context manager or a decorator. Spark formats the error after it has left the context, and ends this
-    process, so the variable affects no other error. Where users of a batch have asked Spark for whole tracebacks (by
-    spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled=false), they get them.
+    Use it as a context manager or as a decorator. Spark formats the error after the context, and then ends this
+    process, so the environment variable that is set here affects no other error. A batch query shows whole tracebacks
+    if its user has set spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled=false.
     """
     try:
         yield
@@ -69,7 +69,7 @@ def _main_module() -> str:
 
 def check_python(executable: str) -> None:
     """In the driver: raise `LogfsError` unless this Python, which will run the workers, can import what they need."""
-    # A virtual environment is known by the path of its interpreter, which is a link to that of another one.
+    # The path of the interpreter identifies a virtual environment. The file there is a link to a shared interpreter.
     ours, found = Path(sys.executable), shutil.which(executable)
     if found is not None and Path(found).parent == ours.parent and Path(found).samefile(ours):
         return
@@ -158,6 +158,6 @@ def located(error: OSError) -> OSError:
     return OSError(error.errno, text, error.filename, None, error.filename2)
 
 
-# A worker imports this module with the functions that it gets, even if it runs none of them.
+# A worker imports this module when it receives functions of logfs, even if it runs none of them.
 if _main_module().startswith("pyspark."):
     hide_broken_pipes(sys.modules["__main__"])

@@ -85,7 +85,7 @@ class LogFile:
 
 
 def _legacy_header(head: memoryview) -> Header:
-    """Return the header of a message of an old format, or of a wrapper of messages, with its one offset, the last."""
+    """Return the header of a message of magic 0 or 1, or of a wrapper of messages. Its only offset is the last."""
     offset, length, crc, magic, attributes = _MESSAGE.unpack_from(head)
     timestamp = NO_TIMESTAMP
     if magic == 1 and len(head) >= _MESSAGE.size + _TIMESTAMP.size:

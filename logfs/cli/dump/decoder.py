@@ -1,4 +1,4 @@
-"""Records of `__consumer_offsets`, decoded as in kafka-dump-log, and its messages for undecodable ones.
+"""Records of `__consumer_offsets`, decoded as in kafka-dump-log, and the tool's messages for undecodable records.
 
 kafka-storage 12 describes these records.
 """

@@ -99,7 +99,7 @@ def session(arguments: argparse.Namespace, job: str) -> Iterator[SparkSession]:
 
 @contextmanager
 def _later_interrupts() -> Iterator[list[int]]:
-    """Collect the SIGINTs that arrive in the context. A JVM whose start Ctrl-C interrupts would never end."""
+    """Collect the SIGINTs that arrive in the context. A JVM that Ctrl-C interrupts at its start never ends."""
     arrived: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, _: arrived.append(number))
     try:

@@ -4,11 +4,11 @@ The tasks read and write the log directories themselves, so these must have the 
 
 - `verify`, `stats`: jobs that read, with one work item per segment. `plot` plots the result of `stats`.
 - `upkeep`: the jobs that rebuild indexes and compact, with one work item per partition.
-- `export`: the export; `export_files`, the files that its tasks write; `export_commit`, the files' way to their
-  places; `export_iceberg`, tables of Apache Iceberg.
+- `export`: the export; `export_files`: the files that its tasks write; `export_commit`: how the driver moves the
+  files to their places; `export_iceberg`: tables of Apache Iceberg.
 - `import_`: the import; `import_splits`, the files and their order; `import_formats`, `import_lines` and
   `import_parquet`, the formats.
-- `job_runner`: work items to tasks, progress and results. Begin here.
+- `job_runner`: sends work items to tasks, and returns their results and progress. Begin here.
 - `partition_leases`: partitions that tasks change while the driver holds the locks.
 - `selection`: which logs a job works on. `missing`: segments that a task did not find on its machine.
 """

@@ -87,19 +87,19 @@ def export(
       Such an export is always incremental, and atomic for each table.
 
     `options` are those of a read: start and end, `isolationLevel`, and `assign` or `subscribePattern` instead of
-    `topics`. `compression` is none (the default for JSON), zstd (that of the other formats), gzip, and except for
+    `topics`. `compression` is none (the default for JSON), zstd (the default for the others), gzip, and except for
     JSON also snappy and lz4. `values` says how JSON holds bytes: "mixed" (strings, and objects with base64 for what
     is not UTF-8), "text" (only strings; other bytes are an error) or "base64" (only objects).
 
     With `mode` "append", files of an earlier export stay. With "overwrite", the new files replace those of the
-    exported partitions at the end of the job. With "errorifexists", `target` must be empty or absent, or hold an
-    incremental export if `incremental` is true. Then the export begins where the last one into `target` ended, and at
-    the beginning of new partitions; with "overwrite" it begins anew. `progress` is called with (bytes of logs done,
-    bytes in all).
+    exported partitions at the end of the job. With "errorifexists", `target` must be empty or absent; if
+    `incremental` is true, it may also hold an incremental export. An incremental export begins where the last one
+    into `target` ended, and at the beginning of new partitions; with "overwrite" it begins as if there had been no
+    export. `progress` is called with (bytes of logs done, bytes in all).
 
     Blocks until the job has ended. Raises `InvalidSetting` for wrong arguments and options, `FileExistsError` if the
-    mode does not allow the contents of `target` or a file of this export is there already, `BlockingIOError` beside
-    another incremental export, `DataLoss`, and `JobFailed`.
+    mode does not allow the contents of `target` or a file of this export is there already, `BlockingIOError` if
+    another incremental export into `target` runs, `DataLoss`, and `JobFailed`.
     """
     form = format_of(format, compression, values)
     incremental = incremental or format == "iceberg"
@@ -114,7 +114,7 @@ def export(
         temporary_directory(folder, incremental=incremental) as temporary,
         _target(folder, temporary, format) as place,
     ):
-        # An export that was killed may have been completed now.
+        # `temporary_directory` may have completed a killed export, so the contents may be different now.
         _check_contents(folder, mode, incremental=incremental)
         if incremental:
             known = place.offsets(may_be_damaged=anew)
@@ -135,7 +135,7 @@ def export(
 
 
 def _checked(call: Callable[[], _Result]) -> _Result:
-    """Return the result of a call in which a `ValueError` is the user's: it is raised as `InvalidSetting`."""
+    """Return the result of `call`. A `ValueError` is an error of the user, and becomes `InvalidSetting`."""
     try:
         return call()
     except ValueError as error:
@@ -180,13 +180,13 @@ def _folder(target: str | os.PathLike[str], mode: str, paths: Paths) -> Path:
 def _check_contents(folder: Path, mode: str, *, incremental: bool, is_early: bool = False) -> None:
     """Raise `FileExistsError` if `mode` forbids what is in the target; leftovers of killed exports do not count.
 
-    `is_early` means that exports which were killed are not completed yet.
+    `is_early` means that killed exports are not completed yet: then leftovers of such an export forbid nothing.
     """
     held = {path.name for path in folder.iterdir()} if folder.exists() else set()
     if mode != "errorifexists" or not held - {TEMPORARY}:
         return
     if is_early and TEMPORARY in held:
-        # An export that was killed may have left a part of its files, and the rest comes first.
+        # A killed export may have moved only some of its files. It is completed before the next check.
         return
     if incremental and held & {OFFSETS, CATALOG}:
         return
@@ -210,7 +210,7 @@ def _read_options(
 
 
 class _Plan(NamedTuple):
-    """What an export reads: the parts of logs for its tasks, and the offsets to remember; None without them."""
+    """What an export reads: the parts of logs for its tasks, and the offsets to remember, None if not incremental."""
 
     parts: list[SplitPart]
     offsets: OffsetsJson | None
@@ -225,8 +225,8 @@ def _plan(options: ReadOptions) -> _Plan:
 def _plan_after(known: OffsetsJson, options: ReadOptions, *, anew: bool) -> _Plan:
     """Plan the export of what came after the offsets `known`, as a micro-batch of a stream would read it.
 
-    Offsets of partitions that are not selected stay as they are. With `anew`, the others begin as if there had been
-    no export.
+    Offsets of partitions that are not selected stay as they are. With `anew`, the selected partitions begin as if
+    there had been no export.
     """
     selected = options.selection
     others = {name: end for name, end in from_json(known).items() if name not in selected}

@@ -1,7 +1,7 @@
-"""The files of an export, moved to their places all or none, and what an incremental export remembers.
+"""Moves the files of an export to their places, all or none, and keeps the offsets of an incremental export.
 
-The driver first writes down all moves in a journal, and this decides the export. Then it moves the files. If it is
-killed meanwhile, the next export into the same target does the rest.
+The driver first writes all moves to a journal. With the journal, the export is decided. Then the driver moves the
+files. If it is killed meanwhile, the next export into the same target makes the remaining moves.
 
     target/_temporary/ID.lock       locked while the export ID runs
     target/_temporary/incremental.lock, publish.lock
@@ -43,12 +43,12 @@ TEMPORARY = "_temporary"
 _JOURNAL = "journal.json"
 _REPLACED = "replaced"
 _LOCK = ".lock"
-# The name of the lock of an incremental export: only one at a time may know where the last one ended.
+# The name of the lock of an incremental export: only one at a time may run into a target.
 _INCREMENTAL = "incremental"
-# The name of the lock of an export that moves its files: one after the other does.
+# The name of the lock that an export holds while it moves its files: only one export moves files at a time.
 _PUBLISH = "publish"
-# Exports that end remove the empty directory, so that a lock may have to be created again. Where a path is wrong,
-# each attempt fails.
+# The most attempts to create a lock file. An attempt fails if an export that ends has just removed the empty
+# directory of the locks. If the path is wrong, every attempt fails.
 _ATTEMPTS = 1000
 # How often the lock of an incremental export is tried, and the pause between two tries.
 _TRIES = 10
@@ -67,9 +67,9 @@ class FileMove:
 def temporary_directory(target: Path, *, incremental: bool) -> Iterator[Path]:
     """Yield a new directory below the target for the files of one export, and remove it at the end.
 
-    Before that, complete the exports into this target that were killed after they were decided, and remove the files
-    of the others. Raises `BlockingIOError` if `incremental` is true and another incremental export is running, and
-    `OSError`.
+    First, killed exports into this target are completed if they were decided; the files of the others are removed. A
+    directory with a journal is not removed. Raises `BlockingIOError` if `incremental` is true and another incremental
+    export is running, and `OSError`.
     """
     parent = target / TEMPORARY
     is_new = not target.exists()
@@ -120,7 +120,7 @@ def _publishing(target: Path) -> AbstractContextManager[bool]:
 def _locked(path: Path, *, wait: bool = False) -> Iterator[bool]:
     """Yield whether this process could lock the file, which is created before and removed afterwards.
 
-    The directory of the file is created, too, if it is missing. With `wait`, the answer is always true.
+    The directory of the file is created, too, if it is missing. With `wait`, wait for the lock, and yield True.
     """
     while True:
         fd = _open_lock(path)
@@ -196,7 +196,7 @@ def _apply(target: Path, moves: Sequence[FileMove]) -> None:
 
 
 def _make(disk: Disk, move: FileMove) -> None:
-    # A file that is replaced is moved away before another one takes its place.
+    # If the new path exists, this move was made before: a file that is to be replaced has been moved away first.
     if not move.new.exists():
         move.new.parent.mkdir(parents=True, exist_ok=True)
         disk.rename_unsynced(move.old, move.new)
@@ -216,7 +216,7 @@ def _undo(target: Path, moves: Sequence[FileMove]) -> None:
 
 
 def _end(journal: Path) -> None:
-    """Remove a journal, all of which has been done or undone."""
+    """Remove a journal whose moves have all been made or undone."""
     Disk().unlink(journal)
     Disk().sync_directory(journal.parent)
 
@@ -232,7 +232,7 @@ class Folders:
     def offsets(self, *, may_be_damaged: bool = False) -> OffsetsJson:
         """Return where the last incremental export into the target ended; empty if there was none.
 
-        A damaged file raises `InvalidSetting`; with `may_be_damaged` it counts as none.
+        A damaged file raises `InvalidSetting`. With `may_be_damaged`, the result is then empty.
         """
         path = self._target / OFFSETS
         try:
@@ -256,9 +256,9 @@ class Folders:
     ) -> None:
         """Move files to their places, remove those of partitions in `replaced`, and keep `offsets`: all or nothing.
 
-        If `replaced` is None, the other files stay; if `offsets` is None, too, so do the last offsets. If a move
-        fails, those before it are undone; a `_SUCCESS` of an earlier export stays removed then. Raises
-        `FileExistsError` for a place that is taken, and `OSError`.
+        If `replaced` is None, the other files stay. If `offsets` is None as well, the offsets of the last incremental
+        export stay, too. If a move fails, the moves before it are undone, but a removed `_SUCCESS` of an earlier
+        export is not restored. Raises `FileExistsError` for a place that is taken, and `OSError`.
         """
         with _publishing(self._target):
             self._publish(written, offsets, replaced)
@@ -283,12 +283,13 @@ class Folders:
                 str(taken),
             )
         if replaced is not None or offsets is not None:
-            # What is exported anew is no longer what an incremental export has remembered.
+            # The remembered offsets do not agree with records that are exported again, so their file is replaced or
+            # removed.
             old |= {target / OFFSETS} & {*target.iterdir()}
         away = [
             FileMove(path, self._temporary / _REPLACED / path.relative_to(target)) for path in old
         ]
-        # Written before the decision: to rename them takes no space.
+        # These files are written before the journal: afterwards they are only renamed, which needs no disk space.
         if offsets is not None:
             moves.append(self._staged(OFFSETS, json.dumps(offsets).encode()))
         moves.append(self._staged(SUCCESS, b""))
@@ -307,7 +308,7 @@ class Folders:
         _end(journal)
 
     def _staged(self, name: str, data: bytes) -> FileMove:
-        """Write a file of the target into the temporary directory, and return its move to its place."""
+        """Write a file into the temporary directory, and return the move that puts it into the target."""
         Disk().replace_file(self._temporary / name, data)
         return FileMove(self._temporary / name, self._target / name)
 

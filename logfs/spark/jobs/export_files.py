@@ -37,7 +37,7 @@ _DAY_MS = 86_400_000
 # 0001-01-01 and 9999-12-31, the first and the last date that readers of the files support, in days since the epoch.
 _FIRST_DAY, _LAST_DAY = -719_162, 2_932_896
 _NO_DAY = np.iinfo(np.int64).min
-# The bytes that are buffered for one file, to become one row group, and for all files of a task.
+# The most bytes that are buffered: for one file, which then become one row group, and for all files of a task.
 _ROW_GROUP_BYTES = 64 << 20
 _HELD_BYTES = 256 << 20
 # The most files that are open at once, for logs whose dates go back and forth.
@@ -142,7 +142,8 @@ def by_date(columns: Columns, first_day: int) -> Iterator[tuple[str, Columns]]:
     """Yield (date, records) for each UTC date in `columns`, which must not be empty. Dates have the form YYYY-MM-DD.
 
     Records before `first_day`, which is in days since the epoch, or after the year 9999 come first, under `NO_DATE`.
-    Those without a timestamp are from before the epoch. The records of a date keep their order.
+    A record without a timestamp has the time -1 ms, and so the day 1969-12-31. The records of a date keep their
+    order.
     """
     days = columns.timestamps // _DAY_MS
     days[(days < first_day) | (days > _LAST_DAY)] = _NO_DAY
@@ -197,7 +198,8 @@ class Files:
         path = self._directory / unique
         name = f"part-{self._name.partition:05}-{first_offset:020}"
         if self._form.format == "iceberg":
-            # The catalog says which files count: there may be others with these records.
+            # A failed commit may have left another file with these records, so the name must be unique. The catalog
+            # lists the valid files.
             place = f"{NAMESPACE}/{self._name.topic}/data/date={date}/{name}-{unique}{self._form.suffix}"
             return _IcebergFile(path, place, self._form, self._name)
         # The name depends only on the contents: a task that runs again gives the same name to the same records.

@@ -1,10 +1,10 @@
-"""Apache Iceberg as the target of an export: a table for each topic, in a catalog of its own (SQLite) in the target.
+"""Apache Iceberg as the target of an export: a table for each topic, in an SQLite catalog in the target directory.
 
     target/catalog.db                the catalog, for pyiceberg's `SqlCatalog`
     target/logfs/orders/data/        the Parquet files of the table `logfs.orders`
     target/logfs/orders/metadata/    its snapshots
 
-A commit of a table is atomic. Its snapshot has the offsets at which the export ended, and there the next one begins.
+A commit of a table is atomic. Its snapshot has the offsets at which the export ended. The next export begins there.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _OFFSETS = "logfs.offsets"
 CATALOG = "catalog.db"
 _PARTITION_FIELD = "date"
-# The statistics that the files have, by which readers leave out files.
+# Table properties: which columns have statistics. The data files have them, and readers skip files by them.
 _PROPERTIES = {
     "write.metadata.metrics.default": "none",
     **{
@@ -68,7 +68,7 @@ class IcebergTables:
         self._catalog.close()
 
     def offsets(self, *, may_be_damaged: bool = False) -> OffsetsJson:
-        """Return where the exports into all tables ended, as `_offsets.json` of other exports has it.
+        """Return where the exports into all tables ended, in the form of `_offsets.json` of exports to files.
 
         `may_be_damaged` changes nothing here: a table that cannot be read is an error of pyiceberg in any case.
         """
@@ -91,7 +91,7 @@ class IcebergTables:
 
         The files are moved into the directories of the tables first. The snapshot of a table keeps the `offsets` of
         its topic. The records of the topics in `replaced`, None for no topic, are removed by the same commits. Raises
-        `JobFailed` if a commit fails; that table is as it was then, and those of the topics before it are done.
+        `JobFailed` if a commit fails. Then that table is unchanged, and the tables of earlier topics are committed.
         """
         of_topic: dict[str, list[WrittenFile]] = {}
         if replaced is not None:

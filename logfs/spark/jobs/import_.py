@@ -1,7 +1,7 @@
 """The job that imports files into a log: Parquet, JSON envelopes or lines of text, with keys and partitions.
 
-Tasks read the files and stage batches, as the tasks of the sink do (`logfs.spark.sink`). The driver commits all of
-them once, so an import appends all rows or none.
+Tasks read the files and stage batches, as the tasks of the sink do (`logfs.spark.sink`). The driver makes one commit
+of all batches, so an import appends all rows or none.
 """
 
 from __future__ import annotations
@@ -84,14 +84,14 @@ def import_(
     """Append the rows of files to log directories in one commit: all of them, or none.
 
     `sources` are files, directories and globs. `format` is "parquet" (the columns of `format("logfs")`; `key` and
-    `value` name other columns), "json" (envelopes), or "text" (a line is a value; `key_separator` follows its key, or
-    `key` names a field of lines that are JSON). `topic` takes precedence over the topics in the files. The partitions
-    in the files are kept unless `repartition` is true. A row without a partition goes where Kafka's default
-    partitioner puts its key; rows without keys go to the partitions in turn. With `partitions`, missing topics are
-    created with that many partitions, or more if the files name a higher partition, and so is a missing log
-    directory. An import with an `id` is done once: another one with the same id changes nothing, until the log has
-    forgotten the id (seven days after the import). `progress` is called with (bytes done, bytes in all), which
-    include the bytes that are read to plan the import.
+    `value` name other columns), "json" (envelopes), or "text" (a line is a value; `key_separator` separates a key
+    from the value, or `key` names a field of lines that are JSON). `topic` takes precedence over the topics in the
+    files. The partitions in the files are kept unless `repartition` is true. A row without a partition goes where
+    Kafka's default partitioner puts its key; rows without keys go to the partitions in turn. With `partitions`,
+    missing topics are created with that many partitions, or more if the files name a higher partition. A missing log
+    directory is then created, too. An import with an `id` is done once: another import with the same id changes
+    nothing, until the log has forgotten the id (seven days after the import). `progress` is called with (bytes done,
+    bytes in all). Both include the bytes that are read to plan the import.
 
     Rows keep their order within a file. Files that specify partitions and offsets, as those of an export do, are
     imported in the order of the offsets. Blocks until the job has ended.
@@ -125,7 +125,7 @@ def import_(
         each for some in run(spark, "logfs import: plan", looks, form.look, tell) for each in some
     ]
     _check_topics(directories, options, found, partitions)
-    # The files of each run have an id of their own, so that a run that fails removes none of another one.
+    # The staged files of each run have their own id, so that a run that fails removes no files of another run.
     staging = str(uuid.uuid4())
     task = _Stage(form, directories, planned_partitions(directories, topic), staging)
     staged = _stage(spark, task, in_order(found), _told(progress, looked, looked + size))
@@ -145,7 +145,7 @@ def _make_log_dirs(directories: Sequence[str], *, may_create: bool) -> None:
 
 
 def _is_committed(directories: Sequence[str], writer: str) -> bool:
-    """Whether the writer has committed; a commit of it that is decided and not done is done first."""
+    """Whether the writer has committed. A commit of the writer that is decided but not finished is finished first."""
     logs = [read_commits(Disk(), Path(directory)) for directory in directories]
     if any(log.pending is not None and log.pending.writer == writer for log in logs):
         return commit_client.commit(directories, writer, 0, []).already
@@ -235,7 +235,7 @@ def _stage(
 ) -> list[tuple[str, StagedFile]]:
     """Stage the rows of file ranges in tasks, and return each staged file with the host that staged it.
 
-    If a task fails, the files of all are removed.
+    If a task fails, the staged files of all tasks are removed.
     """
     groups = packed(ordered, _size, TASK_BYTES)
     works = [WorkItem((turn, some), sum(map(_size, some))) for turn, some in enumerate(groups)]

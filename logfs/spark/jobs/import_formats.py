@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 FORMATS = ("parquet", "json", "text")
 
-# The schema of the batches that every form yields. A null timestamp stands for the time of the import, a null
-# partition for the partition of the key.
+# The schema of the batches that every `ImportFormat` yields. A null timestamp stands for the time of the import. A
+# null partition stands for the partition that the key selects.
 SCHEMA = pa.schema(
     {
         "topic": pa.string(),

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from logfs.spark.jobs.import_splits import Name
 
-# A range with at most this many bytes is read whole and its file closed, because many may be merged at once.
+# A file range of at most this many bytes is read at once, and its file closed: a merge may read many ranges.
 _SMALL_BYTES = 4 << 20
 # The cost of opening a file, expressed in bytes.
 _FOOTER_BYTES = 1 << 20
@@ -100,7 +100,7 @@ class ParquetFormat(ImportFormat):
             elif source in batch.schema.names:
                 kind = batch.schema.field(source).type
                 if field.name == "offset" and not pa.types.is_integer(kind):
-                    # The offset is used only for the order. A column of another type is something else.
+                    # The offset is used only for the order of rows. A column of another type is not the offset.
                     continue
                 try:
                     columns[field.name] = _cast(batch.column(source), field)

@@ -99,7 +99,7 @@ def from_path(path: str, column: str) -> str | None:
     return None
 
 
-# Their order.
+# The order of the file ranges.
 
 
 def in_order(file_ranges: Sequence[FileRange]) -> list[list[FileRange]]:
@@ -143,7 +143,7 @@ def _ascend(file_ranges: Sequence[FileRange]) -> bool:
     return True
 
 
-# Merging.
+# Merging file ranges by offset.
 
 
 class _Head(NamedTuple):

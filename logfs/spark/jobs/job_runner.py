@@ -84,7 +84,7 @@ def run(
         except BaseException as error:
             failure.append(error)
 
-    # The description and the tag end with the thread.
+    # The job description and the tag belong to the thread, so they do not affect later jobs of the session.
     thread = InheritableThread(target=collect, name=title, daemon=True)
     thread.start()
     total = sum(work.size_bytes for work in works)
@@ -92,13 +92,13 @@ def run(
         while thread.is_alive():
             thread.join(_LOOK_SECONDS)
             if progress is not None:
-                # The accumulator counts a task that ran twice two times.
+                # If a task runs twice, the accumulator counts its bytes twice.
                 progress(min(done.value, total), total)
     except BaseException:
         # Ctrl-C, or an error of `progress`. The caller may stop Spark next, and the job must not run on until then.
         deadline = time.monotonic() + _CANCEL_SECONDS
         while thread.is_alive() and time.monotonic() < deadline:
-            # Again and again, because the job may not have been submitted yet.
+            # Cancel repeatedly, because the job may not have been submitted yet.
             context.cancelJobsWithTag(tag)
             thread.join(_LOOK_SECONDS)
         raise

@@ -45,7 +45,7 @@ class Visited(NamedTuple, Generic[_Result]):
 
 @dataclass(frozen=True)
 class _PlannedLease:
-    """A lease, and what identifies the partition's directory, so that a task can check that it sees the driver's.
+    """A lease, and the identity of the partition's directory, by which a task checks that it sees the same directory.
 
     `inode` is the inode number of the directory. `files` are the names, inode numbers and sizes (bytes) of the .log
     files.
@@ -57,7 +57,7 @@ class _PlannedLease:
 
     @classmethod
     def of(cls, lease: Lease) -> _PlannedLease:
-        """Return a loan with the current state of the directory on this machine. Raises `OSError`."""
+        """Return the lease with the current state of the directory on this machine. Raises `OSError`."""
         directory = cls._directory(lease)
         files = []
         for path in sorted(directory.glob("*" + names.LOG)):

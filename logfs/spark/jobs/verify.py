@@ -59,13 +59,13 @@ def verify(
     topics: Iterable[str] | None = None,
     progress: Progress | None = None,
 ) -> Verification:
-    """Audit log directories as `logfs check` does, except for the key indexes, and return the findings.
+    """Audit log directories as `logfs check` does, except key indexes and the owner of a bucket; return the findings.
 
     Nothing is changed. A broker or a mount may use the directories meanwhile; a segment that leaves the log during
     the audit is reported as a note. A segment that is in the log but missing on a task's machine is an error that
     names the host. `topics` limits the audit to these topics. `progress` is called with (bytes of logs done, bytes in
-    all). Blocks until the job has ended. Raises the errors of opening a store read-only, and `JobFailed` if a log
-    could not be read at all.
+    all). Blocks until the job has ended. Raises the errors of opening a store read-only, and `JobFailed` if a task
+    meets another error when it reads a segment.
     """
     with opened(paths, topics) as store:
         findings = list(check_log_dirs(store))

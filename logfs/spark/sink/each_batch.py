@@ -21,7 +21,7 @@ class EachBatch:
     """
 
     def __init__(self, path: str | Iterable[str], name: str, options: Mapping[str, str]) -> None:
-        """Append to the log directory `path`, or to several, with these options of a write.
+        """Set the log directory `path`, or several, and the options of the writes. Nothing is written yet.
 
         `name` distinguishes this object from others in the same query.
         """

@@ -23,7 +23,7 @@ _TYPES = {
     # Kafka's sink does not have this column: its producer sets the timestamp.
     "timestamp": ("timestamp",),
 }
-# Columns of the source that a record gets from the log.
+# Columns of the source that a write ignores, because the log sets their values.
 _IGNORED = ("offset", "timestampType")
 
 
@@ -74,8 +74,8 @@ def _transaction(options: Mapping[str, str]) -> tuple[str, int] | None:
 def check_write_schema(schema: StructType, options: WriteOptions) -> None:
     """Raise `ValueError` if a required column is missing or a column has a wrong type.
 
-    The columns are those of Kafka's sink, and `timestamp`. Those that only the source has are ignored, so that what
-    was read can be written; any other column is an error, too.
+    The columns are those of Kafka's sink, and `timestamp`. Columns that only the source has are ignored, so that
+    records that were read can be written. Any other column is an error, too.
     """
     # Types are compared as in Spark's own sink: whether a column may be null does not matter.
     found = {field.name: field.dataType.simpleString() for field in schema}

@@ -1,8 +1,8 @@
 """The writers of batches and streams: `write` stages records in tasks, and `commit` commits them in the driver.
 
 Two attempts of a task, or two runs of a micro-batch, stage two separate sets of files. The driver commits the files
-of the successful attempts, and the log accepts one commit for each micro-batch of a query and for each batch write
-(`commit`).
+of the successful attempts. The log accepts only one commit for each micro-batch of a query, and one for each batch
+write.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class _Sink:
     def __init__(self, schema: StructType, options: WriteOptions) -> None:
         """Resolve the log directories and plan the partitions; with createPartitions, create a missing topic.
 
-        Raises `ValueError` as `check_write_schema`, `InvalidStore` for a path that is not a log directory, the errors
-        of `commit_client.create`, and `OSError`.
+        Raises `ValueError` for a wrong schema, `InvalidStore` for a path that is not a log directory, the errors of
+        `commit_client.create`, and `OSError`.
         """
         check_write_schema(schema, options)
         self.options = options
@@ -73,7 +73,7 @@ class _Sink:
     def _create_partitions(self) -> None:
         """Create the topic of the write if it is missing and the option createPartitions is given.
 
-        Partition 0 comes last: a topic without it was left by a failure, and the next write creates the rest.
+        Partition 0 is created last. So a topic without partition 0 is incomplete, and the next write completes it.
         """
         topic, count = self.options.topic, self.options.create_partitions
         if topic is None or count is None:
