@@ -118,8 +118,8 @@ def _check_together(values: Mapping[str, Any]) -> None:
         total, local = values[name], values[f"local.{name}"]
         if values["remote.log.copy.disable"] and local not in (AS_TOTAL, total):
             raise InvalidSetting(
-                f"remote.log.copy.disable: nothing leaves the local disk for the object store any more, so"
-                f" local.{name}, {local}, must be as {name}, {total}; set it to {AS_TOTAL} first"
+                f"remote.log.copy.disable: without copies, local segments may only be dropped by {name}={total},"
+                f" and not by local.{name}={local}; set it to {AS_TOTAL} first"
             )
         if total >= 0 and (local == -1 or local > total):
             raise InvalidSetting(
@@ -214,8 +214,9 @@ class LogConfig:
         disabled = before.remote_storage_enable and not self.remote_storage_enable
         if disabled and not self.remote_log_delete_on_disable:
             raise InvalidSetting(
-                "remote.storage.enable: the remote segments would be out of reach; to keep them and copy no more, "
-                "set remote.log.copy.disable to true; to delete them, first set remote.log.delete.on.disable to true"
+                "remote.storage.enable: with false, the remote segments could not be read any more; to keep them and "
+                "copy no more, set remote.log.copy.disable to true; to delete them, first set "
+                "remote.log.delete.on.disable to true"
             )
 
     @property
@@ -317,7 +318,7 @@ class BrokerConfig:
         threads, size = config.log_cleaner_threads, config.log_cleaner_dedupe_buffer_size
         if size <= threads * MIB:
             raise InvalidSetting(
-                f"log.cleaner.dedupe.buffer.size: {size} is too small for log.cleaner.threads,"
-                f" {threads}; give more than {threads * MIB}, or lower the threads"
+                f"log.cleaner.dedupe.buffer.size: {size} bytes are too few for log.cleaner.threads={threads};"
+                f" give more than {threads * MIB} bytes, or lower log.cleaner.threads"
             )
         return config

@@ -172,7 +172,8 @@ class _Consumer:
         except StoreLocked as error:
             if not self._is_waiting:
                 _warn(
-                    f"{error}; until then nothing is committed, and what is taken comes again if this ends before"
+                    f"{error}; until then nothing is committed: if this command ends before, the records that it has "
+                    "taken are read again"
                 )
             self._is_waiting = True
             return False

@@ -42,7 +42,8 @@ class Membership:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o660)
         except OSError as error:
             raise NotWritable(
-                f"{path}: cannot be opened ({error.strerror}); the members of a group write in the log directory"
+                f"{path}: cannot be opened for writing ({error.strerror}), but each member of a group locks a part "
+                "of it; give this user the permission to write it"
             ) from None
         self._slots = self._place("") & ~(_MOST_MEMBERS - 1)
         try:

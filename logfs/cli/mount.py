@@ -130,7 +130,9 @@ def run(arguments: argparse.Namespace) -> int:
                 notify("READY=1", f"STATUS=mounted on {mountpoint}")
             except OSError as error:
                 # NOTIFY_SOCKET may belong to another service, which has started this shell.
-                logging.warning("the service manager cannot be told: %s", error)
+                logging.warning(
+                    "cannot tell systemd by NOTIFY_SOCKET that the mount is ready: %s", error
+                )
 
         serve(ready=ready)
         return 0
@@ -177,7 +179,7 @@ def _store_session(arguments: argparse.Namespace, words: list[str]) -> Callable[
         raise InvalidStore(f"{mountpoint}: give at least one LOGDIR before the MOUNTPOINT")
     if arguments.linger_ms is not None:
         raise InvalidStore(
-            "--linger-ms: needs --write-behind; a store's own mount collects nothing"
+            "--linger-ms: only a --write-behind mount waits before it sends lines; leave the option out"
         )
     read_only = arguments.read_only
     allow_other = nonempty = False
@@ -297,7 +299,10 @@ def _in_background(serve: Callable[..., None]) -> int:
             answer = os.fsdecode(pipe.read())
         if answer == "ready":
             return 0
-        print(answer or "logfs: the daemon died before the mount was ready", file=sys.stderr)
+        died = (
+            "logfs: the daemon died before the mount was ready; mount with --foreground to see why"
+        )
+        print(answer or died, file=sys.stderr)
         return 1
     os.close(reading)
     os.setsid()

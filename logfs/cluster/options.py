@@ -92,9 +92,11 @@ def read_options(path: Path | None) -> dict[str, Any]:
             near = difflib.get_close_matches(name, [*_OPTIONS, _JAAS], n=1)
             # What resembles no option may be a part of a password.
             what = (
-                f"option {given}; did you mean {near[0]}?" if near else "such option as one in it"
+                f"there is no option {given}; did you mean {near[0]}?"
+                if near
+                else "the name of an option is unknown (not shown: it may be a part of a password); check the names"
             )
-            raise InvalidSetting(f"{path}: there is no {what}")
+            raise InvalidSetting(f"{path}: {what}")
         try:
             found[name] = _OPTIONS[name](text.strip())
         except ValueError:

@@ -171,7 +171,9 @@ class Planner:
                 "is a mirror of this very cluster; 'logfs promote' makes it a log of its own"
             )
         if not plan.has_same_partitions:
-            plan.obstacles.append(f"has {here} partitions here, but {plan.partitions} there")
+            plan.obstacles.append(
+                f"has {here} partitions here, but {plan.partitions} in the cluster"
+            )
         return plan
 
     def _try_settings(self, plan: TopicPlan) -> None:
@@ -227,8 +229,8 @@ class Planner:
         places = [] if plan.remote is None else [(plan.name, number) for number in plan.there]
         starts = self._sender.ask(partial(Cluster.start_offsets, partitions=places))
         return [
-            f"{topic}-{number}: has records there that the map does not know: delete the topic in the cluster, or "
-            "name the map of the push that they are from"
+            f"{topic}-{number}: has records in the cluster that the map does not know: delete the topic in the "
+            "cluster, or name the map of the push that sent them"
             for (topic, number), start in starts.items()
             if start < plan.there[number]
         ]
@@ -239,9 +241,11 @@ class Planner:
         if there == begin:
             return []
         if there < begin:
-            return [f"{name}: begins at offset {begin} here, but its log there ends at {there}"]
+            return [
+                f"{name}: begins at offset {begin} here, but its log in the cluster ends at {there}"
+            ]
         if there > end:
-            return [f"{name}: ends at offset {end} here, but at {there} there"]
+            return [f"{name}: ends at offset {end} here, but at {there} in the cluster"]
         theirs = self._sender.last_batch((reader.name.topic, reader.partition), there)
         if not theirs:
             # With nothing left to send, nothing can go wrong.
@@ -249,9 +253,10 @@ class Planner:
                 []
                 if there == end
                 else [
-                    f"{name}: the batch before offset {there} was deleted there; it tells what was sent"
+                    f"{name}: the cluster has deleted the batch before offset {there}, so it is unknown whether its "
+                    "log has the same records; delete the topic in the cluster, and push again"
                 ]
             )
         if not holds_last_batch(reader, there, theirs):
-            return [f"{name}: its log there has other records before offset {there}"]
+            return [f"{name}: its log in the cluster has other records before offset {there}"]
         return []

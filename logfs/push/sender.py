@@ -91,7 +91,7 @@ class Sender:
             return {}
         deadline = time.monotonic() + _GIVE_UP_SECONDS
         seen, since = None, 0.0
-        problem = "the log ends do not settle: stop other programs that write there, and push again; or replicas lag"
+        problem = "the log ends still change, or replicas lag: stop programs that write there, and push again"
         while time.monotonic() < deadline:
             try:
                 found = self._ends(wanted)
@@ -232,6 +232,6 @@ class Sender:
 
 
 _NOT_ALONE = (
-    "{}: where offset {} was to be next, the log is at {}: another program writes to the topic. Delete the topic in "
-    "the cluster, stop that program, and push again"
+    "{}: the next batch must have offset {}, but the log is at {}: another program writes to the topic. Delete the "
+    "topic in the cluster, stop that program, and push again"
 )

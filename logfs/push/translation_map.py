@@ -156,7 +156,9 @@ class TranslationMap:
             run = Run(topic, *map(int, numbers))
             names.check_topic(topic)
         except (ValueError, TypeError):
-            raise ClusterError(f"{self._path}: line {number} is malformed: {_HEADING}") from None
+            raise ClusterError(
+                f"{self._path}: line {number} does not have the fields {_HEADING}. Restore the file from a copy"
+            ) from None
         return run
 
     def _add(self, run: Run) -> None:
@@ -288,8 +290,8 @@ class TranslationMap:
 
     def _malformed(self, topic: str, number: int) -> ClusterError:
         return ClusterError(
-            f"{self._path}: the lines for partition {number} of {topic} are not those of a push: lines are missing, "
-            "doubled or changed"
+            f"{self._path}: lines for partition {number} of {topic} are missing, doubled or changed. Restore the "
+            "file from a copy, or delete the topic in the cluster and the map, and push again"
         )
 
     def sent_up_to(self, topic: str, partition: int, to_partition: int) -> int:

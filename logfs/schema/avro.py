@@ -41,7 +41,7 @@ def compile_schema(schema: Schema) -> Callable[[bytes], bytes]:
     record = {"type": "record", "name": _RECORD, "fields": [field]}
     parsed = _parse(record, schema.references, named, ())
     if has_items_without_bytes(parsed, named):
-        raise ValueError("it has arrays of items that take no bytes")
+        raise ValueError("it has arrays whose items take no bytes, so their number has no limit")
     # The compiled reader does not survive data that are nested too deeply. The other one raises an error.
     read = _read_py.schemaless_reader if is_recursive(parsed, named) else fastavro.schemaless_reader
     texts = (schema.text, *schema.references.values())

@@ -67,7 +67,7 @@ class Registry:
             references = parse_references(found)
         except (TypeError, KeyError, ValueError):
             raise SchemasUnavailable(
-                f"{self._url}: a schema has references of another form than a registry's"
+                f"{self._url}: a reference of a schema has no valid name, subject and version; is this a registry?"
             ) from None
         for name, subject, version in references:
             if name in texts:

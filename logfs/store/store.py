@@ -403,7 +403,7 @@ class Store:
         is their `logfs.mirror.source`. Raises `OffsetOutOfRange` for a negative offset, and `NotWritable`.
         """
         if offset < 0:
-            raise OffsetOutOfRange(f"{name}: no such offset {offset}")
+            raise OffsetOutOfRange(f"{name}: cannot truncate at offset {offset}: give 0 or more")
         partition = self.writable(name)
         with self.registry.lock:
             self._check_changeable(partition, mirror_of)
@@ -439,7 +439,9 @@ class Store:
         `cleanup.policy` has no `delete`.
         """
         if offset < -1:
-            raise OffsetOutOfRange(f"{name}: no such offset {offset}")
+            raise OffsetOutOfRange(
+                f"{name}: cannot delete up to offset {offset}: give 0 or more, or -1 for the log end"
+            )
         partition = self.writable(name)
         with self.registry.lock:
             self._check_changeable(partition, mirror_of)

@@ -119,7 +119,7 @@ def test_a_push_has_the_same_batches(
         ("transactions", "of transactions or their markers, .* the first at offset 0"),
         ("compacted", "places where offsets are missing, after compaction"),
         ("append-time", "LogAppendTime"),
-        ("trimmed", "begins at offset [0-9]+ here, but its log there ends at 0"),
+        ("trimmed", "begins at offset [0-9]+ here, but its log in the cluster ends at 0"),
     ],
 )
 def test_what_brokers_would_change_is_refused(
@@ -212,7 +212,7 @@ def test_a_wrong_map_sends_nothing(
         whole.replace("mapped,0,3,", "mapped,7,3,"): "was changed, or lines before it are missing",
         whole.replace("mapped,0,3,", "mapped,0,1000,"): "was changed",
         "\n".join([*head, run.replace(",27,", ",26,"), ""]): "was changed",
-        "\n".join([*head, ""]): "has records there that the map does not know",
+        "\n".join([*head, ""]): "has records in the cluster that the map does not know",
     }
     for text, said in wrong.items():
         map_path.write_text(text)
@@ -252,7 +252,8 @@ def test_another_number_of_partitions(
             sent += records
             if turn == 0:
                 store.groups.commit_all("halfway", {"spread-0": 100, "spread-1": 90})
-        assert "has 2 partitions here, but 3 there" in run_push(log_dir, target).stderr
+        said = run_push(log_dir, target).stderr
+        assert "has 2 partitions here, but 3 in the cluster" in said
         plans = push(log_dir, target.servers, "spread", map_path)
         assert plans["spread"].is_translated
     with Store(log_dir, read_only=True) as store:
@@ -323,13 +324,13 @@ def test_what_is_there_already(
     data[-3] ^= 1
     file.write_bytes(data)
     done = run_push(log_dir, target, "--topics", "longer", "--translate", tmp_path / "map")
-    assert "has records there that the map does not know" in done.stderr
+    assert "has records in the cluster that the map does not know" in done.stderr
     done = run_push(log_dir, target, "--topics", "goes-on|damaged", "--replication-factor", "5")
     assert "topic damaged cannot be created: " in done.stderr
     assert done.stderr.count("\n") < 8
     for topic, reason in (
-        ("differs", "its log there has other records before offset 2"),
-        ("longer", "ends at offset 3 here, but at 7 there"),
+        ("differs", "its log in the cluster has other records before offset 2"),
+        ("longer", "ends at offset 3 here, but at 7 in the cluster"),
         ("damaged", "'logfs check' shows the damage"),
         ("none", "no topic here matches 'none'"),
     ):

@@ -388,4 +388,4 @@ def test_a_change_of_access_is_shown_at_once_by_the_topic(mounted: Mount) -> Non
         os.chown(mounted.path / f"orders-{number}/groups", 12, 34)
     found = (topic / "groups").stat()
     assert (found.st_uid, found.st_gid) == (12, 34)
-    assert mounted.errors().count("change it there") == len(entries)
+    assert mounted.errors().count("change them there") == len(entries)

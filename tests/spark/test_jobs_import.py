@@ -377,7 +377,7 @@ def test_merging_keeps_the_order_of_offsets_and_of_files(seed: int) -> None:
         ("a.jsonl", ENVELOPE % 0 + "\n", {}, r"line 2: not JSON"),
         ("a.jsonl", '{"id":1}\n', {}, "unknown field 'id'.*format text"),
         ("a.jsonl", '{"topic":7,"value":""}\n', {}, 'line 1: "topic" must be a string'),
-        ("a.jsonl", '{"partition":-1,"value":""}\n', {}, 'line 1: "partition" must be a number'),
+        ("a.jsonl", '{"partition":-1,"value":""}\n', {}, 'line 1: "partition" must be an integer'),
         ("a.txt", '{"k":1}\nx\n', {"format": "text", "topic": "t", "key": "k"}, "line 2: .*'k'"),
         ("a.txt", "x" * 2_000_000, {"format": "text", "topic": "t"}, r"a\.txt: .*1048588"),
         ("a.txt.gz", "text", {"format": "text", "topic": "t"}, r"a\.txt\.gz: "),

@@ -1021,9 +1021,9 @@ def test_negative_offsets_are_refused_and_change_nothing(store: Store, log_dir: 
     store.create(NAME).append([b"a", b"b"])
     store.checkpoints.write()
     before = points(log_dir)
-    with pytest.raises(OffsetOutOfRange, match="orders-0: no such offset -1"):
+    with pytest.raises(OffsetOutOfRange, match="orders-0: cannot truncate at offset -1"):
         store.truncate(NAME, -1)
-    with pytest.raises(OffsetOutOfRange, match="orders-0: no such offset -2"):
+    with pytest.raises(OffsetOutOfRange, match="orders-0: cannot delete up to offset -2"):
         store.delete_records(NAME, -2)
     assert points(log_dir) == before
     assert store[NAME].log_end_offset == 2

@@ -41,7 +41,9 @@ def decode_unsigned(data: Sequence[int], position: int) -> tuple[int, int]:
         result |= (data[at] & 127) << 7 * (at - position)
         if data[at] < 128:
             return result, at + 1
-    raise Corrupt(f"no unsigned varint ends after byte {position} of {len(data)}")
+    raise Corrupt(
+        f"the unsigned varint at byte {position} of {len(data)} is incomplete or has more than {VARINT_BYTES} bytes"
+    )
 
 
 def decode(data: Sequence[int], position: int, most_bytes: int = VARINT_BYTES) -> tuple[int, int]:
@@ -63,7 +65,9 @@ def decode(data: Sequence[int], position: int, most_bytes: int = VARINT_BYTES) -
                 break
             return (result >> 1) ^ -(result & 1), at + 1
         shift += 7
-    raise Corrupt(f"no varint of at most {most_bytes} bytes at byte {position} of the records")
+    raise Corrupt(
+        f"the varint at byte {position} is incomplete, or larger than {most_bytes} bytes can hold"
+    )
 
 
 def wrap(value: int) -> int:

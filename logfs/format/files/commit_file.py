@@ -136,7 +136,8 @@ def parse_commits(data: bytes) -> CommitLog:
         writers = {_text(name): _writer(*writer) for name, writer in told["writers"].items()}
         pending = None if told["pending"] is None else _pending(told["pending"])
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise Corrupt(f"malformed content: {error!r}") from None
+        kind = type(error).__name__
+        raise Corrupt(f"a field is missing or wrong: {kind}: {str(error)[:60]}") from None
     return CommitLog(writers, pending)
 
 

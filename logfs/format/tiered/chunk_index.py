@@ -61,7 +61,9 @@ class ChunkIndex:
             raise Corrupt(f"chunk index: a size is negative, or the chunk size is {chunk_bytes}")
         if not isinstance(stored_sizes, int):
             if len(stored_sizes) != len(self):
-                raise Corrupt(f"chunk index: {len(stored_sizes)} sizes of {len(self)} chunks")
+                raise Corrupt(
+                    f"chunk index: the segment has {len(self)} chunks, but {len(stored_sizes)} sizes are listed"
+                )
             self._starts = [0, *accumulate(stored_sizes)]
 
     def __len__(self) -> int:

@@ -108,7 +108,9 @@ def parse(custom: bytes | None) -> StoredSegment | None:
     length, at = decode_unsigned(field, 0)
     end = at + length
     if end > len(field) or (len(field) - end) % _CRC_BYTES:
-        raise Corrupt(f"custom metadata: {len(field)} bytes are not those of a segment")
+        raise Corrupt(
+            f"custom metadata: the lengths in a field of {len(field)} bytes do not match its size"
+        )
     while at < end:
         number, at = decode(field, at, VARLONG_BYTES)
         numbers.append(number)
@@ -130,7 +132,8 @@ def parse(custom: bytes | None) -> StoredSegment | None:
         )
     except (ValueError, IndexError):
         raise Corrupt(
-            f"custom metadata: {len(numbers)} numbers are not those of a segment"
+            f"custom metadata: its {len(numbers)} numbers do not describe a segment: there are too few or too many, "
+            "or the layout is unknown"
         ) from None
 
 

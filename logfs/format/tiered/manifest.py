@@ -116,7 +116,10 @@ def parse(data: bytes) -> Manifest:
             None if described is None else _segment(described, chunks.file_bytes),
         )
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise Corrupt(f"manifest: {error!r}") from None
+        kind = type(error).__name__
+        raise Corrupt(
+            f"manifest: not JSON, or a field is missing or wrong: {kind}: {str(error)[:60]}"
+        ) from None
 
 
 def _slices(fields: Mapping[str, Any]) -> dict[str, Slice]:

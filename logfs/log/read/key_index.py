@@ -121,8 +121,8 @@ class KeyIndex:
                 # The log has not grown, so no newer record has taken its place.
                 self._rebuild(f"offset {offset} has no record with the expected key")
         raise Corrupt(
-            f"{self._reader.log.directory}: the newest record of a key was not found in {_TRIES} tries; "
-            "run 'logfs reindex'"
+            f"{self._reader.log.directory}: the offsets in the key index have no record with the key {key[:40]!r} "
+            f"(tried {_TRIES} times); run 'logfs reindex'"
         )
 
     def keep_up(self, now_ms: int) -> None:
@@ -341,7 +341,11 @@ class KeyIndex:
                 self._memory.put(part.data, part.spans, self._end)
         except Corrupt as error:
             if len(wanted) == 1:
-                logger.warning("%s: %s", self._reader.log.directory, error)
+                logger.warning(
+                    "%s: the keys of a batch cannot be read, so lookups do not find them: %s",
+                    self._reader.log.directory,
+                    error,
+                )
                 return
             for number in range(len(wanted)):
                 self._put(scanned.select(slice(number, number + 1)), shows)

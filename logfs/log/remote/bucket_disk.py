@@ -336,7 +336,9 @@ class BucketDisk(ReadOnlyDisk):
             return len(stored)
         entry, following = _entry(file)
         if entry.suffix == names.LOG and not stored.size:
-            raise Corrupt(f"{stored.key}: is empty, as no copy of a segment is")
+            raise Corrupt(
+                f"{stored.key}: the object is empty, but a segment has at least one batch; restore the object"
+            )
         if entry.suffix != names.LOG or following is None:
             return stored.size
         segment = entry.segment

@@ -129,7 +129,10 @@ class ChunkReader:
         cannot be decompressed or has another size; and `FileNotFoundError` if the object is gone.
         """
         if position < 0:
-            raise Corrupt(f"{self._place}/{stored.key}: no file has a byte {position}")
+            raise Corrupt(
+                f"{self._place}/{stored.key}: cannot read at the negative position {position}; an index of the "
+                "segment may be damaged"
+            )
         size = max(min(size, stored.size - position), 0)
         start = stored.position + position
         numbers = stored.chunks.chunks(start, start + size)
@@ -285,11 +288,15 @@ class ChunkReader:
         data: memoryview | bytes = self._store.get(stored.key, start, chunk.stored_size)
         self.requests += 1
         self.fetched_bytes += len(data)
-        what = f"{self._place}/{stored.key}: bytes {start} to {start + chunk.stored_size}"
+        what = f"{self._place}/{stored.key}: bytes {start} to {start + chunk.stored_size - 1}"
         if len(data) != chunk.stored_size:
-            raise Corrupt(f"{what}: the object ends after {len(data)} of them")
+            raise Corrupt(
+                f"{what}: the object is too short: only {len(data)} of these {chunk.stored_size} bytes were returned"
+            )
         if stored.crcs and crc32c(data) != stored.crcs[number]:
-            raise _ArrivedWrong(f"{what}: are not what was stored")
+            raise _ArrivedWrong(
+                f"{what}: their CRC-32C is wrong; read again, and if the error stays, restore the object from a copy"
+            )
         is_certain = bool(stored.crcs) or stored.is_as_stored(data)
         for _ in range(_MOST_TRIES - 1):
             if is_certain:
@@ -298,7 +305,7 @@ class ChunkReader:
             self.requests += 1
             is_certain = stored.is_as_stored(data)
             if data != before and not is_certain:
-                raise _ArrivedWrong(f"{what}: arrive in different ways")
+                raise _ArrivedWrong(f"{what}: two requests returned different bytes; read again")
         try:
             if stored.data_key is not None:
                 data = stored.data_key.decrypt(data)
@@ -307,7 +314,10 @@ class ChunkReader:
         except Corrupt as error:
             raise Corrupt(f"{what}: {error}") from None
         if len(data) != chunk.size:
-            raise Corrupt(f"{what}: hold {len(data)} bytes of the segment, not {chunk.size}")
+            raise Corrupt(
+                f"{what}: decode to {len(data)} bytes of the segment, but must give {chunk.size}; the object or the "
+                "description of its chunks is damaged"
+            )
         return data, is_certain
 
     def _fetch_ahead(

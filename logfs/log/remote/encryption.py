@@ -61,7 +61,9 @@ class DataKey(NamedTuple):
         try:
             opened: bytes = self._cipher(bytes(nonce)).decrypt_and_verify(bytes(sealed), bytes(tag))
         except ValueError:
-            raise Corrupt("the encrypted bytes are not what was stored") from None
+            raise Corrupt(
+                "AES-GCM cannot authenticate the encrypted bytes: they were changed, or the data key is another one"
+            ) from None
         return opened
 
     def _cipher(self, nonce: bytes) -> Any:
@@ -93,12 +95,13 @@ def unwrap(fields: Mapping[str, Any]) -> DataKey:
     except (KeyError, TypeError, AttributeError, binascii.Error) as error:
         raise Corrupt(f"encryption: {type(error).__name__}: {error}") from None
     if not colon:
-        raise Corrupt("encryption: the data key does not name the key that has wrapped it")
+        raise Corrupt("encryption: dataKey must begin with the id of an RSA key and a colon")
     try:
         key = _oaep(key_id).decrypt(secret)
     except ValueError:
         raise Corrupt(
-            f"encryption: the data key was not wrapped by the key {_path(key_id)}"
+            f"encryption: the RSA key {_path(key_id)} cannot decrypt the data key of the segment; put the key there "
+            "that the segment was encrypted with"
         ) from None
     if len(key) != _KEY_BYTES:
         raise Unsupported(f"encryption: a data key of {len(key)} bytes is not one of AES-256")

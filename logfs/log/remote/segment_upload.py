@@ -182,8 +182,10 @@ class _Sender:
             self._spend(count)
             data = memoryview(content.read(position, count))
             if len(data) != count:
+                place = self._segment.partition
                 raise RemoteStorageError(
-                    f"the .log file ends at {position + len(data)}, not at {size}; it is not copied"
+                    f"{place.topic}-{place.partition}: the .log file from offset {self._segment.start_offset} on "
+                    f"ends at byte {position + len(data)}, not at {size}; it is not copied"
                 )
             yield data
 
@@ -217,7 +219,8 @@ class _Sender:
             found = self._read_back(key, sent[0])
         except FileNotFoundError:
             raise RemoteStorageError(
-                f"{self._store.url(key)}: was stored, but is not there"
+                f"{self._store.url(key)}: was stored, but does not exist when it is read back; find out what deletes "
+                "objects, and copy again"
             ) from None
         if found != tuple(sent):
             raise RemoteStorageError(

@@ -73,7 +73,8 @@ class TransactionIndex(NamedFile):
         for entry in self.entries:
             if entry.last_offset <= before:
                 raise Corrupt(
-                    f"{self.path}: a transaction that ends at offset {entry.last_offset} follows offset {before}"
+                    f"{self.path}: entries are out of order, or of another segment: a transaction ends at offset "
+                    f"{entry.last_offset}, but this must be above {before}"
                 )
             before = entry.last_offset
 

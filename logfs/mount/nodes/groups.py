@@ -153,7 +153,9 @@ class TopicGroups(GroupsFolder):
                 )
             found[numbered[line[0]]] = line[1]
         if not found:
-            raise InvalidName("an empty text: write offsets; 'rm' forgets those of a group")
+            raise InvalidName(
+                "the text is empty: write an offset; to forget the group's offsets, remove the file"
+            )
         return found
 
 

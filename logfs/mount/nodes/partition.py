@@ -191,7 +191,7 @@ class PartitionDirectory(PartitionAccess, DirectoryNode):
         elif text in ("pause", "resume"):
             partition.is_paused = text == "pause"
         else:
-            raise InvalidName(f"{text!r} is not a command; use one of {', '.join(_COMMANDS)}")
+            raise InvalidName(f"{text[:40]!r} is not a command; use one of {', '.join(_COMMANDS)}")
 
     def _status(self) -> bytes:
         self.partition.refresh()

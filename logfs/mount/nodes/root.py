@@ -180,7 +180,7 @@ class SelfDirectory(DirectoryNode):
         elif text == "checkpoint":
             store.scheduler.checkpoint()
         else:
-            raise InvalidName(f"{text!r} is not a command; use one of {', '.join(_COMMANDS)}")
+            raise InvalidName(f"{text[:40]!r} is not a command; use one of {', '.join(_COMMANDS)}")
 
     def _status(self) -> bytes:
         status = {

@@ -176,7 +176,8 @@ class _TopicAccess(PartitionAccess):
 
     def set_access(self, access: Access) -> None:
         raise refuse(
-            errno.EPERM, f"{self.path}: has the mode of the partitions' own; change it there"
+            errno.EPERM,
+            f"{self.path}: mode and owner are those of {self.name} in each partition; change them there",
         )
 
 

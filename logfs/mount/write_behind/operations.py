@@ -215,7 +215,10 @@ class WriteBehindOperations(Handlers[_Node]):
             raise refuse(errno.EPERM, f"{node.path}: change the permissions of {path} instead")
         if fields.update_size and not (isinstance(node, _AppendFile) and not node.writers):
             # The kernel would drop pages that it has not sent yet.
-            raise refuse(errno.EPERM, f"{node.path}: an open file cannot be truncated here")
+            raise refuse(
+                errno.EPERM,
+                f"{node.path}: only a file for appends that nobody has open for writing can be truncated",
+            )
         # Times come from the records. Setting them is accepted and changes nothing, as in the main mount.
         return self._entry(node, node.stat())
 
@@ -291,7 +294,10 @@ class WriteBehindOperations(Handlers[_Node]):
         if not isinstance(node, _AppendFile):
             raise refuse(errno.EISDIR, f"{node.path}: is a directory")
         if flags & os.O_DIRECT:
-            raise refuse(errno.EINVAL, f"{node.path}: this mount writes through the page cache")
+            raise refuse(
+                errno.EINVAL,
+                f"{node.path}: O_DIRECT is not supported by a write-behind mount; open the file without it",
+            )
         writes = flags & (os.O_WRONLY | os.O_RDWR)
         if writes and flags & (os.O_SYNC | os.O_DSYNC):
             # Each write waits until it is durable, so there is nothing to collect.
@@ -312,7 +318,7 @@ class WriteBehindOperations(Handlers[_Node]):
             if node.writers and (flags & os.O_TRUNC or not appends or not node.all_append):
                 raise refuse(
                     errno.EBUSY,
-                    f"{node.path}: is open; a second open of it must append, as the first",
+                    f"{node.path}: is open for writing; several writers must all use O_APPEND and no O_TRUNC",
                 )
             await self._run(node.stream.open)
             node.writers += 1

@@ -111,7 +111,9 @@ class Stream:
         The kernel has sent everything before it asks for this.
         """
         if self._early:
-            self._fail(refuse(errno.EIO, f"{self.target}: the kernel has left a hole in the data"))
+            missing = f"bytes {self.position} to {min(self._early) - 1} were not written"
+            reason = f"{missing}, so those after them are not appended; write without seeking"
+            self._fail(refuse(errno.EIO, f"{self.target}: {reason}"))
         self.check()
         try:
             os.fsync(self._file)
@@ -121,7 +123,8 @@ class Stream:
 
     def _accept(self, data: bytes, position: int) -> None:
         if not self._agrees(data, position):
-            self._fail(refuse(errno.EIO, f"{self.target}: accepted bytes were overwritten"))
+            reason = f"bytes before {self.position}, which are appended already, were overwritten"
+            self._fail(refuse(errno.EIO, f"{self.target}: {reason}; open it with O_APPEND"))
         new = memoryview(data)[self.position - position :]
         if not new:
             return

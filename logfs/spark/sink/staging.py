@@ -189,7 +189,8 @@ def check_staged(log_dirs: Iterable[str], staged: Iterable[tuple[str, StagedFile
         topic, number = names.parse_directory(file.partition)
         directory = found.get(topic, {}).get(number)
         if directory is not None and not (directory / file.name).exists():
-            raise NotOnHost.because(f"{directory / file.name}: was staged and exists", host)
+            reason = f"{directory / file.name}: exists on this host, where a task has staged it"
+            raise NotOnHost.because(reason, host)
 
 
 def _found_here(log_dirs: Sequence[Path], planned: PlannedPartitions) -> dict[str, dict[int, Path]]:

@@ -413,7 +413,10 @@ def parse_request(line: bytes | bytearray) -> Request:
         types = {each.name: each.type for each in fields(kind)}
         return kind(**{name: _checked(str(types[name]), value) for name, value in told.items()})
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise InvalidRecord(f"not an administrative request: {error!r}") from None
+        what = f"{type(error).__name__}: {str(error)[:60]}"
+        raise InvalidRecord(
+            f"not an administrative request: a field is missing, unknown or wrong: {what}"
+        ) from None
 
 
 def _checked(kind: str, value: Any) -> Any:

@@ -111,7 +111,8 @@ def _finish_or_undo(
     """
     if is_there and has_original_left:
         raise InvalidStore(
-            f"{path}: has replaced the partition, but another partition has its name; move one of them away"
+            f"{path}: is the copy that a move has made of the partition, but another directory has the partition's "
+            "name; move one of the two directories away"
         )
     if is_there:
         if not registry.read_only:

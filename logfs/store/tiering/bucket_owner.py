@@ -64,7 +64,8 @@ class BucketOwner:
                     return
             self.is_claimed = False
         raise RemoteStorageError(
-            f"{self._disk().root}: has an owner, but the object {FILE_NAME} cannot be read; permit to read it"
+            f"{self._disk().root}: the object {FILE_NAME} exists, but cannot be read, so the owner of the bucket is "
+            "unknown; give these credentials the permission to read it"
         )
 
     def take_over(self) -> None:

@@ -132,7 +132,11 @@ class TieredLog:
         with self._lock:
             segment = self._known.get(remote.segment_id)
             if segment is None:
-                stored = custom_metadata.parse(remote.custom)
+                try:
+                    stored = custom_metadata.parse(remote.custom)
+                except Corrupt as error:
+                    what = f"the remote segment from offset {remote.start_offset} on"
+                    raise Corrupt(f"{self._directory}: {what}: {error}") from None
                 segment = TieredSegment(self.disk, self._directory, remote, stored)
                 self._known[remote.segment_id] = segment
             return segment
