@@ -2,7 +2,7 @@
 
 A *store* is one or several log directories in Kafka's own format. It holds *partitions*. A partition is a list of
 *segments*: append-only files of *record batches*, each with sparse indexes by offset, by time and by text position.
-Everything else is a cache of those files, a view of them, or a policy about dropping them.
+Indexes and caches can be built again from the .log files. Retention and compaction decide which data are dropped.
 
     import logfs
 
@@ -50,7 +50,7 @@ __all__ = [
     "open",
 ]
 
-# The module and attribute of each public name. They are imported on first use, so `import logfs` costs nothing.
+# The module and attribute of each public name. A module is imported when its name is first used.
 _HOMES = {
     "Columns": ("logfs.format.batches.columns", "Columns"),
     "LogfsError": ("logfs.errors", "LogfsError"),
@@ -65,7 +65,7 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        # Of the installed package, whose version is that of pyproject.toml.
+        # The version of the installed package, which `pyproject.toml` sets.
         from importlib.metadata import version
 
         return version("logfs")

@@ -30,7 +30,7 @@ from logfs.setting import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# A `local.retention.*` limit with this value is the limit of the whole log.
+# A `local.retention.*` setting with this value takes the value of the `retention.*` setting.
 AS_TOTAL = -2
 # Milliseconds per unit, for the synonyms whose unit is not the millisecond.
 _UNIT_MS = {
@@ -74,7 +74,7 @@ def describe_source(name: str, topic: Mapping[str, str], broker: Mapping[str, st
 
 
 def _in_force(name: str, topic: Mapping[str, str], broker: Mapping[str, str]) -> tuple[Value, str]:
-    """Return the value of a topic-level setting, and its source as in `describe_source`."""
+    """Return a setting's value and source. `DIFFERENCE_MAX_MS` replaces an unlimited before or after limit."""
     value, source = _first_set(name, topic, broker)
     if name in (BEFORE_MAX_MS, AFTER_MAX_MS) and value == LONG_MAX:
         stand_in, its_source = _first_set(DIFFERENCE_MAX_MS, topic, broker)
@@ -132,7 +132,7 @@ def _check_together(values: Mapping[str, Any]) -> None:
 
 
 def _default(name: str) -> Any:
-    """Return the default of an attribute below, so that only the tables of `logfs.setting` state it."""
+    """Return the default of the setting `name` in the form of an attribute. `logfs.setting` has the defaults."""
     setting = TOPIC_SETTINGS.get(name) or BROKER_SETTINGS[name]
     assert setting.default is not None, name
     return _attribute(setting.parse(setting.default))
@@ -149,7 +149,7 @@ def _attributes(cls: Any, values: Mapping[str, Value]) -> dict[str, Any]:
 
 
 def _check_texts(broker: Mapping[str, str]) -> dict[str, Value]:
-    """Parse all broker overrides. Each must be valid: an override that one topic hides is in force for another."""
+    """Return the values of all broker overrides. Raises `InvalidSetting` if any is invalid, even an unused one."""
     return {name: broker_setting(name).parse(text) for name, text in broker.items()}
 
 
@@ -210,7 +210,7 @@ class LogConfig:
         return cls(**_attributes(cls, values))
 
     def check_change(self, before: LogConfig) -> None:
-        """Raise `InvalidSetting` if these settings may not follow those `before` (KIP-950)."""
+        """Raise `InvalidSetting` if tiering is on in `before` and off now, but its remote segments stay (KIP-950)."""
         disabled = before.remote_storage_enable and not self.remote_storage_enable
         if disabled and not self.remote_log_delete_on_disable:
             raise InvalidSetting(
@@ -236,7 +236,7 @@ class LogConfig:
 
     @property
     def local_limits(self) -> tuple[int, int]:
-        """How many bytes of a tiered log stay on the local disk, and for how many ms; negative is unlimited."""
+        """The limits of a tiered log on the local disk: (bytes, age in ms). A negative limit means unlimited."""
         size, age = self.local_retention_bytes, self.local_retention_ms
         return (
             self.retention_bytes if size == AS_TOTAL else size,
@@ -251,7 +251,7 @@ class LogConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerConfig:
-    """The broker-level settings for background work and consumer groups, without those that are defaults of topics.
+    """The broker-level settings of the whole store: background work, consumer groups, new topics, tiered storage.
 
     Each attribute has its setting's name; sizes are in bytes. The values of an instance made by
     `resolve` are valid and consistent; the constructor, which is for tests, checks nothing.

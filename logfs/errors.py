@@ -1,22 +1,22 @@
-"""The exception hierarchy. Every message says what went wrong, where, and what to do about it.
+"""The exception hierarchy. A message says what is wrong and, where that is known, the place and the remedy.
 
-`LogfsError` is the root class, so one `except` clause catches every error that logfs raises on purpose.
-`logfs.mount.errnos` maps the classes that a mount can meet to the errno that its caller gets. The others, such as the
-errors of producers, are raised in Python only.
+`LogfsError` is the root class, so `except LogfsError` catches all classes of this module.
+`logfs.mount.errnos` maps the classes that a call on a mounted file can raise to the errno that the caller gets. The
+other classes, such as the errors of producers, are raised only to callers in Python.
 """
 
 from __future__ import annotations
 
 
 class LogfsError(Exception):
-    """The root class of all errors that logfs raises on purpose."""
+    """The root class of the errors of logfs."""
 
 
 # Raised for a name that is invalid, or whose object is missing or exists already.
 
 
 class InvalidName(LogfsError, ValueError):
-    """The name of a topic, partition, offset, time or range does not follow its rules."""
+    """A text from the user is invalid: a name, an offset, a time, a range, a command or an option."""
 
 
 class UnknownPartition(LogfsError, KeyError):
@@ -122,7 +122,7 @@ class NotDecodable(LogfsError, ValueError):
 
 
 class SchemasUnavailable(LogfsError):
-    """The place of the schemas cannot be used: a registry does not answer, or a directory has none."""
+    """The schemas cannot be read: a registry does not answer, or a directory has no schemas."""
 
 
 class ClusterError(LogfsError):
@@ -141,7 +141,7 @@ class StoreLocked(LogfsError):
 
 
 class RequestInterrupted(LogfsError):
-    """The mount that executed a request ended before it has answered."""
+    """The mount that executed a request ended before it answered the request."""
 
 
 class InvalidStore(LogfsError):

@@ -1,9 +1,9 @@
-"""The locks between threads: which there are, what each protects, and the order in which they are taken.
+"""The locks between threads: a list of them, what each protects, and the order in which threads take them.
 
-`make_lock` and `make_rlock` make every lock, each of a `Level`. The levels stand in the order of the locks: a thread
-that holds a lock takes only locks of later levels, and never two of one level; only a commit takes the locks of
-several partitions. `docs/threads.md` has the rules and the table. The tests replace the locks that the two
-functions make by others, which check the order.
+`make_lock` and `make_rlock` make every lock, each of a `Level`. The order of the levels is the order of the locks: a
+thread that holds a lock takes only locks of later levels. It takes two locks of one level only in a commit, which
+takes the locks of several partitions. `docs/threads.md` has the rules and the table. In the tests, the two functions
+make locks that check the order.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from enum import Enum, IntEnum
 
 
 class Wait(IntEnum):
-    """What a thread may wait for while it holds a lock; each includes those before it."""
+    """What a thread may wait for while it holds a lock. Each value includes the values before it."""
 
     NOTHING = 0
     FILES = 1
@@ -22,7 +22,7 @@ class Wait(IntEnum):
 
 
 class Level(Enum):
-    """A lock, or several that are alike: its attribute, what a holder may wait for, and what it protects."""
+    """One lock, or all locks of one kind: their attribute, what a holder may wait for, and what they protect."""
 
     # Jobs, which may take long.
     VOLUME = "LogMounts._locks", Wait.NETWORK, "the mount of a log directory: one request at a time"
@@ -89,10 +89,10 @@ class Level(Enum):
 
 
 def make_lock(level: Level) -> threading.Lock:
-    """Make a lock of a level."""
+    """Return a new lock. Only the tests use `level`: their locks check the order of the levels."""
     return threading.Lock()
 
 
 def make_rlock(level: Level) -> threading.RLock:
-    """Make a lock of a level that its holder may take again."""
+    """Return a new lock that its holder may take again. Only the tests use `level`, to check the order."""
     return threading.RLock()

@@ -135,7 +135,7 @@ class Setting:
             # Kafka matches the words of cleanup.policy in lower case.
             value = tuple(item.lower() for item in value)
         if value is None or (self.valid is not None and not self.valid.admits(value)):
-            # Somebody may have written a password into what is no URL of a bucket.
+            # An invalid value may contain a password, for example in a URL, so it is not shown.
             shown = "the value" if self.valid in _UNSHOWN else repr(text)[:80]
             raise InvalidSetting(f"{self.name}: {shown} is refused; give {self.allowed}")
         return value
@@ -148,7 +148,7 @@ class Setting:
 
 
 def _check_digits(text: str) -> str:
-    # Python also accepts 1_000 and the digits of every script; a broker accepts neither.
+    # Python also accepts underscores (1_000) and the digits of other scripts. In a setting both are invalid.
     if "_" in text or not text.isascii():
         raise ValueError(text)
     return text
@@ -216,7 +216,7 @@ DIFFERENCE_MAX_MS = "message.timestamp.difference.max.ms"
 _POLICIES = Words(("compact", "delete"))
 _CODECS = Words(("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer"))
 _THROTTLED = Pattern(r"\*|([0-9]+:[0-9]+(,[0-9]+:[0-9]+)*)?", "partition:broker pairs, or *")
-# Neither keys nor passwords belong into a URL that is stored.
+# The pattern excludes keys and passwords, because the URL is stored.
 _BUCKET = Pattern(
     r"((s3|gs|az)://[A-Za-z0-9._-]+(/[^?#@;:%\\\s]*)?|file:///[^?#]+)?",
     "a URL such as s3://bucket/prefix, gs://…, az://… or file:///directory, without credentials",

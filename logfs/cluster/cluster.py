@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from typing import Self
 
-# What was written to a connection, but is not on the network yet, is dropped when the connection is closed, also by
-# the end of this process: no batch arrives long after its sender has gone.
+# With SO_LINGER 0, closing a connection drops the data that is not on the network yet, also when the process ends. So
+# no batch arrives long after its sender has gone.
 _SOCKET_OPTIONS = (
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -43,7 +43,7 @@ OWN_TOPICS = frozenset(
 _FETCH_VERSION = 12
 _CONSUMER = -1
 _FULL_SESSION = -1
-# How long a broker may wait for new records before it answers a fetch, and the sizes of an answer.
+# How long a broker may wait for new records, and the largest size of an answer and of a partition's part of it.
 FETCH_WAIT_MS = 500
 _FETCH_BYTES = 16 << 20
 _PARTITION_BYTES = 4 << 20
@@ -58,7 +58,7 @@ NONE = 0
 OFFSET_OUT_OF_RANGE = 1
 _MOVED = frozenset({3, 5, 6, 9, 56, 74, 75, 100, 103})
 """The partition has another leader now, or its leader is about to change: the metadata is out of date."""
-# Also a batch that was answered with one of these may be in the log: it timed out, or waits for replicas.
+# A batch that was answered with one of these errors may be in the log: a timeout, or too few replicas in sync.
 _UNSURE = _MOVED | {7, 13, 19, 20}
 
 
@@ -193,7 +193,7 @@ class Cluster:
     # What there is.
 
     def topics(self) -> list[RemoteTopic]:
-        """Return all topics, without those that are Kafka's own."""
+        """Return the topics that are not internal to Kafka; topics that the cluster cannot describe are left out."""
         with naming_cluster(self.servers):
             found = self._admin.describe_topics()
         return [
@@ -224,7 +224,7 @@ class Cluster:
             topic: {
                 name: told["value"]
                 for name, told in each.items()
-                # Those of the brokers are defaults of topics, too.
+                # Settings of the brokers are included: they are defaults of topics, too.
                 if told["value"] is not None and told["config_source"] != "DEFAULT_CONFIG"
             }
             for topic, each in found.items()
@@ -278,7 +278,7 @@ class Cluster:
     def fetch(
         self, node: int, wanted: Sequence[Wanted], wait_ms: int = FETCH_WAIT_MS
     ) -> list[Fetched]:
-        """Fetch from a broker, and wait up to `wait_ms` for records if there are none."""
+        """Return what a broker has of each partition from its offset on; without records it waits up to `wait_ms`."""
         from kafka.protocol.consumer.fetch import FetchRequest
 
         topics = [

@@ -58,8 +58,8 @@ def kafka_python() -> Any:
 def large_reads() -> dict[str, str]:
     """Return the option by which kafka-python reads large pieces from a connection without TLS.
 
-    Its own are of 4 KiB: between two of them it waits for the interpreter if another thread appends.
-    The library finds a class of sockets by the scheme of a proxy; this one goes to the broker itself.
+    The library itself reads 4 KiB at a time: between two reads it waits for the interpreter if other threads append.
+    It selects a class of sockets by the scheme of a proxy. The class here connects to the broker itself.
     """
     from kafka.net.inet import KafkaNetSocket
 

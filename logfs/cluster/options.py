@@ -1,8 +1,8 @@
 """Options of the connection to a cluster, from a file of properties: TLS, SASL, timeouts.
 
 The names are those of kafka-python's clients, with dots or with underscores: `security.protocol`, `ssl.cafile`,
-`sasl.mechanism`, `sasl.plain.username`. `sasl.jaas.config` of Kafka's own clients is understood for user and
-password. No value is ever shown: any may be a password.
+`sasl.mechanism`, `sasl.plain.username`. The user name and the password are also taken from `sasl.jaas.config` of
+Kafka's own clients. No value is ever shown: any may be a password.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _JAAS_VALUE = re.compile(r'\b(username|password)\s*=\s*"((?:[^"\\]|\\.)*)"')
 
 
 def read_options(path: Path | None) -> dict[str, Any]:
-    """Return the options in a file of properties; none without a file.
+    """Return the options in a file of properties by the names of kafka-python; {} if `path` is None.
 
     Raises `InvalidSetting` for an option that does not exist or a value of a wrong type, and `OSError`.
     """
@@ -76,7 +76,7 @@ def read_options(path: Path | None) -> dict[str, Any]:
     try:
         told = parse_properties(path.read_bytes())
     except Corrupt as error:
-        # The message of a malformed line may show a part of it.
+        # The message about a malformed line may show a part of the line, which may be a password.
         raise InvalidSetting(f"{path}: is no file of properties (name=value)") from error
     found: dict[str, Any] = {}
     for given, text in told.items():

@@ -1,4 +1,4 @@
-"""Kafka's on-disk formats: conversions between bytes and values, with no clock and no I/O but a cache of kernels.
+"""Kafka's on-disk formats: conversions between bytes and values, without a clock and with no I/O but a kernel cache.
 
 Each folder imports only from those below it in this list:
 

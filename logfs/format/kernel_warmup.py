@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def warm_up() -> None:
     """Compile the kernels of reading, appending and compaction, or load them from numba's cache.
 
-    With a cache this takes at most a second; without one, the compiler works for about twenty.
+    With a cache this takes at most a second; without a cache it takes about twenty seconds.
     """
     for _ in warm_up_steps():
         pass

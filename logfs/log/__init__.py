@@ -1,15 +1,15 @@
 """One partition: its segments and their sparse indexes, recovery, and all file access of the engine.
 
-Each folder imports only from those below it in this list:
+Each module or folder imports only from the items below it in this list:
 
 - `audit`: a segment compared with its indexes, in one pass.
 - `partition_copy`: a copy of a partition in another directory, which then replaces the original.
 - `scan`: segments for readers in other processes: descriptions, splits of a scan, counts.
 - `compaction`: one round of log compaction.
 - `follow`: a partition that another process writes, kept up to date with its files.
-- `append`: the partition that grows (Kafka's UnifiedLog), validation, and lines from a stream of writes.
+- `append`: a partition with its writer (Kafka's UnifiedLog), validation, and lines from a stream of writes.
 - `read`: reading by offset, time and key, read_committed, and the text views.
-- `recovery`: turns whatever a crash left into valid segments (Kafka's LogLoader).
+- `recovery`: makes valid segments of the files that a crash left (Kafka's LogLoader).
 - `state`: producers, their snapshots, leader epochs, and segments that wait for their deletion.
 - `segment`: one `.log` file, its indexes, and the ways of reading its batches.
 - `remote`: buckets of an object store as directory trees, and uploads.

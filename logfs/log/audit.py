@@ -1,4 +1,4 @@
-"""The audit of a segment: its log and its indexes compared in one pass, at the speed of the kernels.
+"""The audit of a segment: its log and its indexes are compared in one pass, in compiled loops.
 
 Offsets and transactions continue from one segment to the next. Each segment therefore yields an `Account` of them, so
 that segments can be audited in any order and by several processes. `check_boundaries` then reports what is wrong
@@ -52,7 +52,7 @@ _TEXTS = np.dtype(
     ]
 )
 _ADVICE = "; run 'logfs reindex'"
-# Where the epoch file has none for an offset.
+# In place of the leader epoch of an offset for which the epoch file has no epoch.
 _NO_EPOCH = -1
 
 
@@ -160,10 +160,10 @@ def audit(
     index after a roll. Damage wholly below `log_start_offset` is a note, because it is no loss: a crash during
     retention leaves gaps there.
 
-    `report` is called with the number of bytes as they are read. Raises `OSError`, and `Gone` if files leave the log
-    meanwhile.
+    `report` is called with the size in bytes of each run or damage that was read. Raises `OSError`, and `Gone` if
+    files leave the log meanwhile.
     """
-    # A tiered topic is not compacted.
+    # A tiered topic is not compacted, so missing offsets are an error there.
     gaps = segment.gaps and not segment.is_remote
     account = Account(
         segment.path, segment.txn_index.path, segment.base_offset, gaps, segment.base_offset
@@ -179,7 +179,7 @@ def audit(
         if isinstance(found, Damage):
             damage = found
             if found.end == segment.size_bytes:
-                # The bytes alone do not show how far the damage goes. The segment's end does.
+                # The damaged bytes do not show how many offsets they held. The segment's `next_offset` does.
                 damage = found._replace(next_offset=max(found.next_offset, segment.next_offset))
             is_below = damage.first_offset < log_start_offset >= damage.next_offset
             tell = note if is_below else error
@@ -249,7 +249,7 @@ def check_boundaries(accounts: Iterable[Account], log_start_offset: int) -> Iter
 
 
 class _CheckedBatches(NamedTuple):
-    """Scanned batches, the same as arrays, and what is wrong with their records."""
+    """Scanned batches, the same batches as arrays, and the problems that were found in their records."""
 
     scanned: batch_scanner.ScannedBatches
     arrays: _BatchArrays
@@ -312,7 +312,7 @@ def _outside(
 ) -> Iterator[Finding]:
     """Yield an error for each batch whose first or last record lies outside its offsets.
 
-    `edges`, int64[batches, 2], has the offsets of these two records. No batch is without records.
+    `edges`, int64[batches, 2], has the offsets of these two records. Every batch must have records.
     """
     inside = (edges[:, 0] >= rows[:, SPAN_BASE_OFFSET]) & (edges[:, 1] < rows[:, NEXT_OFFSET])
     for row in rows[~inside]:
@@ -348,7 +348,7 @@ def _check_epochs(segment: Segment, batches: _BatchArrays, epochs: Epochs) -> It
 
 
 class _IndexAudit:
-    """The entries of an index, as far as the log has been walked. Only the first wrong entry is reported."""
+    """The audit of one index while the log is read. The entries after a wrong entry are not checked."""
 
     dtype: np.dtype[np.void]
     key: str
@@ -371,7 +371,7 @@ class _IndexAudit:
         self._keep(int(used[-1]) + 1 if len(used) else 0)
 
     def check_order(self) -> Iterator[Finding]:
-        """Yield the first entry that goes back. It and those after it are of no use, and are ignored."""
+        """Report the first entry whose key is not above that of the entry before. Ignore it and the later entries."""
         back = np.flatnonzero(np.diff(self._keys, prepend=self.before_first) <= 0)
         if len(back):
             yield self._wrong(f"entry {back[0]} is out of order")
@@ -382,7 +382,7 @@ class _IndexAudit:
         raise NotImplementedError
 
     def pass_damage(self, damage: Damage) -> None:
-        """Skip bytes that are not batches. The entries for them cannot be checked, nor those that follow."""
+        """Skip bytes that are not batches. The entries for these bytes and all later entries are not checked."""
         self._keep(self._done)
 
     def finish(self, size: int, text: TextSize) -> Iterator[Finding]:
@@ -390,7 +390,7 @@ class _IndexAudit:
         raise NotImplementedError
 
     def _take(self, limit: int) -> NDArray[np.void]:
-        """Return the entries whose key is below `limit`, each of them once."""
+        """Return the entries whose key is below `limit`, without the entries that earlier calls have returned."""
         first, self._done = self._done, max(int(np.searchsorted(self._keys, limit)), self._done)
         return self.entries[first : self._done]
 
@@ -613,7 +613,7 @@ class _TransactionAudit:
         if first is not None and is_aborted:
             self._aborted.append(Transaction(producer_id, first, offset, is_aborted))
         elif producer_id not in self._seen:
-            # This segment alone does not show whether it must be in the index, so it counts as indexed until
+            # This segment alone does not show whether the marker must be in the index, so it counts as indexed until
             # `look_up`.
             account.ended[producer_id] = Marker(offset, is_aborted, True)
         self._seen.add(producer_id)
@@ -637,7 +637,7 @@ class _TransactionAudit:
             and not self._aborts[key] < firsts[key] <= each.first_offset
         }
         if not self._segment.gaps:
-            # In a compacted log the markers may be gone.
+            # In a compacted log the marker of an entry may have been removed, so such an entry is not wrong there.
             wrong |= indexed - self._aborts.keys()
         for producer_id, offset in sorted(wrong)[:1]:
             text = f"the entry of producer {producer_id} that ends at offset {offset} matches no abort in the log"

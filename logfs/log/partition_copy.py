@@ -95,7 +95,7 @@ class PartitionCopy:
         return copied.segment is segment and segment.content is copied.content
 
     def catch_up(self) -> None:
-        """Copy what the copy lacks, and remove from it what has left the log. May take long."""
+        """Copy what is new since the last call, and remove the segments and files that have left the partition."""
         segments = self._partition.local_segments
         known = {segment.base_offset: segment for segment in segments}
         for base_offset, copied in list(self._copied.items()):
@@ -112,7 +112,7 @@ class PartitionCopy:
         self._copy_other_files()
 
     def _copy_other_files(self) -> None:
-        """Copy the other files that have changed since they were copied, above all the snapshot of each segment."""
+        """Copy the files that belong to no segment, such as snapshots, if they are new or have changed."""
         source, directory = self._partition.disk, self._partition.directory
         found = {
             entry.name
@@ -178,14 +178,14 @@ class PartitionCopy:
             yield len(data)
 
     def _copy_file(self, name: str) -> None:
-        """Copy a file that belongs to no segment. Staged batches and torn tails may be large."""
+        """Copy a file that belongs to no segment, in chunks: files of staged batches or torn tails may be large."""
         source = self._partition.disk
         old = source.open(self._partition.directory / name)
         new = self._disk.open(self.directory / name, write=True, create=True)
         try:
             self._disk.truncate(new, 0)
             for _ in self._copy_bytes(old, new, 0, source.size(old)):
-                # The bytes to move are those of the segments.
+                # Only the bytes of .log files count as copied bytes.
                 self._spend(0)
             self._disk.sync(new)
         finally:
@@ -193,7 +193,7 @@ class PartitionCopy:
             new.close()
 
     def _copy_index(self, segment: Segment, part: SparseIndex | TransactionIndex) -> None:
-        """Copy one index of a sealed segment; a text index only if it is complete, for it can be rebuilt."""
+        """Copy one index of a sealed segment. An incomplete text index is left out, because it can be rebuilt."""
         source = self._partition.disk
         with source.naming:
             path = part.path
@@ -270,7 +270,7 @@ class PartitionCopy:
     def take_over(self, directory: Path) -> list[Segment]:
         """Let the partition continue with the copy, whose directory was renamed to `directory`.
 
-        Returns the segments of the original, and those dropped earlier that readers still hold.
+        Returns the segments of the original, and segments that were dropped earlier and that readers still hold.
         """
         partition = self._partition
         assert self._snapshots is not None, "complete"
@@ -292,10 +292,10 @@ class PartitionCopy:
 
 
 def remove_directory(disk: Disk, path: Path, kept: Collection[int] = ()) -> bool:
-    """Remove a partition's directory with its files. Returns True if it no longer exists, False if it stays.
+    """Remove a partition's directory with its files. Returns whether the directory no longer exists.
 
-    The directory stays if `kept` is not empty, and so do the files of the segments with the base offsets in `kept`.
-    Raises `OSError`, for a subdirectory too: partitions have none.
+    If `kept` is not empty, the directory stays, with the files of the segments that have the base offsets in `kept`.
+    Raises `OSError`, also if there is a subdirectory: a partition has none.
     """
     if not disk.exists(path):
         return True

@@ -1,7 +1,7 @@
 """Recovery: make valid segments of whatever a crash left, in Kafka's order (kafka-storage 5.2, 5.3).
 
 One difference is deliberate. Kafka cuts the log at the first bad batch and deletes every later segment, which is
-right where replicas hold the data, and loses data on a single node. Here only a torn tail is cut off, as
+right if replicas hold the data, but loses data on a single node. Here only a torn tail is cut off, as
 `_LogLoader._is_torn` decides: invalid bytes at the end of a log that was not closed properly, at or after the
 recovery point, which do not begin with a whole batch. A torn tail is kept in a `.torn` file, unless it is all zeros.
 Damage anywhere else stays where it is: reading its offsets raises `Corrupt`, and everything after it stays readable.
@@ -167,7 +167,7 @@ class _LogLoader:
         # The producers at the offset that recovery has reached, `producers_end`.
         self.producers = Producers()
         self.producers_end = -1
-        # The offset after a log that was closed properly, as far as files beside it tell.
+        # The offset after a log that was closed properly, as far as snapshots and indexes tell; 0 if unknown.
         self.closed_at = 0
 
     def run(self) -> Loaded:
@@ -192,7 +192,7 @@ class _LogLoader:
                 logger.error(what, self.directory, deleted, log_end_offset)
                 deleted = 0
             else:
-                # A crash took the records after those that were deleted.
+                # A crash lost the records that followed the deleted records.
                 self._drop_all(segments)
                 segments = []
         if not segments:
@@ -204,7 +204,7 @@ class _LogLoader:
         first = deleted if self.start.is_tiered else log_start_offset
         producers = self._load_producers(segments, first, log_end_offset)
         for segment in segments:
-            # Close what loading opened; it is opened again on demand, and a store may have very many partitions.
+            # Close the files that loading opened: a store may have very many partitions. Later uses open them again.
             if segment.is_active:
                 segment.finish()
             segment.close()
@@ -328,7 +328,7 @@ class _LogLoader:
         return segment
 
     def _without_empty_inside(self, segments: list[Segment]) -> list[Segment]:
-        """Return all but the empty segments whose base offset lies within the segment before: they do not end it."""
+        """Return the segments, without each empty one whose base offset lies inside the segment before it."""
         kept = segments[:1]
         for segment in segments[1:]:
             before = kept[-1]
@@ -354,10 +354,10 @@ class _LogLoader:
         return self._end(segment, *start) > offset
 
     def _where_closed(self, last: Segment, snapshots: Sequence[int]) -> int:
-        """Return the offset after a log that was closed properly, 0 if nothing tells.
+        """Return the offset after a log that was closed properly; 0 if it is unknown.
 
-        The newest of the `snapshots` is named after it, and the last entries of the indexes lead to it. It can only
-        be one of the offsets that the last segment may have.
+        It is the greatest of the offset of the newest of the `snapshots`, and the offsets after the last entries of
+        the indexes. Offsets that are too high for the last segment are ignored.
         """
         known = [0, *snapshots[-1:]]
         limit = last.limit_offset
@@ -400,10 +400,11 @@ class _LogLoader:
                 self.snapshots.drop(last.base_offset)
 
     def _ends_early(self, segments: Sequence[Segment], next_base: int) -> bool:
-        """Whether `segments` lack their end; in a compacted log, only damage in place of the end shows that.
+        """Whether the log of `segments` has lost its end, and therefore ends below `next_base`.
 
-        Compaction may have left some of its segments empty. But it flushed the segments before them first: if the end
-        of these is damaged, compaction has not reached them.
+        In a compacted log, offsets may be missing anyway, and compaction may have left segments empty. There the end
+        is lost if the last segment that is not empty ends in damage: compaction flushes a segment before it goes on,
+        so it has not emptied the segments after the damage.
         """
         if not self.start.compacted:
             return self._end(segments[-1]) < next_base
@@ -437,7 +438,7 @@ class _LogLoader:
         return end
 
     def _recover(self, segments: list[Segment]) -> tuple[list[Segment], int]:
-        """Recover what needs it; return the segments and the log end offset."""
+        """Recover the segments that need recovery; return the segments and the log end offset."""
         if not segments:
             return [], 0
         # After a crash, segments before the recovery point are not checked. A segment that ends exactly there is
@@ -464,7 +465,7 @@ class _LogLoader:
         if self.disk.writable and (ends_damaged or end < self.start.recovery_point):
             # Offsets that were durable are never assigned again, and appends must not follow bytes that are not
             # batches. So the log continues in a new segment.
-            # A segment that holds no batch of the log keeps its name, for its bytes stay.
+            # `last` keeps its file even without a valid batch, so the new segment needs a higher base offset.
             end = max(end, self.start.recovery_point, last.base_offset + 1)
             logger.error("%s: durable records are missing below offset %d", last.path, end)
             last.seal(end)
@@ -528,7 +529,7 @@ class _LogLoader:
 
     @staticmethod
     def _first_offset(segment: Segment, entry: OffsetEntry) -> int:
-        """Return the offset that an index entry's batch must have: no CRC covers the header's base offset."""
+        """Return the base offset that an index entry's batch must have; no CRC covers the one in the header."""
         header = segment.header(entry.position) if entry.position else None
         if header is None:
             return segment.base_offset
@@ -545,8 +546,8 @@ class _LogLoader:
         size = self.disk.size(segment.file)
         if self.start.end is not None and segment.base_offset == self.start.end.base_offset:
             size = min(size, self.start.end.position)
-        # Start from the snapshot that the segment before has left. A read-only store has none, and continues with the
-        # producers that it has read.
+        # Start from the snapshot that was written after the segment before. A read-only store writes no snapshot, and
+        # continues with the producers that it has in memory.
         if self.disk.writable or self.producers_end != segment.base_offset:
             self.producers = self.snapshots.restore(
                 segments, self.start.log_start_offset, segment.base_offset, self.now_ms

@@ -1,4 +1,4 @@
-"""A thread that fetches from one broker the partitions that it leads (Kafka's ReplicaFetcherThread)."""
+"""A thread that fetches from one broker the partitions which this broker leads (Kafka's ReplicaFetcherThread)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 5.0
-# A fetch that brought so much is followed by another one at once.
+# If a partition's part of an answer has at least this size, the next fetch is sent before the answer is appended.
 _MANY_BYTES = 1 << 18
 # How often the thread looks for partitions while its broker leads none.
 _IDLE_SECONDS = 0.1
@@ -51,7 +51,7 @@ class Fetcher:
         self._led = led
         self._ask_metadata = ask_metadata
         self._stopped = threading.Event()
-        # What was asked for in the fetch that was sent ahead, and its answer to be.
+        # The fetch that was sent ahead: what it asks for, and its future answers.
         self._ahead: tuple[Sequence[Wanted], Future[list[Fetched]]] | None = None
         self._sender = ThreadPoolExecutor(1, f"fetcher-{node}-sender")
         self._thread = threading.Thread(target=self._run, name=f"fetcher-{node}", daemon=True)
@@ -59,7 +59,7 @@ class Fetcher:
 
     @property
     def failing_seconds(self) -> float:
-        """For how long there have been only errors."""
+        """The time in seconds since the first error of an unbroken series; 0 if the last turn had no error."""
         since = self._failing_since
         return 0.0 if since is None else time.monotonic() - since
 
@@ -80,7 +80,7 @@ class Fetcher:
                 is_current = self._turn(cluster)
                 self.problem, self._failing_since = "", None
             except Exception as error:
-                # Also an unexpected one: without this thread nothing would be mirrored, and nothing would show it.
+                # An unexpected error must not end the thread: its partitions would stop, and nothing would show it.
                 self.problem, is_current = (
                     _explain(error, f"broker {self.node}", self.problem),
                     False,
@@ -100,7 +100,7 @@ class Fetcher:
         _close(cluster)
 
     def _turn(self, cluster: Cluster) -> bool:
-        """Compare or fetch once; return False if the metadata are out of date."""
+        """Compare the logs that need it, and fetch the others, once; return False if the metadata are out of date."""
         led = [each for each in self._led(self.node) if not each.is_waiting]
         mine = [each for each in led if each.goal is None or not each.has_reached_goal]
         if not mine:
@@ -127,9 +127,9 @@ class Fetcher:
     def _fetched(
         self, cluster: Cluster, ready: Sequence[Wanted], goals: Mapping[tuple[str, int], int]
     ) -> list[tuple[Wanted, Fetched]]:
-        """Return what was asked for and the answers; the next fetch is sent before these are appended.
+        """Return what was asked for and the answers. After large answers, the next fetch is sent before the append.
 
-        `goals` are the offsets at which partitions shall end. A fetch for one of them does not wait for records.
+        `goals` are the offsets at which partitions shall end. If there are any, the fetch does not wait for records.
         """
         wait_ms = 0 if goals else FETCH_WAIT_MS
         if self._ahead is None:
@@ -154,7 +154,7 @@ class Fetcher:
         return pairs
 
     def _guarded(self, mirror: PartitionMirror, work: Callable[[], bool]) -> bool:
-        """Do the work on one partition: an error of its own leaves the others alone."""
+        """Return the result of the work on one partition. Errors except `ClusterError` fail only this partition."""
         try:
             return work()
         except ClusterError:
@@ -165,7 +165,7 @@ class Fetcher:
 
 
 def _explain(error: Exception, where: str, before: str) -> str:
-    """Return what an error says. An unexpected one is also logged with its traceback, unless it was the one `before`.
+    """Return what an error says. An unexpected one is logged with its traceback, unless `before` says the same.
 
     `where` is the name of what has failed.
     """

@@ -33,19 +33,19 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# How often the topics, their settings and the groups are looked at.
+# How often the topics, their settings and the groups are read from the cluster.
 _METADATA_SECONDS = 5.0
 _TICK_SECONDS = 0.1
-# So much may wait for a flush: a power cut costs its time once more, and the flush at the end is short.
+# A partition with so many unflushed bytes is flushed. That bounds what is fetched again after a power cut.
 _FLUSH_BYTES = 32 << 20
-# What the names of the settings begin with that a copy has of its own: where its segments go is decided here.
+# Prefixes of settings that a copy does not take from the cluster: this store decides where its segments go.
 _OWN_SETTINGS = ("local.", "logfs.", "remote.")
-# How long a mirror that shall end tries again after errors.
+# How long `run_once` tries again after errors.
 _GIVE_UP_SECONDS = 30.0
 
 
 class MirrorProgress(NamedTuple):
-    """What a mirror has done since it began, and what is left: bytes, offsets behind the sources, partitions."""
+    """What a mirror has fetched since it began, the lag in offsets, the partitions, and the problems by place."""
 
     fetched_bytes: int
     lag: int
@@ -54,10 +54,10 @@ class MirrorProgress(NamedTuple):
 
 
 class Mirror:
-    """Follows topics of a cluster into a store. A context manager, which ends the threads.
+    """Copies topics of a cluster into a store, and keeps them current. A context manager, which ends the threads.
 
     Only the mirror appends to the topics that it mirrors: their setting `logfs.mirror.source` has the id of the
-    cluster. `promote` ends that.
+    cluster. `logfs promote` makes such a topic an ordinary one.
     """
 
     def __init__(
@@ -76,13 +76,13 @@ class Mirror:
         self._partitions: dict[str, PartitionMirror] = {}
         self._fetchers: dict[int, Fetcher] = {}
         self._problems: dict[str, str] = {}
-        # The topics about whose settings was warned.
+        # The topics for which a warning was logged that their settings cannot be read.
         self._unread: set[str] = set()
         # The bytes of partitions that are no longer mirrored.
         self._past_bytes = 0
         # The problems that were logged.
         self._told: Mapping[str, str] = {}
-        # The partitions of the store at the last refresh by topic, and the ids that their files have.
+        # The partitions of the store by topic, as of the last refresh, and the known topic ids by topic.
         self._homes: dict[str, list[str]] = {}
         self._known_ids: dict[str, uuid.UUID] = {}
         self._asked = threading.Event()
@@ -115,9 +115,9 @@ class Mirror:
         report: Callable[[MirrorProgress], object],
         is_over: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Mirror until `is_over()`. `report` is called every 0.1 seconds, and may raise an error to end it.
+        """Mirror until `is_over()`. `report` is called every 0.1 seconds; an error that it raises ends the run.
 
-        Upkeep of the store is the caller's.
+        The caller does the upkeep of the store.
         """
         next_refresh = time.monotonic() + _METADATA_SECONDS
         while not is_over():
@@ -131,7 +131,7 @@ class Mirror:
         report(self._told_progress())
 
     def _flush_much(self) -> None:
-        """Make durable what was appended to a partition, if it is much. Others go on meanwhile."""
+        """Flush each partition that has many unflushed bytes. The fetchers go on meanwhile."""
         for each in list(self._partitions.values()):
             if each.unflushed_bytes >= _FLUSH_BYTES:
                 try:
@@ -180,7 +180,7 @@ class Mirror:
         return max(mirror.failing_seconds, of_broker)
 
     def progress(self) -> MirrorProgress:
-        """Return what was done, and what is left."""
+        """Return the bytes fetched, the lag, the number of partitions, and the present problems."""
         mirrors = list(self._partitions.values())
         problems = dict(self._problems)
         problems |= {f"broker {n}": f.problem for n, f in list(self._fetchers.items()) if f.problem}
@@ -207,13 +207,13 @@ class Mirror:
             self._problems.pop("cluster", None)
         except ClusterError as error:
             self._problems["cluster"] = str(error)
-            # The client does not find a cluster again all of whose brokers were away.
+            # After all brokers were away, the client does not find the cluster again.
             self._is_lost = True
             with suppress(ClusterError):
                 self._cluster.close()
 
     def refresh(self) -> None:
-        """Look at the topics, leaders, settings and groups of the cluster, and follow what has changed.
+        """Read the topics, leaders, settings and groups of the cluster, and follow what has changed.
 
         Raises `ClusterError`. An error of one topic leaves the others alone; `progress` shows it.
         """
@@ -241,7 +241,7 @@ class Mirror:
         self._mirror_groups()
 
     def _settings(self, topics: Sequence[str]) -> Mapping[str, Mapping[str, str]] | None:
-        """Return the settings of topics; None if they cannot be had, as without the permission."""
+        """Return the settings of topics by topic; None if the cluster refuses to tell them, as without permission."""
         try:
             found = self._cluster.settings(topics)
         except ClusterError as error:
@@ -251,7 +251,7 @@ class Mirror:
         return found
 
     def _forget_others(self, topics: set[str]) -> None:
-        """Mirror no more what the cluster does not have any more; the copies stay."""
+        """Stop the mirroring of topics that the cluster no longer has; their copies stay."""
         for topic in {each.partition.name.topic for each in self._partitions.values()} - topics:
             logger.warning("%s: is no longer in the cluster; its copy stays as it is", topic)
             self._forget(topic)
@@ -263,7 +263,7 @@ class Mirror:
         except InvalidSetting:
             self._forget(topic.name)
             raise
-        # Set before the first partition is made: after a crash, it must not seem to be no mirror.
+        # This is set before the first partition is created: after a crash, the topic must still be a mirror.
         if MIRROR_SOURCE not in store.settings.topic_overrides(topic.name):
             store.settings.set_topic(topic.name, MIRROR_SOURCE, self._cluster_id)
         if settings is not None:
@@ -281,7 +281,7 @@ class Mirror:
             name = TopicPartition(topic.name, number).directory
             known = self._partitions.get(name)
             if known is None or store.registry.partitions.get(name) is not known.partition:
-                # It is new, or its copy was deleted here.
+                # The partition is new, or its copy was deleted here.
                 if name not in store.registry.homes:
                     store.create(name, mirror_of=self._cluster_id, mirrored_id=topic.topic_id)
                 mirror = PartitionMirror(store, store.writable(name), self._cluster_id)
@@ -290,7 +290,7 @@ class Mirror:
             self._partitions[name].follow(leader, leader_epoch)
 
     def _check_copy(self, topic: RemoteTopic) -> None:
-        """Raise `InvalidSetting` if what the store has under the topic's name is something else than its copy."""
+        """Raise `InvalidSetting` if the store has something other than a copy of the topic under its name."""
         store, name = self._store, topic.name
         copies = self._homes.get(name)
         if not copies:
@@ -338,7 +338,7 @@ class Mirror:
             for name in sorted({*here.topic_overrides(topic), *wanted})
             if not name.startswith(_OWN_SETTINGS)
         }
-        # A setting may contradict another one until that is changed, too.
+        # A setting may be refused until another one has changed, so refused ones are tried again.
         while (left := self._set(topic, changes)) and len(left) < len(changes):
             changes = {name: changes[name] for name in left}
         if left:

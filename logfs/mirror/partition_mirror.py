@@ -30,7 +30,8 @@ class PartitionMirror:
     """The copy of one partition, and what is known of its source. One thread at a time may use it.
 
     `leader` is the node that leads the partition, -1 for none. `high_watermark` is the source's end for consumers, -1
-    as long as it is unknown. `problem` says why nothing is mirrored at the moment, or is "".
+    as long as it is unknown. `goal` is the offset to reach, None to go on for ever. `problem` says why nothing is
+    mirrored at the moment, or is "".
     """
 
     def __init__(self, store: Store, partition: Partition, source: str) -> None:
@@ -44,11 +45,11 @@ class PartitionMirror:
         self._flushed_bytes = 0
         self.problem = ""
         self._leader_epoch = _NO_EPOCH
-        # After an error, the time before which nothing is asked, and the pause after the next one (seconds).
+        # After an error: the time before which nothing is asked, and the pause after the next error (seconds).
         self._not_before = 0.0
         self._pause = _FIRST_PAUSE_SECONDS
         self._failing_since: float | None = None
-        # Whether the log is known to be a beginning of this leader's log.
+        # Whether this log is known to have the same records as the leader's log, up to its own end.
         self._agrees = False
         self._store = store
 
@@ -80,16 +81,16 @@ class PartitionMirror:
 
     @property
     def has_reached_goal(self) -> bool:
-        """Whether the copy has all that `goal` asks for, if that is anything, and none of it differs."""
+        """Whether there is no goal, or the log reaches the goal and is known to agree with the leader's log."""
         return self.goal is None or (self._agrees and self.partition.log_end_offset >= self.goal)
 
     @property
     def failing_seconds(self) -> float:
-        """For how long there have been only errors."""
+        """The time in seconds since the first error of an unbroken series; 0 if there is no error now."""
         return 0.0 if self._failing_since is None else time.monotonic() - self._failing_since
 
     def follow(self, leader: int, leader_epoch: int) -> None:
-        """Take note of who leads the partition now."""
+        """Set the leader and its epoch. After a change, the log is compared with that of the leader again."""
         if (leader, leader_epoch) != (self.leader, self._leader_epoch):
             self.leader, self._leader_epoch = leader, leader_epoch
             self._agrees = False
@@ -98,7 +99,7 @@ class PartitionMirror:
                 self.fail("has no leader")
 
     def fail(self, problem: str) -> None:
-        """Take note of an error: nothing is asked for some time, and then it is compared with the leader again."""
+        """Record an error. Nothing is asked for some time; then the log is compared with the leader's log again."""
         self.problem = problem
         self._agrees = False
         self._failing_since = self._failing_since or time.monotonic()
@@ -114,7 +115,7 @@ class PartitionMirror:
 
     @property
     def must_compare(self) -> bool:
-        """Whether the leader must be asked first up to where the two logs are the same."""
+        """Whether the leader must first be asked up to which offset the two logs are the same."""
         return not self._agrees and self.partition.epochs.latest != _NO_EPOCH
 
     def wanted(self) -> Wanted:
@@ -136,16 +137,16 @@ class PartitionMirror:
     # What the leader answers.
 
     def compare(self, found: EpochEnd, cluster: Cluster) -> bool:
-        """Drop what the leader's log does not have; return False if the metadata are out of date.
+        """Drop the records that the leader's log does not have; return False if the metadata are out of date.
 
         The rules are those of kafka-storage 10.5. Where the leader does not know the last epoch, the epochs before it
-        have to be compared, too: the next call of `must_compare` is then still True. `cluster` tells the bounds of
-        the source's log. Raises `ClusterError`.
+        have to be compared, too: `must_compare` is then still True. `cluster` is asked for the bounds of the source's
+        log if the leader knows no epoch of the copy. Raises `ClusterError`.
         """
         if found.error != NONE:
             return self._failed(found.error)
         if found.end_offset < 0:
-            # Nothing is known about the records here, so none is dropped. The leader would refuse a fetch, too.
+            # The leader knows nothing about the copy's records, so none is dropped. It would refuse a fetch, too.
             self._return_to_range(cluster)
         else:
             self._agree_up_to(found.epoch, found.end_offset)
@@ -155,9 +156,10 @@ class PartitionMirror:
         return True
 
     def _agree_up_to(self, epoch: int, end_offset: int) -> None:
-        """Drop what follows the end of `epoch`, the greatest one up to ours that the leader has, in either log.
+        """Drop the records of the copy that the leader's log does not have.
 
-        The epoch is -1 if the leader is too old to tell it.
+        `epoch` is the leader's greatest epoch that is not above the copy's last one, and `end_offset` is its end in
+        the leader's log. The epoch is -1 if the leader is too old to tell it.
         """
         partition = self.partition
         end, entries = partition.log_end_offset, partition.epochs.entries
@@ -177,8 +179,8 @@ class PartitionMirror:
     def take(self, found: Fetched, cluster: Cluster) -> bool:
         """Append what was fetched, and follow the log start; return False if the metadata are out of date.
 
-        `cluster` tells the bounds of the source's log if they have passed the copy. Raises `ClusterError`, and the
-        errors of `fetched_batches.append_fetched`.
+        `cluster` is asked for the bounds of the source's log if the offset is out of range. Raises `ClusterError`,
+        and the errors of `fetched_batches.append_fetched`.
         """
         if found.error == OFFSET_OUT_OF_RANGE:
             self._return_to_range(cluster)
@@ -191,13 +193,13 @@ class PartitionMirror:
             return True
         self._agrees = True
         self.high_watermark = found.high_watermark
-        # Before the append: if the source has deleted all that is here, its first batch may begin below our end.
+        # Before the append: if the source has deleted all of the copy, its first batch may begin below the log end.
         self._follow_start(found.log_start_offset)
         if found.records:
             self.fetched_bytes += fetched_batches.append_fetched(
                 self.partition, found.records, self._note_gap, self._source
             )
-        # Only now: an answer that cannot be appended, as on a full disk, ends no series of errors.
+        # After the append: an answer that cannot be appended, as on a full disk, does not end a series of errors.
         self._end_errors()
         return True
 
@@ -210,9 +212,9 @@ class PartitionMirror:
         return False
 
     def _return_to_range(self, cluster: Cluster) -> None:
-        """Begin where the source's log begins now, if its retention has deleted what would come next.
+        """Begin where the source's log begins now, if its retention has deleted the next one; else record an error.
 
-        The source then has nothing of what is here: the copy drops it (kafka-storage 10.5).
+        The source then has no record of the copy, and the copy drops all of them (kafka-storage 10.5).
         """
         first, end = cluster.offset_range(*self.place)
         ours = self.partition.log_end_offset
@@ -230,7 +232,7 @@ class PartitionMirror:
             fetched_batches.begin_at(self.partition, first, self._source)
             self.problem = ""
         elif ours > end:
-            # Only epochs can tell that records are not the source's. It may be a new leader that lags.
+            # Only epochs can tell that records are not the source's. The source may have a new leader that lags.
             self.fail(f"the source ends at offset {end}, before the end of the copy, {ours}")
         else:
             latest = self.partition.epochs.latest
@@ -247,7 +249,7 @@ class PartitionMirror:
             self._store.delete_records(self.name, start, mirror_of=self._source)
 
     def _note_gap(self) -> None:
-        """Record that offsets may be missing from the partition, before they are: loading expects none otherwise."""
+        """Record, before a gap is appended, that offsets may be missing: loading expects no gap otherwise."""
         checkpoints = self._store.checkpoints
         if checkpoints.cleaner_offset(self.name) is None:
             checkpoints.set_cleaner_offset(self.partition, self.partition.log_start_offset)

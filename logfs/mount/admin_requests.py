@@ -1,6 +1,6 @@
 """The administrative requests that a mount executes, each in a worker thread, while their callers wait for answers.
 
-A request may take minutes, as a compaction does, so that no handler of the mount waits for one.
+A request, such as a compaction, may take minutes. Therefore no handler of the mount waits for its end.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PROGRESS_SECONDS = 0.2
 
 
 class RunningRequest:
-    """A request that is being executed. `answer` is complete once it has a line without progress.
+    """A request that is being executed. `answer` is complete once it has a line that does not report progress.
 
     A worker thread replaces `answer` and `error`; other threads only read them.
     """

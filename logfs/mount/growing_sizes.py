@@ -1,9 +1,9 @@
 """Sizes of growing files in the kernel: which size the kernel is told, when, and how long it may keep it.
 
 One `tail -f` asks for the size by GETATTR and gets the grown size in the answer, on the trio thread (`grow`). If the
-kernel may keep a size, the append that outdates it first invalidates it, also on the trio thread (`pop_stale`). If
-other threads share the descriptor, a worker thread pushes the size to the kernel (`_grow_for_all`). The rest of this
-docstring tells why.
+kernel may keep a size, an append makes the kernel forget the size before the writer gets its answer, also on the trio
+thread (`pop_stale`). If other threads share the descriptor, a worker thread pushes the size to the kernel
+(`_grow_for_all`). The reasons are as follows.
 
 A cached read that reaches the end of a file fills the rest of the last page with zeros. The kernel reads the file's
 size after it has the page, and grows the size before it drops the page. For example, a reader has the page of a file
@@ -31,8 +31,8 @@ if the previous size is equally valid, that is, if all of the following hold:
   has many sources of appends, the logs that mirror a cluster, and all logs while a decided commit is not done: it may
   be done at any time.
 
-Sizes of segment files are never kept. The files of the active segment are opened with direct_io, but splice and
-sendfile use the kernel's page cache nevertheless.
+Sizes of segment files, of the text of a topic, and of files in a read-only store are never kept. The files of the
+active segment are opened with direct_io, but splice and sendfile use the kernel's page cache nevertheless.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ CONFIRMED_SECONDS = 0.1
 KEEP_SECONDS = 3600.0
 # Growths in progress at a time. Each waits for its own set of threads, so a slow one must not delay the others.
 _WAITING = 256
-# How long a stopping mount continues to answer requests, so that none of its own threads is left waiting.
+# The longest time for which a stopping mount answers requests, so that none of its own threads is left waiting.
 _STOP_SECONDS = 20.0
 _STOP_POLL_SECONDS = 0.01
 # Above this number of threads per inode, the threads that have ended are dropped.
@@ -170,7 +170,7 @@ class GrowingSizes:
 
     @staticmethod
     def _is_alone(node: GrowingFile, thread: int, asked: set[int]) -> bool:
-        """Whether only `thread` has the inode open and is in `asked`, and no thread or child shares its files."""
+        """Whether `thread` is the only opener, `asked` has no other, and no thread or child shares its files."""
         openers = [handle.opener for handle in node.handles]
         return openers == [thread] and asked == {thread} and sharers.is_alone(thread)
 
@@ -202,7 +202,7 @@ class GrowingSizes:
         return KEEP_SECONDS
 
     def pop_stale(self, partition: Reader) -> set[int]:
-        """Remove and return the inodes of files that `partition` has grown and whose old sizes the kernel keeps.
+        """Remove and return the inodes of files whose sizes the kernel may keep although `partition` has grown.
 
         The caller must invalidate the attributes of each inode.
         """
@@ -210,9 +210,9 @@ class GrowingSizes:
 
 
 def _grow_for_all(node: GrowingFile, size: int, threads: set[int]) -> None:
-    """Tell the kernel a larger size once none of the threads that share the inode holds a page from before it.
+    """Tell the kernel a larger size once no thread that shares the inode holds a page from before the growth.
 
-    READs that are answered from now on extend to that size at least, so the kernel may keep their pages. Blocks.
+    READs that are answered from now on reach the new size, so the kernel may keep their pages. The call may wait.
     """
     with suppress(OSError):
         # ENOENT: the kernel has forgotten the inode. The call waits for the READs that are in progress.

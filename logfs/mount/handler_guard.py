@@ -35,10 +35,10 @@ class RequestCounts:
         self.errors: Counter[int] = Counter()
 
 
-# By the name of the handler. A process has only one mount: pyfuse3 cannot serve more.
+# The counts of each handler by its name. One table is enough, because pyfuse3 cannot serve two mounts in a process.
 REQUESTS: dict[str, RequestCounts] = {}
 
-# The type that each handler must return. The answers of handlers that are not listed are empty: they return None.
+# The type that each handler must return. Handlers that are not listed have an empty answer and return None.
 RETURNS: dict[str, type | tuple[type, ...]] = {
     "access": bool,
     "create": tuple,
@@ -60,7 +60,7 @@ RETURNS: dict[str, type | tuple[type, ...]] = {
     "write": int,
 }
 
-# These requests have no answer. pyfuse3 does not catch even a `FUSEError` from them, which would end its loop.
+# These requests have no answer. pyfuse3 does not catch their errors, and even a `FUSEError` would end its loop.
 _UNANSWERED = frozenset({"forget"})
 
 

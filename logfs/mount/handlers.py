@@ -51,14 +51,14 @@ class Handlers(pyfuse3.Operations, Generic[N]):
         return self._errors.note(self._path_of(name, arguments), error)
 
     def _node_of(self, name: str, arguments: tuple[Any, ...]) -> N | None:
-        """Return the node that a call of a handler is about; None if there is none any more."""
+        """Return the node that a call of a handler is about; None if the inode or the handle is not known."""
         key = arguments[0] if arguments else None
         if name not in _BY_HANDLE:
             return self._inodes.get(key)
         return self._opened(key) if isinstance(key, int) else None
 
     def _opened(self, handle: int) -> N | None:
-        """Return the node of an open file or directory; None for an unknown handle."""
+        """Return the node of an open file; None for any other handle, also for that of a directory."""
         raise NotImplementedError
 
     def _path_of(self, name: str, arguments: tuple[Any, ...]) -> str:
@@ -94,7 +94,7 @@ class Handlers(pyfuse3.Operations, Generic[N]):
         self._inodes.forget(inode_list)
 
     async def fsyncdir(self, fh: int, datasync: bool) -> None:
-        """Do nothing: what creates and removes names makes them durable before it returns."""
+        """Do nothing: a call that creates or removes a name makes the change durable before it returns."""
 
     # Changes that no mount takes.
 

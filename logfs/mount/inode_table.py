@@ -29,7 +29,7 @@ N = TypeVar("N", bound=NumberedNode)
 # The kernel keeps names that were only looked up for as long as it has memory. Above this number of evictable nodes
 # the oldest are evicted, so that a scan of a million offsets does not leave a million nodes here.
 _MOST_EVICTABLE = 20_000
-# Names evicted at a time: a thread of pyfuse3 does this, and waking it for one name costs as much as a lookup.
+# The number of names evicted at a time. A thread of pyfuse3 evicts them, and waking it costs as much as a lookup.
 _EVICTED = 256
 
 

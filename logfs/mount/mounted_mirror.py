@@ -1,4 +1,4 @@
-"""A mirror of a Kafka cluster in the process of a mount, which goes on whatever happens to the cluster."""
+"""A mirror of a Kafka cluster in the process of a mount. No error of the cluster ends the mirror or the mount."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# An unmount waits for the attempt to reach the cluster.
+# The time is short, because an unmount waits for an attempt to reach the cluster.
 _BOOTSTRAP = {"bootstrap_timeout_ms": 3000}
 _FIRST_PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 30.0
@@ -34,7 +34,7 @@ class MirrorOptions(NamedTuple):
 
 
 class MountedMirror:
-    """Mirrors until it is stopped. The cluster need not be there when the mount begins, nor stay."""
+    """The mirror of a mount. The cluster may be unreachable when the mount begins, and at any time later."""
 
     def __init__(self, store: Store, options: MirrorOptions) -> None:
         self._store = store
@@ -42,7 +42,7 @@ class MountedMirror:
         self._stopped = threading.Event()
         self._mirror: Mirror | None = None
         self._problem = ""
-        # The bytes of earlier connections.
+        # The bytes that were fetched over earlier connections.
         self._fetched_bytes = 0
 
     def stop(self) -> None:
@@ -50,7 +50,7 @@ class MountedMirror:
         self._stopped.set()
 
     def run(self) -> None:
-        """Mirror until `stop`. An error that ends the mirror is logged, and it begins again after a pause."""
+        """Mirror until `stop`. After an error, mirror again after a pause; log an expected error once if repeated."""
         from logfs.mirror.mirror import Mirror
 
         pause = _FIRST_PAUSE_SECONDS
@@ -65,7 +65,7 @@ class MountedMirror:
                     logger.error("mirror of %s: %s", self._options.servers, error)
                 self._problem = str(error)
             except Exception as error:
-                # It is unexpected, and must not end the mount.
+                # The error is unexpected, and must not end the mount.
                 logger.exception("mirror of %s", self._options.servers)
                 self._problem = repr(error)
             finally:

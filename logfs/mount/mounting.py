@@ -36,9 +36,9 @@ def prepare_mountpoint(
     """Check a mountpoint and what is to be mounted there, and return the absolute path of the mountpoint.
 
     A dead mount on the mountpoint is unmounted. `check_sources` raises an error if `sources`, the paths that are to
-    be mounted, are unsuitable. Raises that error, and `InvalidStore` if logfs is already mounted there, or if the
-    mountpoint is unsuitable. Even then a dead mount may have been unmounted, because the directory below it can be
-    checked only afterwards; nothing else changes.
+    be mounted, are unsuitable. Raises the error of `check_sources`, and `InvalidStore` if logfs is already mounted
+    there or the mountpoint is unsuitable. A dead mount may have been unmounted before an error is raised: the
+    directory below it can be checked only afterwards. Nothing else changes.
     """
     mountpoint = Path(os.path.abspath(mountpoint))
     found = mounted_at(mountpoint)
@@ -100,7 +100,7 @@ def unmount(mountpoint: Path, *, lazy: bool = False) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         reason = done.stderr.strip() or f"exit code {done.returncode}"
-        # The mountpoint itself may have the word in its path.
+        # Only the end is compared, because the path of the mountpoint may contain "busy", too.
         if reason.rstrip(".").endswith("busy"):
             reason = (
                 f"it is busy; 'fuser -vm {mountpoint}' lists the processes that use it, and "
@@ -152,9 +152,9 @@ def mounted(
 def statvfs_of(path: Path) -> pyfuse3.StatvfsData:
     """Return the space and the limits of the filesystem of a path, for `df` of a mount.
 
-    A bucket has no limits that one could ask for, so the space is 0.
+    An object store tells no size and no limit of a bucket, so all counts of space and files are 0.
     """
-    # The filesystem of the root directory stands in for what any filesystem has: the lengths of names and blocks.
+    # For a bucket, the block size and the longest name are those of the filesystem of the root directory.
     is_bucket = isinstance(path, BucketPath)
     below = os.statvfs("/" if is_bucket else path)
     answer = pyfuse3.StatvfsData()
@@ -165,7 +165,7 @@ def statvfs_of(path: Path) -> pyfuse3.StatvfsData:
 
 
 def start_notifier() -> None:
-    """Have pyfuse3 start its notification thread now, and not during a request, which must not wait for it."""
+    """Start pyfuse3's notification thread now, so that no request waits for its start. Raises `OSError` (EAGAIN)."""
     try:
         # This name is never looked up, so the kernel has nothing to forget.
         name = pyfuse3.FileNameT(b".logfs.none")
@@ -175,7 +175,7 @@ def start_notifier() -> None:
 
 
 def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the first error of the tasks that ended the mount. Callers expect it without trio's exception group."""
+    """Return the first error in trio's exception group, which may be nested: callers expect an ordinary error."""
     error: BaseException = group
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

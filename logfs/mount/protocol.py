@@ -45,12 +45,12 @@ logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
-# Requests in worker threads at a time, besides fsyncs, of which each partition may have one: those that wait for the
-# disk and change nothing, those that change something, and those that may wait for the network.
+# The most requests in worker threads at a time: those that wait for the disk and change nothing, those that change
+# something, and those that may wait for the network. Fsyncs do not count; each partition has one at a time.
 _WORKERS = 8
 _CHANGING_WORKERS = 8
 _FETCHING_WORKERS = 384
-# Records up to this size go to the kernel at their first open; larger ones may not be read whole.
+# Records up to this size go to the kernel at their first open. Of a larger one, a reader may want only a part.
 _HANDED_OVER_BYTES = 128 * 1024
 # Directory entries that are made before other requests get their turn.
 _ENTRIES_A_STEP = 16
@@ -81,7 +81,7 @@ class Operations(Handlers[Node]):
         self._sync_locks: WeakKeyDictionary[Partition, trio.Lock] = WeakKeyDictionary()
 
     def failed(self, name: str, arguments: tuple[Any, ...], error: Exception) -> int:
-        """Record an error, and count a failed append or read in the metrics of its partition."""
+        """Record an error and return its errno; count failed appends and reads, except for ENOENT, in the metrics."""
         number = super().failed(name, arguments, error)
         node = self._node_of(name, arguments)
         if number == errno.ENOENT:
@@ -99,7 +99,7 @@ class Operations(Handlers[Node]):
     async def _run(self, work: Callable[..., _T], *arguments: Any) -> _T:
         """Call `work`, which changes nothing, here if it need not wait, and in a worker thread if it must (rule 8).
 
-        Until the compiled code is loaded, `work` might have to wait for that.
+        Until the compiled code is loaded, `work` always runs in a worker thread, because it may wait for the loading.
         """
         if self.is_cold:
             return await self._look(work, *arguments)
@@ -112,7 +112,7 @@ class Operations(Handlers[Node]):
         return await self._look(work, *arguments)
 
     async def _look(self, work: Callable[..., _T], *arguments: Any) -> _T:
-        """Call `work`, which changes nothing, in a worker thread: in one for the disk, if that is enough."""
+        """Call `work`, which changes nothing, in a worker thread; repeat it in another if it needs the network."""
         try:
             return await run_in_thread(run_without_network, work, *arguments, limiter=self._workers)
         except WouldBlock:
@@ -125,7 +125,8 @@ class Operations(Handlers[Node]):
     async def _change(self, work: Callable[..., _T], *arguments: Any) -> _T:
         """Call `work`, which may change something, here if it need not wait, and otherwise in a worker thread.
 
-        There it is called once, whatever it waits for: only before it begins a change may it be repeated.
+        In the worker thread it is called once, and may wait for anything. It raises `WouldBlock` only before it
+        changes something, so that it may be called again.
         """
         if not self.is_cold:
             with suppress(WouldBlock):
@@ -154,7 +155,7 @@ class Operations(Handlers[Node]):
         await self._sizes.stop()
 
     async def _attributes(self, node: Node) -> pyfuse3.EntryAttributes:
-        """Return the attributes of a node; the first call, before the kernel is told the node, assigns its inode."""
+        """Return the attributes of a node. A node that is new to the kernel gets its inode number first."""
         self._inodes.number(node)
         return self._entry(node, await self._run(node.stat))
 
@@ -225,7 +226,7 @@ class Operations(Handlers[Node]):
             await self._change(node.truncate, attr.st_size)
         if fields.update_mode or fields.update_uid or fields.update_gid:
             await self._change_in_thread(self._change_access, node, attr, fields, ctx.uid)
-            # Nodes that follow this one have other permissions now, and the kernel must not use the old ones.
+            # Other nodes may take their permissions from the same table: the kernel must forget their attributes.
             assert isinstance(node, PartitionAccess)
             for other in self._inodes:
                 if isinstance(other, PartitionAccess) and other.follows(node.modes):
@@ -268,7 +269,7 @@ class Operations(Handlers[Node]):
 
     async def opendir(self, inode: int, ctx: pyfuse3.RequestContext) -> int:
         directory = self._directory(inode)
-        # A directory of keys or offsets may have very many names.
+        # A directory of keys or offsets may have very many names, so a worker thread lists them.
         names = await self._look(lambda: list(directory.names()))
         handle = self._new_handle()
         self._listings[handle] = (directory, names, ctx.pid)
@@ -345,10 +346,10 @@ class Operations(Handlers[Node]):
         if not isinstance(node, FileNode):
             raise refuse(errno.EISDIR, f"{node.path}: is a directory")
         if isinstance(node, PartitionAccess):
-            # Without this check the kernel's pages and cached blocks would continue to answer.
+            # Without this check, the kernel's cache would still answer after the log directory has failed.
             node.modes.check_available()
         if isinstance(node, GrowingFile) and not self._sizes.may_open(node, ctx.pid):
-            # The kernel looks the name up again.
+            # At ESTALE the kernel looks the name up again.
             raise pyfuse3.FUSEError(errno.ESTALE)
         handle = await self._run(node.open, flags, _caller(ctx))
         number = self._new_handle()
@@ -381,12 +382,12 @@ class Operations(Handlers[Node]):
     async def read(self, fh: int, off: int, size: int) -> bytes:
         position, handle = off, self._handles[fh]
         found = await self._run(handle.read, position, size)
-        # The answer to a request may tell that it has appended records.
+        # The answer to an administrative request may tell that the request has appended records.
         self._grown(handle)
         return found
 
     async def write(self, fh: int, off: int, buf: bytes) -> int:
-        # `off` has no meaning for a log: every write goes to the end, as with O_APPEND.
+        # Every write goes to the end of the log, as with O_APPEND. `off` is only checked.
         handle = self._handles[fh]
         handle.check_position(off, buf)
         try:

@@ -44,19 +44,19 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# The requests that are served at a time. With pyfuse3's default of 99, 120 readers of a slow disk delayed an
-# unrelated stat for seconds. Those that wait for an object store have no bound, and 384 of them have a thread.
+# The most requests that are served at a time. With pyfuse3's default of 99, 120 readers of a slow disk delayed an
+# unrelated stat for seconds. Of the requests that wait for an object store, 384 have a thread, and the others queue.
 _MAX_TASKS = 4000
 _UPKEEP_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 60.0
 # The wait before partitions that could not be loaded for lack of descriptors are tried again.
 _LOAD_SECONDS = 10.0
-# How often a read-only store checks for changes by others. A request for a size or a name checks by itself.
+# How often a read-only store checks for changes by other processes. A request for a size or a name checks at once.
 _REFRESH_SECONDS = 0.5
 _READ_AHEAD_KB = 1024
 # How long a worker thread may run Python code while the trio thread waits for its turn. Python's default is 5 ms.
 _SWITCH_SECONDS = 0.0005
-# numba's compiler, most of which was read to load the compiled code.
+# The library of numba's compiler. Loading the compiled code reads most of this library into memory.
 _COMPILER = b"libllvmlite"
 # From <sys/mman.h>.
 _MADV_PAGEOUT = 21
@@ -86,8 +86,8 @@ def run(
 ) -> None:
     """Mount, and serve requests until unmounted or stopped by SIGTERM, SIGINT or SIGHUP.
 
-    `ready` is called when the mount answers. Partitions are then loaded, and recovered if necessary, in the
-    background; a request for one of them waits until that one is loaded. Raises the errors of opening a `Store`,
+    `ready` is called when the mount answers. Partitions are loaded, and recovered if necessary, in the background; a
+    request for a partition waits until this partition is loaded. Raises the errors of opening a `Store`,
     `InvalidStore` for an unsuitable mountpoint, and `OSError`.
     """
     mountpoint = check_paths(options)
@@ -121,7 +121,7 @@ def _mount(
     context = Context(store, errors, logfs.__version__, requests, options.isolation, mirror)
     operations = Operations(RootDirectory(context))
     threads.start()
-    # The path as the mount table will show it; once it is mounted, resolving it would wait for an answer.
+    # The path as the mount table will show it. It is resolved before the mount, because this thread answers for it.
     place = Path(os.path.realpath(mountpoint))
     source, words = source_of(options), _fuse_options(options)
     with mounted(operations, mountpoint, FILESYSTEM_TYPE, source, words):
@@ -136,8 +136,8 @@ def check_paths(options: MountOptions) -> Path:
     """Check the mountpoint and the log directories, and return the absolute path of the mountpoint.
 
     A dead mount on the mountpoint is unmounted. Raises `InvalidStore` if logfs is already mounted there, or if the
-    mountpoint or a log directory is unsuitable. Even then a dead mount may have been unmounted, because the directory
-    below it can be checked only afterwards; nothing else changes.
+    mountpoint or a log directory is unsuitable. A dead mount may have been unmounted before an error is raised: the
+    directory below it can be checked only afterwards. Nothing else changes.
     """
     writable = not options.read_only
     return prepare_mountpoint(
@@ -172,8 +172,8 @@ def _raise_file_limit() -> None:
 def warm_up(stopping: threading.Event | None = None) -> None:
     """Compile the loops over batches and keys, or load them from the cache; the compilation takes many seconds.
 
-    It ends early if `stopping` is set: a mount that ends must not wait for the compiler. The compiler is then no
-    longer needed in memory. Objects that exist now are excluded from garbage collection.
+    The call ends early if `stopping` is set: a mount that ends must not wait for the compiler. At its end, the memory
+    of the compiler is released, and the objects that exist are excluded from garbage collection.
     """
     from logfs.format.kernel_warmup import warm_up_steps
     from logfs.log.read import key_tables
@@ -258,7 +258,7 @@ async def _stop_on_signal(operations: Operations) -> None:
 
 
 async def _announce(store: Store, mountpoint: Path, ready: Callable[[], None]) -> None:
-    """Call `ready` once the mount answers a `stat`, which is made in a thread, as by any other caller."""
+    """Call `ready` once the mount answers a `stat`, which a worker thread makes: this thread has to answer it."""
     await run_in_thread(os.stat, mountpoint)
     start_notifier()
     await run_in_thread(_raise_read_ahead, mountpoint)
@@ -268,7 +268,7 @@ async def _announce(store: Store, mountpoint: Path, ready: Callable[[], None]) -
 
 
 def _raise_read_ahead(mountpoint: Path) -> None:
-    """Raise the kernel's read-ahead to the size of its largest request. Only root may; others keep the default."""
+    """Raise the kernel's read-ahead to the size of its largest request. For users other than root, change nothing."""
     device = os.stat(mountpoint).st_dev
     knob = Path(f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb")
     try:
@@ -278,9 +278,9 @@ def _raise_read_ahead(mountpoint: Path) -> None:
 
 
 def _page_out(library: bytes) -> None:
-    """Have the kernel drop the pages of a shared library from memory; those used again are read again.
+    """Have the kernel drop the pages of a shared library from memory. A page that is used later is read again.
 
-    Without Linux 5.4, or for a library that belongs to another user, this does nothing, and only memory is lost.
+    Before Linux 5.4, or for a library that belongs to another user, this does nothing: the pages stay in memory.
     """
     # The paths of mapped files may hold any bytes.
     with suppress(AttributeError, OSError), open("/proc/self/maps", "rb") as maps:
@@ -324,7 +324,7 @@ async def _upkeep(
         began = trio.current_time()
         try:
             await run_in_thread(work)
-            # With very many partitions, upkeep takes at most a tenth of the time.
+            # The pause is ten times the duration, from `interval` up to 60 s: upkeep takes little of the time.
             pause = min(max(interval, 10 * (trio.current_time() - began)), _LONGEST_PAUSE_SECONDS)
         except Exception as error:
             # Expected failures have their own backoff. This error is unexpected, and must not end the mount.

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-# The pause before the next check. Most threads are outside at the first; one that computes needs many checks.
+# The pause before the next check. Most threads are outside at the first check; a thread that computes needs many.
 _FIRST_PAUSE_SECONDS = 0.0005
 _LONGEST_PAUSE_SECONDS = 0.004
 # The kernel accounts CPU time at its timer ticks, which are at most 10 ms apart: a thread that was charged more than

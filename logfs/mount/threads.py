@@ -25,7 +25,7 @@ _T = TypeVar("_T")
 
 # The five loops of upkeep may occupy one thread each; the other threads serve requests.
 _STARTED_FIRST = 24
-# Threads that were started for a burst of requests end after this time without work.
+# Threads that were started for a burst of requests end after this time without work. `start` waits at most as long.
 _IDLE_SECONDS = 10.0
 _RETRY_SECONDS = 0.01
 
@@ -88,8 +88,8 @@ class _Pool:
                     errno.EAGAIN,
                     f"the mount cannot start its {count} threads ({error}); raise the limit of processes",
                 ) from None
-        # There is no handshake with each thread, so a thread that dies before it runs is missing here and blocks
-        # nothing.
+        # There is no handshake with each thread, so a thread that dies before it runs is not counted in `_running`
+        # and blocks nothing.
         end = time.monotonic() + _IDLE_SECONDS
         while self._running < count:
             if time.monotonic() > end:
@@ -168,8 +168,8 @@ async def run_in_thread(
 ) -> _T:
     """Call `work` in a worker thread and return its result, or raise its error.
 
-    `limiter` bounds the number of concurrent calls. With `fetches`, the call may wait for the network, and does not
-    take a thread of those that do not. A cancellation does not interrupt the call. Raises `OSError` (EAGAIN) if no
+    `limiter` bounds the number of concurrent calls. With `fetches`, the call may wait for the network, and runs in a
+    pool of its own for such calls. A cancellation does not interrupt the call. Raises `OSError` (EAGAIN) if no
     worker thread runs and none can be started.
     """
     await trio.lowlevel.checkpoint_if_cancelled()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# A signal that is not used to stop all processes of a service.
+# The signal at the death of the daemon: one that service managers do not use to stop all processes of a service.
 _DEATH = signal.SIGUSR2
 # From <sys/prctl.h> and <sys/mount.h>.
 _PR_SET_PDEATHSIG = 1
@@ -73,7 +73,7 @@ def _run(daemon: int, reader: int) -> NoReturn:
     try:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, _DEATH, 0, 0, 0)
-        # Hold nothing of the daemon's: no lock, no terminal, no pipe whose reader waits for its end.
+        # Hold nothing of the daemon: no lock, no terminal, and no pipe whose reader waits until it is closed.
         os.setsid()
         os.chdir("/")
         os.dup2(reader, 0)
@@ -91,7 +91,7 @@ def _run(daemon: int, reader: int) -> NoReturn:
 def _abort(mount: MountEntry) -> None:
     """Abort the connection of a mount that is still in place. The mount itself stays.
 
-    Available to the user of the mount and to root.
+    Only the user of the mount and root may abort it.
     """
     now = logfs_mounts().get(mount.mountpoint)
     if now is None or (now.number, now.device) != (mount.number, mount.device):
@@ -100,8 +100,8 @@ def _abort(mount: MountEntry) -> None:
         with open(f"{_CONNECTIONS}/{os.minor(mount.device)}/abort", "wb") as file:
             file.write(b"1")
     except OSError:
-        # The FUSE control filesystem is not mounted. A mount in use (by `place`) stays in place after a forced
-        # unmount.
+        # The FUSE control filesystem is not mounted, so a forced unmount aborts the connection. `place` keeps the
+        # mount in use, so the mount itself stays.
         with suppress(OSError):
             place = os.open(mount.mountpoint, os.O_PATH)
             ctypes.CDLL(None).umount2(os.fsencode(mount.mountpoint), _MNT_FORCE)

@@ -18,7 +18,7 @@ _LEADER_EPOCH = slice(12, 16)
 
 
 def first_offset(reader: Reader) -> int:
-    """Return the base offset of the first batch. The log may start in the midst of it."""
+    """Return the base offset of the batch that holds the log start offset, or that offset if no batch holds it."""
     start = reader.log_start_offset
     for batch in reader.batches(start):
         return min(batch.header.base_offset, start)
@@ -39,7 +39,7 @@ def exact_batches(reader: Reader, offset: int, end: int) -> Iterator[Sequence[Ou
 
 
 def holds_last_batch(reader: Reader, end: int, theirs: bytes) -> bool:
-    """Return whether the batch before `end` is the one with which `theirs` begins, but for the leader epoch."""
+    """Return whether the batch before `end` is the first one in `theirs`; the leader epochs may differ."""
     # The log may start in the midst of a batch.
     offset = max(end - 1, reader.log_start_offset)
     ours: Batch | None = next(iter(reader.batches(offset)), None)

@@ -32,7 +32,7 @@ class Obstacles(NamedTuple):
 def find_obstacles(
     reader: Reader, offset: int, report: Callable[[int], object] = lambda size: None
 ) -> Obstacles:
-    """Read all batches of a partition from the one that holds `offset` to the log end.
+    """Read a partition from the batch that holds `offset` to the log end, and return what is in the way of a push.
 
     `report` is called with the size of each batch in bytes.
     """
@@ -57,7 +57,7 @@ def find_obstacles(
     except Corrupt as error:
         return Obstacles([], f"{error}; 'logfs check' shows the damage")
     if _GAPS in found or _TRANSACTIONS in found:
-        # What is missing, or was not looked at, has sequences, too.
+        # Missing batches and those of transactions have sequences, too, so a break in the sequences proves nothing.
         found.pop(_SEQUENCES, None)
     reasons = [
         f"{count} {kind}; the first at offset {first}" for kind, (first, count) in found.items()

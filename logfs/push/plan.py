@@ -49,10 +49,10 @@ class PushProgress(NamedTuple):
 class TopicPlan:
     """How a topic is pushed.
 
-    `topic_id` is the id of the topic here, "-" if it has none. `obstacles` say why it cannot go as it is, and
-    `refusals` why it cannot go at all. `is_translated` means that its records get new offsets. `partitions` is the
-    number of partitions in the cluster, at the end, and `there` are the ends of their logs; `sent_up_to` and `ends`
-    are offsets here, by partition. `sent_records` counts what was sent since.
+    `topic_id` is the id of the topic here, "-" if it has none. `obstacles` say why it cannot go as it is, `refusals`
+    why it cannot go at all. `is_translated` means that its records get new offsets. `partitions` is the number of
+    partitions in the cluster after the push, and `there` are the ends of their logs. `sent_up_to` are the offsets
+    here at which the push begins, `ends` the log ends here, by partition. `sent_records` counts the records sent.
     """
 
     name: str
@@ -71,7 +71,7 @@ class TopicPlan:
 
     @property
     def has_same_partitions(self) -> bool:
-        """Whether the topic has as many partitions there as here. Here, some of them may be missing."""
+        """Whether the topic has as many partitions in the cluster as here, counting those that are missing here."""
         return self.partitions == max(each.partition for each in self.readers) + 1
 
     @property
@@ -81,7 +81,7 @@ class TopicPlan:
 
     @property
     def left(self) -> int:
-        """How many offsets there are to push; with a translation, at most."""
+        """How many offsets there are to push; with a translation, some of them may have been sent already."""
         return sum(self.ends[number] - sent for number, sent in self.sent_up_to.items())
 
 
@@ -93,7 +93,7 @@ def create_topic(
     *,
     is_trial: bool = False,
 ) -> None:
-    """Create the topic of a plan, as `Cluster.create_topic` does. Raises `ClusterError`."""
+    """Create the topic of a plan and wait for its leaders; a trial only checks. Raises `ClusterError` if refused."""
     sender.ask(
         partial(
             Cluster.create_topic,
@@ -112,7 +112,7 @@ class Planner:
     def __init__(
         self, store: Store, sender: Sender, offsets: TranslationMap | None, replicas: int
     ) -> None:
-        """Plan for the cluster of `sender`. `offsets` is the map for records with new offsets, None for none."""
+        """Plan for the cluster of `sender`. `offsets` is the map for records with new offsets, None to allow none."""
         self._store = store
         self._sender = sender
         self._map = offsets
@@ -177,7 +177,7 @@ class Planner:
         return plan
 
     def _try_settings(self, plan: TopicPlan) -> None:
-        """Find out whether the cluster takes the topic with its settings, those at the end included."""
+        """Check that the cluster accepts the settings for the time of the push, and those for the time after it."""
         for settings in ({**plan.settings, **FOR_PUSHING}, plan.settings):
             try:
                 if plan.remote is None:
@@ -236,7 +236,7 @@ class Planner:
         ]
 
     def _compare(self, reader: Log, begin: int, there: int) -> list[str]:
-        """Return what is in the way if the log in the cluster ends at `there`, and ours begins at `begin`."""
+        """Return what is in the way; the log in the cluster ends at `there`, and the log here begins at `begin`."""
         name, end = reader.name.directory, reader.log_end_offset
         if there == begin:
             return []
@@ -248,7 +248,7 @@ class Planner:
             return [f"{name}: ends at offset {end} here, but at {there} in the cluster"]
         theirs = self._sender.last_batch((reader.name.topic, reader.partition), there)
         if not theirs:
-            # With nothing left to send, nothing can go wrong.
+            # If all was sent already, the missing batch does not matter.
             return (
                 []
                 if there == end

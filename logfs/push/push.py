@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from logfs.push.plan import TopicPlan
     from logfs.store.store import Store
 
-# So many partitions or translated topics are sent side by side. Each has a batch in memory.
+# How many partitions or translated topics are sent side by side. Each has one batch for each partition in memory.
 _AT_ONCE = 32
 
 
@@ -48,7 +48,7 @@ class Push:
         """Connect to the cluster. Topics whose whole names match `topics` are pushed.
 
         `servers` are host:port separated by commas; `options` are those of `cluster.options`. With `map_path`, the
-        records of topics that cannot go as they are get new offsets, which that file will tell. New topics have
+        records of topics that cannot go as they are get new offsets, which are written to that file. New topics have
         `replicas` replicas, -1 for the cluster's default. Raises `ClusterError`, and `OSError` for the map.
         """
         self._store = store
@@ -79,9 +79,9 @@ class Push:
             self._map = None
 
     def plan(self, report: Callable[[PushProgress], object]) -> list[TopicPlan]:
-        """Read all that is to be pushed, and return how each topic can be. Nothing is sent.
+        """Read all that is to be pushed, and return how each topic can be pushed. Nothing is sent.
 
-        Raises as `Planner.plan` does.
+        Raises `UnknownPartition` if there is no such topic, `ClusterError`, and what has taken a partition offline.
         """
         return self._planner.plan(self._topics, report)
 
@@ -94,7 +94,7 @@ class Push:
         for plan in plans:
             if plan.is_translated:
                 assert self._map is not None
-                # First: a map that cannot be written leaves no topic behind.
+                # This comes first: if the map cannot be written, no topic has been created.
                 self._map.begin(plan.name, plan.topic_id)
         for plan in plans:
             self._prepare(plan)
@@ -213,6 +213,6 @@ class Push:
         here = {number: commit.offset for number, commit in commits.items()}
         found = self._map.translated(plan.name, here, plan.there)
         if not plan.has_same_partitions:
-            # The texts that came with the offsets are about other partitions.
+            # The metadata of the commits are about other partitions.
             return {number: (offset, "") for number, offset in found.items()}
         return {number: (offset, commits[number].metadata) for number, offset in found.items()}

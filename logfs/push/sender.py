@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 _REQUEST_BYTES = 8 << 20
 _BROKERS_AT_ONCE = 16
-# For so long the end of a log must not change until no request is taken to be on its way any more, also none of a
-# push that was killed.
+# If the end of a log has not changed for this time, no request for it is taken to be on its way any more, not even
+# one of a push that was killed.
 _QUIET_SECONDS = 2.0
 _PAUSE_SECONDS = 0.3
-# How long a batch is sent again, or the end of a log is asked for, before it is an error.
+# How long a batch is sent again, or the ends of logs are asked for, before an error is raised.
 _GIVE_UP_SECONDS = 120.0
 _ASK_SECONDS = 60.0
 _NO_EPOCH = -1
@@ -65,9 +65,9 @@ class Sender:
             self.cluster.close()
 
     def ask(self, work: Callable[[Cluster], _Result]) -> _Result:
-        """Return what `work` returns; it is tried again for a minute while the cause of its error may pass.
+        """Return what `work` returns. It is repeated for up to a minute while the cause of its error may pass.
 
-        That is a broken connection, a change of leaders, or a new cluster that is not ready for groups.
+        Such a cause is a broken connection, a change of leaders, or a new cluster that is not ready for groups.
         """
         deadline = time.monotonic() + _ASK_SECONDS
         while True:
@@ -84,7 +84,7 @@ class Sender:
     def settled_ends(self, places: Iterable[Place]) -> dict[Place, int]:
         """Return the log end offset of each partition, once it has not changed for two seconds.
 
-        By then, all of it is on all replicas that are in sync.
+        By then, all batches are on all replicas that are in sync. Raises `ClusterError` after two minutes.
         """
         wanted = list(places)
         if not wanted:
@@ -136,7 +136,7 @@ class Sender:
         return node, epoch
 
     def last_batch(self, place: Place, end: int) -> bytes:
-        """Return the batch before `end` in the log, with what follows it; empty if it was deleted."""
+        """Return the batch before `end` in the log and what follows it; empty if the broker answers with an error."""
 
         def fetch(cluster: Cluster) -> Fetched:
             self._find_leaders()
@@ -148,7 +148,7 @@ class Sender:
         return found.records if found.error == NONE else b""
 
     def _reconnect(self) -> None:
-        """Connect anew: the client does not find a cluster again all of whose brokers were away."""
+        """Connect anew: after all brokers were away, the client does not find the cluster again."""
         with suppress(ClusterError):
             self.cluster.close()
         with suppress(ClusterError):

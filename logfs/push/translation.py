@@ -1,7 +1,8 @@
 """The records of a topic in new batches, at new offsets, where its batches cannot be pushed as they are.
 
-Readers at the level read_committed see the same records in both logs. Transactions are over: aborted records are left
-out, and the others are plain ones. With another number of partitions, Kafka's default partitioner chooses again.
+Readers at the level read_committed see the same records in both logs. Aborted records are left out, and committed
+ones are sent without a transaction. With another number of partitions in the cluster, Kafka's default partitioner
+chooses the partition for a record with a key; for one without a key, its partition here decides.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ if TYPE_CHECKING:
     from logfs.push.translation_map import TranslationMap
     from logfs.store.topic import PartitionRecord, Topic
 
-# A batch is sent once it has so many bytes or records.
+# A batch is sent once it has this many bytes or records.
 _BATCH_BYTES = 1 << 17
 _BATCH_RECORDS = 10_000
-# The most bytes that a record's frame takes.
+# The bytes that are counted for the frame of a record, without those of its headers.
 _RECORD_OVERHEAD = 32
 _NO_LIMIT = 2**31 - 1
 
@@ -46,7 +47,7 @@ class Translation:
         self._sizes: dict[int, int] = {}
 
     def batches(self) -> Iterator[Sequence[Outgoing]]:
-        """Yield batches, at most one for a partition at a time. Raises the errors of `Topic.read` and `OSError`."""
+        """Yield lists with at most one batch for a partition. Raises the errors of `Topic.read`, and `OSError`."""
         here = [each.partition for each in self._topic.partitions]
         is_same = self._partitions == max(here) + 1
         form = BatchFormat(self._codec(), limit_bytes=_NO_LIMIT)
@@ -70,7 +71,7 @@ class Translation:
             yield self._built(sorted(self._pending), form)
 
     def _start(self, *, is_same: bool) -> dict[int, int]:
-        """Return where to begin in each partition: behind what was sent, if that is known without looking at it."""
+        """Return where to begin in each partition: after what was sent; {} if the numbers of partitions differ."""
         if not is_same:
             return {}
         found = {}
@@ -82,12 +83,12 @@ class Translation:
         return found
 
     def _codec(self) -> Codec:
-        """Return the codec of the first batch that has one; batches get it again."""
+        """Return the greatest codec id among the first batches of the partitions; the new batches use it."""
         first = [next(each.batches(each.log_start_offset), None) for each in self._topic.partitions]
         return max((batch.header.codec for batch in first if batch), default=Codec.NONE)
 
     def _partition_of(self, number: int, record: Record) -> int:
-        """Return the partition for a record in another number of partitions: that of its key, or one like its own."""
+        """Return the partition in the cluster for a record: by its key, or by its `number` here without a key."""
         if record.key is None:
             return number % self._partitions
         return partition_of(record.key, self._partitions)

@@ -9,11 +9,11 @@ orders,0,5,100,0,0,3ee36e3c
 
 The 100 records of orders-0 from offset 5 on, with consecutive offsets, are at the offsets from 0 on of partition 0.
 The id of the topic is that of its partitions here. `check` is the CRC-32C, as eight hex digits, of the `check` before
-it (none at first) and of all text since then. So a line that was changed, and the loss of lines, are found; that of
-the last lines by the end of the log in the cluster.
+it (none at first) and of all text since then. This finds changed lines and missing lines. Missing lines at the end
+of the file are found by the end of the log in the cluster.
 
-A line is in the file, and durable, before its records are sent. So after a crash the end of the log in the cluster
-tells which of the last lines are true, and no record need be sent twice.
+A line is in the file, and durable, before its records are sent. After a crash, the end of the log in the cluster
+tells for which of the last lines the records were sent. No record need be sent twice.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
 
 _HEADING = "topic,partition,offset,records,to_partition,to_offset,check"
 _TOPIC = "# topic "
-# Digits of an offset; more are no offset.
+# The most digits that an offset may have.
 _MOST_DIGITS = 19
 
 
 class Run(NamedTuple):
-    """Records with consecutive offsets here and there: `records` of them, from `offset` and from `to_offset` on."""
+    """A run of `records` records, with consecutive offsets here from `offset` and in the cluster from `to_offset`."""
 
     topic: str
     partition: int
@@ -53,17 +53,17 @@ class Run(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The offset after the last record, here."""
+        """The offset here after the last record."""
         return self.offset + self.records
 
     @property
     def to_end(self) -> int:
-        """The offset after the last record, there."""
+        """The offset in the cluster after the last record."""
         return self.to_offset + self.records
 
 
 class TranslationMap:
-    """The runs of one file, which one push at a time may use. For one thread. `close` it.
+    """The runs of one file, for one thread. One push at a time may use the file, until `close`.
 
     The lock is on a file beside the map, because the map is replaced by renames.
     """
@@ -76,10 +76,10 @@ class TranslationMap:
         """
         self._path = path
         self._first_line = f"# cluster {cluster_id}"
-        # By topic and partition here, and partition there, in the order of their offsets.
+        # The runs by (topic, partition here, partition in the cluster), each list in the order of the offsets.
         self._runs: dict[tuple[str, int, int], list[Run]] = {}
         self._topic_ids: dict[str, str] = {}
-        # The last `check` in the file.
+        # The last `check` that this object has written.
         self._check = ""
         if not path.parent.is_dir():
             raise FileNotFoundError(errno.ENOENT, "no such directory", str(path.parent))
@@ -91,7 +91,7 @@ class TranslationMap:
         except BaseException:
             self.close()
             raise
-        # Whether the file has whole lines alone, and can grow.
+        # Whether this object has written the whole file, so that lines can be appended.
         self._is_whole = False
 
     def close(self) -> None:
@@ -100,7 +100,7 @@ class TranslationMap:
         os.close(self._lock)
 
     def _locked(self) -> int:
-        """Return the descriptor of the lock, once this process has it."""
+        """Take the lock, and return its descriptor. Raises `ClusterError` if another push has the lock."""
         while True:
             lock = os.open(self._lock_path, os.O_CREAT | os.O_RDWR, 0o644)
             try:
@@ -188,7 +188,7 @@ class TranslationMap:
                 os.fsync(file.fileno())
             temporary.replace(self._path)
         except OSError:
-            # What is left of it must not keep a full disk full.
+            # The unfinished file must not occupy space on a full disk.
             with suppress(OSError):
                 temporary.unlink()
             raise
@@ -201,7 +201,7 @@ class TranslationMap:
 
     @contextmanager
     def _naming_path(self) -> Iterator[None]:
-        """Have errors name the map: that of a full disk names no file."""
+        """Put the path of the map into errors, because an error about a full disk names no file."""
         try:
             yield
         except OSError as error:
@@ -209,17 +209,17 @@ class TranslationMap:
             raise
 
     def __contains__(self, topic: str) -> bool:
-        """Whether records of a topic have been sent."""
+        """Whether the file has, or had when it was read, runs of a topic; their records may not be sent yet."""
         return any(each == topic for each, _, _ in self._runs)
 
     def begin(self, topic: str, topic_id: str) -> None:
-        """Prepare the map for runs of a topic with this id. The file is there, and whole. Raises `OSError`."""
+        """Prepare the map for runs of a topic with this id; then the file exists and is whole. Raises `OSError`."""
         self._topic_ids[topic] = topic_id
         if not self._is_whole:
             self._write_all()
 
     def add(self, runs: Sequence[Run]) -> None:
-        """Add runs of topics that were begun, and make them durable. Their records may be sent then.
+        """Add runs of topics that were begun, and make them durable. Afterwards their records may be sent.
 
         Raises `OSError`.
         """
@@ -252,7 +252,7 @@ class TranslationMap:
     def keep_sent(self, topic: str, ends: Mapping[int, int]) -> None:
         """Forget the runs that were not sent; `ends` are the log ends in the cluster.
 
-        Raises `ClusterError` if a log does not end where a run does, and so has other records, too.
+        Raises `ClusterError` if a log ends elsewhere than its last run, and therefore has other records, too.
         """
         self._check_whole(topic, ends)
         last: dict[int, int] = {}
@@ -276,7 +276,7 @@ class TranslationMap:
         self._is_whole &= not changed
 
     def _check_whole(self, topic: str, ends: Mapping[int, int]) -> None:
-        """Raise `ClusterError` if the runs of a topic leave out offsets there, or are not in order here."""
+        """Raise `ClusterError` if runs of a topic leave out offsets in the cluster, or are not in order here."""
         there: dict[int, list[Run]] = {}
         for (name, _, number), runs in self._runs.items():
             if name == topic:
@@ -295,7 +295,7 @@ class TranslationMap:
         )
 
     def sent_up_to(self, topic: str, partition: int, to_partition: int) -> int:
-        """Return the offset up to which the records of a partition that go to another one have been sent."""
+        """Return the offset here up to which records for `to_partition` in the cluster were sent; 0 if none were."""
         runs = self._runs.get((topic, partition, to_partition))
         return runs[-1].end if runs else 0
 
@@ -304,9 +304,9 @@ class TranslationMap:
     ) -> dict[int, int]:
         """Return the offsets of a group in the cluster, by partition there.
 
-        `committed` are its offsets here by partition, and `ends` the log ends in the cluster. In each partition there
-        it is the first record that the group has not read here. So a group reads some records again if their order
-        among several partitions is another one there, but misses none.
+        `committed` are its offsets here by partition, and `ends` the log ends in the cluster. The offset in a
+        partition there is that of the first record that the group has not read here. The group misses no record. It
+        reads some again if records of several partitions here are in another order there.
         """
         found: dict[int, int] = {}
         for (name, partition, there), runs in self._runs.items():
@@ -320,7 +320,7 @@ class TranslationMap:
 
 
 def _first_from(runs: Sequence[Run], offset: int) -> int | None:
-    """Return where the first record with at least this offset is there; None if there is none."""
+    """Return the offset in the cluster of the first record at or after `offset` here; None if there is none."""
     at = bisect_right(runs, offset, key=lambda run: run.end)
     if at == len(runs):
         return None
@@ -342,7 +342,7 @@ def runs_of(topic: str, places: Iterable[tuple[int, int]], there: int, to_offset
 
 
 def _check(before: str, text: str) -> str:
-    """Return the check of a line: that of the line before it and all text since then decide it."""
+    """Return the check of a line: the CRC-32C of the check of the line before and of all text since then, as hex."""
     return f"{crc32c((before + text).encode()):08x}"
 
 

@@ -1,7 +1,7 @@
 """Avro's binary encoding to JSON.
 
-The JSON is plain, and not that of Avro's own JSON encoding: a value of a union is the value itself. Bytes and fixed
-are base64, decimals are strings, times, dates and UUIDs are strings in ISO 8601 and in the usual form.
+The JSON is not that of Avro's own JSON encoding: a value of a union is the value itself. Bytes and fixed are base64,
+and decimals are strings. Times and dates are strings in ISO 8601. UUIDs are strings of hex digits with hyphens.
 """
 
 from __future__ import annotations
@@ -29,20 +29,21 @@ _RECORD, _FIELD = "logfs_wrapped_value", "value"
 
 
 def compile_schema(schema: Schema) -> Callable[[bytes], bytes]:
-    """Return the function that decodes data of a schema. Raises what `fastavro` raises for an invalid schema.
+    """Return the function that decodes data of a schema. Raises the errors of `fastavro` for an invalid schema.
 
-    Raises `ValueError` for a schema by which a few bytes can stand for any number of items.
+    Raises `ValueError` for an array whose items take no bytes: a few bytes could stand for any number of them.
 
-    The function raises what `fastavro` raises for data that do not fit, and `ValueError` if bytes are left over.
+    The returned function raises the errors of `fastavro` for data that do not fit, `ValueError` for bytes left over.
     """
     named: dict[str, Any] = {}
-    # Only a record knows the types that it refers to. A record of one field is encoded as the field is.
+    # fastavro keeps the types that a schema refers to only in a record, so the schema becomes the type of the only
+    # field of a record. The encoding of such a record is the encoding of its field.
     field = {"name": _FIELD, "type": orjson.loads(schema.text)}
     record = {"type": "record", "name": _RECORD, "fields": [field]}
     parsed = _parse(record, schema.references, named, ())
     if has_items_without_bytes(parsed, named):
         raise ValueError("it has arrays whose items take no bytes, so their number has no limit")
-    # The compiled reader does not survive data that are nested too deeply. The other one raises an error.
+    # Data that are nested too deeply crash the compiled reader. The reader in Python raises an error.
     read = _read_py.schemaless_reader if is_recursive(parsed, named) else fastavro.schemaless_reader
     texts = (schema.text, *schema.references.values())
     has_floats = any(word in text for text in texts for word in ("float", "double"))
@@ -55,7 +56,7 @@ def compile_schema(schema: Schema) -> Callable[[bytes], bytes]:
             raise ValueError(f"{len(data) - stream.tell()} bytes are left over")
         text = orjson.dumps(value, default=_plain, option=orjson.OPT_PASSTHROUGH_DATETIME)
         if has_floats and b"null" in text:
-            # JSON has no infinities, and orjson writes null.
+            # JSON has no NaN and no infinities, so orjson writes null for them.
             text = orjson.dumps(
                 _with_infinities(value), default=_plain, option=orjson.OPT_PASSTHROUGH_DATETIME
             )
@@ -67,7 +68,7 @@ def compile_schema(schema: Schema) -> Callable[[bytes], bytes]:
 def _parse(
     schema: Any, references: Mapping[str, str], named: dict[str, Any], pending: tuple[str, ...]
 ) -> Any:
-    """Return a parsed schema. `named` has the types that are known, `pending` those that are being parsed."""
+    """Return a parsed schema. `named` collects the parsed types by name; `pending` has the names in progress."""
     while True:
         known = dict(named)
         try:
@@ -83,7 +84,7 @@ def _parse(
 
 
 def _plain(value: Any) -> Any:
-    """Return a value that orjson does not know as one that it does."""
+    """Return the text of a value whose type orjson cannot write. Raises `TypeError` for an unknown type."""
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     if isinstance(value, Decimal):

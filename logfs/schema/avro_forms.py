@@ -1,6 +1,6 @@
-"""What can be told of an Avro schema before any data are decoded by it.
+"""Checks of an Avro schema, made before data are decoded with it.
 
-A parsed schema is a name, a list (a union), or a dict. `named` has the parsed schemas of the names.
+A parsed schema is a name, a list (a union), or a dict. `named` maps the names of types to their parsed schemas.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _NAMED = ("record", "error", "enum", "fixed")
 
 
 def is_recursive(schema: Any, named: Mapping[str, Any]) -> bool:
-    """Whether a value of the schema can contain a value of the same type."""
+    """Whether the schema has a named type whose values can contain values of the same type."""
     done: set[str] = set()
 
     def search(part: Any, around: tuple[str, ...]) -> bool:
@@ -34,7 +34,7 @@ def is_recursive(schema: Any, named: Mapping[str, Any]) -> bool:
 
 
 def has_items_without_bytes(schema: Any, named: Mapping[str, Any]) -> bool:
-    """Whether the schema has an array of items that may take no bytes: its data do not limit their number."""
+    """Whether the schema has an array whose items may take no bytes, so the data do not limit their number."""
     seen: set[str] = set()
     known: dict[str, bool] = {}
 
@@ -49,7 +49,7 @@ def has_items_without_bytes(schema: Any, named: Mapping[str, Any]) -> bool:
             return kind in ("array", "map", "enum") or takes_bytes(kind)
         name = form["name"]
         if name not in known:
-            # A record that contains itself without a union has no values at all.
+            # This value ends the recursion for a record that contains itself, which has no values without a union.
             known[name] = True
             known[name] = any(takes_bytes(field["type"]) for field in form["fields"])
         return known[name]
@@ -69,12 +69,12 @@ def has_items_without_bytes(schema: Any, named: Mapping[str, Any]) -> bool:
 
 
 def _resolved(schema: Any, named: Mapping[str, Any]) -> Any:
-    """Return what a name stands for; a schema that is no name, or that of a primitive type, as it is."""
+    """Return the schema that a name refers to. Return other schemas, and names of primitive types, unchanged."""
     return named.get(schema, schema) if isinstance(schema, str) else schema
 
 
 def _parts(form: Any) -> Iterator[Any]:
-    """Yield the schemas that a schema consists of."""
+    """Yield the schemas directly inside a schema: of its fields, its items, its values or its alternatives."""
     if isinstance(form, list):
         yield from form
     elif isinstance(form, dict):

@@ -1,4 +1,4 @@
-"""Values that Confluent's serializers wrote, to JSON: a zero byte, the id of a schema (int32), and the data."""
+"""Decoding of values of Confluent's serializers. A value is a zero byte, a schema's id (int32) and the data."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ if TYPE_CHECKING:
     Decode = Callable[[bytes], bytes]
 
 _HEADER_BYTES = 5
-# A schema that is missing may be registered later.
+# A schema that is missing may be registered later, so the source is asked again after this time.
 _ASK_AGAIN_SECONDS = 1.0
 _MOST_MISSING = 10_000
 
 
 class Decoder:
-    """Decodes values by the schemas of a place. One thread may use it at a time."""
+    """A decoder of values, with the schemas of one source. One thread may use it at a time."""
 
     def __init__(self, schemas: Schemas) -> None:
         self._schemas = schemas
         self._known: dict[int, Decode | NotDecodable] = {}
-        # By id, when the place is asked again.
+        # For each missing id: the time (`time.monotonic`) from which the source is asked again.
         self._missing: dict[int, float] = {}
 
     def decode(self, data: bytes) -> bytes:
         """Return a value as JSON, in UTF-8, on one line.
 
-        Raises `NotDecodable` if the value does not begin as Confluent's serializers do, if its schema is missing or
-        invalid, or if it does not fit its schema; `SchemasUnavailable` if the place of the schemas does not answer.
+        Raises `NotDecodable` if the value does not begin with a zero byte and an id, if its schema is missing or
+        invalid, or if it does not fit its schema. Raises `SchemasUnavailable` if the schemas cannot be read.
         """
         number = schema_of(data)
         if number is None:
@@ -70,7 +70,7 @@ class Decoder:
 
 
 def schema_of(data: bytes) -> int | None:
-    """Return the id of the schema that a value was written by, a positive int32; None if it begins with none."""
+    """Return the id of a value's schema, an int32 of 0 or more; None if the value does not begin with an id."""
     if len(data) < _HEADER_BYTES or data[0]:
         return None
     number = int.from_bytes(data[1:_HEADER_BYTES], "big", signed=True)
@@ -78,7 +78,7 @@ def schema_of(data: bytes) -> int | None:
 
 
 def _compile(schema: Schema) -> Decode:
-    """Return the function that decodes what was written by a schema."""
+    """Return the function that decodes data of a schema. Raises `NotDecodable` for an unknown kind of schema."""
     if schema.kind == AVRO:
         from logfs.schema.avro import compile_schema
     elif schema.kind == PROTOBUF:
@@ -91,6 +91,6 @@ def _compile(schema: Schema) -> Decode:
 
 
 def _words(error: Exception) -> str:
-    """Return what an error says, in one short line."""
+    """Return the message of an error in one line of at most 200 characters."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= 200 else f"{text[:199]}…"

@@ -1,4 +1,4 @@
-"""JSON Schema: the data are JSON already. They are checked to be JSON, and not against the schema."""
+"""JSON Schema: the data are JSON already. The code checks that they are JSON, but not that they fit the schema."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The place that a user names: a registry's URL, a directory of schema files, or a log directory."""
+"""The choice of the source of schemas: a registry's URL, a directory of schema files, or a log directory."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 def open_schemas(place: str) -> Schemas:
-    """Open the place of schemas that `place` names.
+    """Return the source of schemas that `place` names.
 
-    It is the URL of a schema registry (http:// or https://), a directory with files such as `7.avsc`, or a log
-    directory or mountpoint with the topic `_schemas`. Raises `SchemasUnavailable` for anything else, and the errors
-    of opening a store read-only.
+    `place` is the URL of a schema registry (http:// or https://), a directory with files such as `7.avsc`, or a log
+    directory, mountpoint or bucket with the topic `_schemas`. Raises `SchemasUnavailable` for anything else, and the
+    errors of opening a store read-only.
     """
     if place.lower().startswith(("http://", "https://")):
         from logfs.schema.registry import Registry

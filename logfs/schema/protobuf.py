@@ -1,7 +1,7 @@
 """Protobuf's encoding to the JSON of Protobuf (ProtoJSON), with the names of the fields as in the schema.
 
-Confluent's serializer writes which message of the file it is before the data: the number of indexes and the indexes,
-zigzag varints; a lone zero stands for the first message.
+Before the data, Confluent's serializer writes the path of the message in the file, as zigzag varints: the number of
+indexes, then the indexes. A single zero means the first message.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
 _MAIN = "logfs-main-schema.proto"
 _PROTOC = "grpc_tools.protoc"
 _COMPILE_SECONDS = 60
-# What libraries of protoc log.
+# The lines that the libraries of protoc log. They are not errors of a schema.
 _LOG_LINE = re.compile(r"WARNING: All log messages|[IWEF][0-9]{4} ")
 
 
 def compile_schema(schema: Schema) -> Callable[[bytes], bytes]:
     """Return the function that decodes data of a schema. Raises `ValueError` if `protoc` refuses the schema.
 
-    The function raises what `protobuf` raises for data that do not fit, and `LookupError` for a message that is not
-    in the schema.
+    The returned function raises the errors of `protobuf` for data that do not fit, `ValueError` or `Corrupt` for
+    malformed indexes, and `LookupError` for a message that is not in the schema.
     """
     pool = descriptor_pool.DescriptorPool()
     for file in _compile_files(schema).file:
@@ -65,7 +65,7 @@ def compile_schema(schema: Schema) -> Callable[[bytes], bytes]:
 
 
 def _compile_files(schema: Schema) -> descriptor_pb2.FileDescriptorSet:
-    """Return the descriptors of a schema and of what it imports, in the order of the imports."""
+    """Return the descriptors of a schema and of the files that it imports, each file after those it imports."""
     well_known = Path(grpc_tools.__file__).parent / "_proto"
     compiled = descriptor_pb2.FileDescriptorSet()
     with tempfile.TemporaryDirectory(prefix="logfs-protoc-") as made:
@@ -99,9 +99,9 @@ def _compile_files(schema: Schema) -> descriptor_pb2.FileDescriptorSet:
 
 
 def _parse_descriptor(text: str) -> descriptor_pb2.FileDescriptorProto | None:
-    """Return the descriptor that a schema is; None if it is source text.
+    """Return the descriptor in a compiled schema, which is base64; None if the schema is source text.
 
-    Clients in some languages register compiled schemas in base64. Some registries return them as they are.
+    Clients in some languages register compiled schemas in base64. Some registries return these unchanged.
     """
     try:
         data = base64.b64decode(text, validate=True)
@@ -111,7 +111,7 @@ def _parse_descriptor(text: str) -> descriptor_pb2.FileDescriptorProto | None:
 
 
 def _message_indexes(data: bytes) -> tuple[tuple[int, ...], int]:
-    """Return the indexes of the message, and the position after them. Raises `ValueError`."""
+    """Return the indexes before the data, and the position after them. Raises `ValueError` or `Corrupt`."""
     count, at = decode_varint(data, 0)
     if not 0 <= count <= len(data):
         raise ValueError(f"{count} indexes of a message")
@@ -125,7 +125,7 @@ def _message_indexes(data: bytes) -> tuple[tuple[int, ...], int]:
 
 
 def _message_name(file: descriptor_pb2.FileDescriptorProto, indexes: tuple[int, ...]) -> str:
-    """Return the full name of a message: its place in the file, in the message there, and so on."""
+    """Return a message's full name. Index 0 selects a message of the file, each later one a message inside it."""
     names, messages = [file.package] if file.package else [], file.message_type
     for index in indexes:
         if not 0 <= index < len(messages):

@@ -19,7 +19,7 @@ from urllib3.util.retry import Retry
 from logfs.errors import SchemasUnavailable
 from logfs.schema.schemas import AVRO, MOST_BYTES, Schema, parse_references
 
-# For the connection, and for each part of the answer.
+# The timeouts of the connection, and of each read of the answer.
 _TIMEOUT_SECONDS = (5, 20)
 _MOST_SECONDS = 30
 _RETRIES = Retry(
@@ -32,7 +32,7 @@ class Registry:
     """The schemas of a registry."""
 
     def __init__(self, url: str) -> None:
-        """Use the registry at `url`; nothing is asked yet. Raises `SchemasUnavailable` for a URL with credentials."""
+        """Use the registry at `url`. Raises `SchemasUnavailable` for a URL with a user or query, or with no host."""
         parts = urlsplit(url)
         if parts.username is not None or parts.query or parts.fragment or not parts.hostname:
             raise SchemasUnavailable(
@@ -40,7 +40,7 @@ class Registry:
                 "a user, a password or a query: credentials belong in ~/.netrc"
             )
         self._url = url.rstrip("/")
-        # What schemas refer to.
+        # The schemas that other schemas refer to, by subject and version.
         self._versions: dict[tuple[str, int], dict[str, Any]] = {}
         self._session = requests.Session()
         self._session.headers.update(_ACCEPT)
@@ -62,7 +62,7 @@ class Registry:
         self._session.close()
 
     def _add_references(self, found: dict[str, Any], texts: dict[str, str]) -> None:
-        """Add the texts of what a schema refers to, and of what these refer to."""
+        """Add to `texts`, by name, the text of each schema that a schema refers to, directly or through others."""
         try:
             references = parse_references(found)
         except (TypeError, KeyError, ValueError):
@@ -91,7 +91,7 @@ class Registry:
         return text
 
     def _get(self, path: str, query: str = "") -> dict[str, Any] | None:
-        """Return the object at a path; None if there is none. Raises `SchemasUnavailable`."""
+        """Return the JSON object at a path, None for status 404. Raises `SchemasUnavailable` for any other answer."""
         where = f"{self._url}/{path}"
         status, data = self._ask(where, query)
         if status == requests.codes.not_found:
@@ -107,7 +107,7 @@ class Registry:
         return found
 
     def _ask(self, where: str, query: str) -> tuple[int, bytes]:
-        """Return the status and the body of an answer. Raises `SchemasUnavailable`."""
+        """Return the status and the body at a URL. Raises `SchemasUnavailable` if they do not arrive in time."""
         answers: queue.SimpleQueue[tuple[int, bytes] | Exception] = queue.SimpleQueue()
 
         def ask() -> None:
@@ -134,7 +134,7 @@ class Registry:
 
 
 def _reason(error: BaseException) -> str:
-    """Return the innermost reason of an error, without the objects that the library shows."""
+    """Return the text of the innermost cause of an error, without the object names that the library adds."""
     reason: BaseException = error
     while isinstance(inner := getattr(reason, "reason", None) or _argument(reason), BaseException):
         reason = inner

@@ -1,7 +1,7 @@
 """A directory of schemas: the file of the schema with the id 7 is `7.avsc`, `7.proto` or `7.json`.
 
-Other files with these endings are what the schemas refer to: `com.acme.Money.avsc` has the type of that name, and
-`money/money.proto` is what `import "money/money.proto"` means.
+Other `.avsc` and `.proto` files have what the schemas refer to. `com.acme.Money.avsc` has the type `com.acme.Money`,
+and `money/money.proto` is the file that `import "money/money.proto"` imports.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NUMBER = re.compile(r"0|[1-9][0-9]{0,9}")
 
 
 class SchemaFiles:
-    """The schemas in a directory. New files are found as they are needed."""
+    """The schemas in a directory. A file is read when its schema is needed, so new files are found."""
 
     def __init__(self, directory: Path) -> None:
         """Use the schemas in `directory`. Raises `SchemasUnavailable` if it has none."""
@@ -49,7 +49,7 @@ class SchemaFiles:
         return None
 
     def close(self) -> None:
-        """Do nothing: no file is open."""
+        """Do nothing, because no file stays open after a read."""
 
     def _references(self, suffix: str) -> dict[str, str]:
         """Return the texts of all files that a schema may refer to, by the names that it uses."""

@@ -1,6 +1,6 @@
 """The topic `_schemas` of a log directory: the log in which Confluent's registry keeps its schemas.
 
-A dead broker's disk thus has the schemas of its topics, without any registry.
+With this topic, values can be decoded from the disk of a dead broker, without a registry.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class _Entry(NamedTuple):
 
 
 class SchemaLog:
-    """The schemas in the topic `_schemas`. Records that are no schemas are passed over."""
+    """The schemas in the topic `_schemas`. Records that do not hold a schema are skipped."""
 
     def __init__(self, log_dir: str) -> None:
-        """Read the schemas in a log directory. Raises `SchemasUnavailable` if it does not have the topic.
+        """Open a log directory read-only. Raises `SchemasUnavailable` if it does not have the topic.
 
-        Raises the errors of opening a store read-only.
+        `find` reads the schemas. Raises the errors of opening a store read-only.
         """
         self._name = f"{log_dir}/{PARTITION}"
         self._store = Store(recognition.log_dirs_of([log_dir]), read_only=True, only=PARTITION)
@@ -68,7 +68,7 @@ class SchemaLog:
         self._store.close()
 
     def _add_references(self, entry: _Entry, texts: dict[str, str]) -> None:
-        """Add the texts of what a schema refers to, and of what these refer to."""
+        """Add to `texts`, by name, the text of each schema that a schema refers to, directly or through others."""
         for name, subject, version in entry.references:
             referred = self._by_version.get((subject, version))
             if referred is not None and name not in texts:
@@ -76,12 +76,12 @@ class SchemaLog:
                 self._add_references(referred, texts)
 
     def _catch_up(self) -> None:
-        """Read the records that were appended since the last look."""
+        """Read the records that were appended since the last call."""
         self._store.refresh()
         log = self._store[PARTITION]
         end = log.log_end_offset
         if end < self._end:
-            # The partition was truncated, or is another one.
+            # The partition was truncated, or was deleted and created again.
             self._end = 0
         first = max(self._end, log.log_start_offset)
         if first < end:
@@ -92,7 +92,7 @@ class SchemaLog:
         self._end = end
 
     def _apply(self, record: Record) -> None:
-        """Keep the schema of a record. One that was deleted stays: records that were written by it may be there."""
+        """Keep the schema in a record. Deleted schemas stay, because older values may have been written with them."""
         try:
             key, value = orjson.loads(record.key or b""), orjson.loads(record.value or b"")
             if key["keytype"] != "SCHEMA":

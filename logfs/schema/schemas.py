@@ -1,4 +1,4 @@
-"""Schemas, and what the places that have them have in common."""
+"""The class of a schema, and the interface of all sources of schemas."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ MOST_BYTES = 16 << 20
 class Schema(NamedTuple):
     """A schema: its kind (AVRO, PROTOBUF or JSON), its text, and the schemas that it refers to.
 
-    `references` has the texts of all of these, also of those that they refer to. The keys are the names by which the
-    texts refer to each other: full names of types in Avro, paths of files in Protobuf.
+    `references` has the texts of all schemas that it refers to, directly or through others. The keys are the names by
+    which the texts refer to each other: full names of types in Avro, paths of files in Protobuf.
     """
 
     kind: str
@@ -28,7 +28,8 @@ class Schema(NamedTuple):
 def parse_references(found: Mapping[str, Any]) -> Sequence[tuple[str, str, int]]:
     """Return the (name, subject, version) of each schema that a schema of a registry refers to.
 
-    `found` is the JSON of the schema. Raises `TypeError`, `KeyError` or `ValueError` for any other form.
+    `found` is the registry's JSON object of the schema. Raises `TypeError`, `KeyError` or `ValueError` if its
+    references are malformed.
     """
     return [
         (str(each["name"]), str(each["subject"]), int(each["version"]))
@@ -37,10 +38,10 @@ def parse_references(found: Mapping[str, Any]) -> Sequence[tuple[str, str, int]]
 
 
 class Schemas(Protocol):
-    """A place that has schemas by their ids. One thread may use it at a time."""
+    """A source of schemas: a registry, a directory or a log directory. One thread may use it at a time."""
 
     def find(self, number: int) -> Schema | None:
-        """Return the schema with an id; None if there is none, at present. Raises `SchemasUnavailable`."""
+        """Return the schema with the id `number`, None if there is none yet. Raises `SchemasUnavailable`."""
 
     def close(self) -> None:
         """Release connections and files."""

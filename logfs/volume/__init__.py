@@ -2,5 +2,6 @@
 
 `server` takes the requests, `driver` does what they ask, `volume_table` keeps the volumes and who uses them,
 `log_mounts` mounts log directories, and `options` says what a volume shows. The mounts are daemons of their own
-(`logfs mount`), which go on when the plugin ends. It may import the store and what is below. Begin with `driver`.
+(`logfs mount`), which go on when the plugin ends. This package may import the store and lower layers. Begin with
+`driver`.
 """

@@ -1,4 +1,4 @@
-"""What a container engine asks of volumes: make one, mount it for a container, and the like."""
+"""The requests of a container engine about volumes: create, remove, mount, unmount and list them."""
 
 from __future__ import annotations
 
@@ -34,24 +34,24 @@ class VolumeStatus(NamedTuple):
 
 
 class VolumeDriver:
-    """The volumes of a machine. Any thread may call it; requests for different log directories do not wait.
+    """The volumes of a machine, for any thread. Requests for different log directories do not wait for each other.
 
     A log directory is mounted while an id uses any of its volumes. An engine may repeat a request: a second mount by
     the same id, and an unmount by an id that is not there, change nothing.
     """
 
     def __init__(self, state: Path, logs: Path) -> None:
-        """Keep the table and the mountpoints below `state`, and logs of volumes without `logdir` below `logs`.
+        """Keep table and mountpoints below `state`. A volume without `logdir` has its log directory below `logs`.
 
-        Mounts that were left by the previous process are taken over. Raises `Corrupt`, `OSError`, and `InvalidStore`
-        if another process keeps its volumes there.
+        Mounts that were left by the previous process are taken over. Raises `Corrupt` for a malformed table,
+        `OSError`, and `InvalidStore` if another process keeps its volumes there.
         """
         self._logs, self._state = logs, state
         for path in (state / "mounts", logs):
             path.mkdir(parents=True, exist_ok=True)
-        # Below it all is visible to nobody else: containers get the mounts that they may see.
+        # No other user may look below this directory. Containers get only the mounts that they may see.
         state.chmod(0o700)
-        # For the life of this object; the kernel releases it when the process ends.
+        # The lock is held for the life of this object; the kernel releases it when the process ends.
         self._claim = os.open(state, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.flock(self._claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -78,12 +78,12 @@ class VolumeDriver:
                     logger.warning("%s", error)
 
     def _is_dead(self, volume: Volume) -> bool:
-        """Whether a mount of ours has lost its daemon. The containers that use it are still there."""
+        """Whether the mount of a volume has lost its daemon. The containers that use it still exist."""
         own = self._mounts.mountpoint(volume.options.logdir, ro=volume.options.ro)
         return mounted_at(own) is MountState.DEAD
 
     def create(self, name: str, given: Mapping[str, str]) -> None:
-        """Make a volume. Raises `InvalidName`, `InvalidSetting`, also if there is one with other options."""
+        """Create a volume unless it exists. Raises `InvalidName`, `InvalidSetting`, also if the options differ."""
         options = parse_options(name, given, self._logs)
         logdir = Path(options.logdir)
         if logdir == self._logs or logdir.is_relative_to(self._state):
@@ -108,8 +108,8 @@ class VolumeDriver:
     def mount(self, name: str, user: str) -> str:
         """Mount a volume for the id `user`, and return the path for the container.
 
-        What the volume shows is made if it is missing, and gets the owner and mode of the options, unless the volume
-        is read-only. Raises `UnknownVolume`, `InvalidStore`, and the `OSError` of a path that is missing.
+        The directory that the volume shows is created if it is missing, and gets the owner and mode of the options,
+        unless the volume is read-only. Raises `UnknownVolume`, `InvalidStore`, and `OSError` if that fails.
         """
         with self._lock:
             volume = self._known(name)
@@ -181,7 +181,7 @@ class VolumeDriver:
         return [self._status(each) for each in volumes]
 
     def _status(self, volume: Volume) -> VolumeStatus:
-        # Without the lock: a mount that hangs must not delay requests for others.
+        # This runs without the lock: a mount that hangs must not delay requests for other volumes.
         options = volume.options
         mount = self._mounts.find(options.logdir, ro=options.ro) if volume.ids else None
         path = "" if mount is None else str(mount / options.shown)

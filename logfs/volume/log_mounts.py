@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# An exit code of `logfs umount`.
+# The exit code of `logfs umount` if the filesystem is still mounted elsewhere.
 _SERVED_ELSEWHERE = 3
-# Not passed on to the mounts: the service manager waits for the plugin alone.
+# This variable is not passed on to the mounts: the service manager waits for the plugin alone.
 _MANAGER = "NOTIFY_SOCKET"
 
 
@@ -51,14 +51,14 @@ class LogMounts:
         return self._locks.setdefault(logdir, make_lock(Level.VOLUME))
 
     def mountpoint(self, logdir: str, *, ro: bool) -> Path:
-        """Return where this object mounts a log directory; directories of the same name differ in it."""
+        """Return where this object mounts a log directory. A hash of its path keeps directories of one name apart."""
         digest = hashlib.sha256(os.fsencode(logdir)).hexdigest()[:8]
         return self._directory / f"{Path(logdir).name[:64]}-{digest}{'-ro' if ro else ''}"
 
     def find(self, logdir: str, *, ro: bool) -> Path | None:
         """Return the mountpoint at which a log directory can be used; None if it is not mounted.
 
-        Unless it is to be read-only, it may be a mount that somebody else has made: a second one is impossible.
+        Without `ro` it may be the mount of another process: a log directory has only one writable mount at a time.
         """
         own = self.mountpoint(logdir, ro=ro)
         if mounted_at(own) is MountState.LIVE:
@@ -81,7 +81,7 @@ class LogMounts:
         log_file = mountpoint.with_name(f"{mountpoint.name}.log")
         words = ["mount", f"--log-file={log_file}", *(["--read-only"] if ro else [])]
         if os.geteuid() == 0:
-            # Those in containers are other users; an ordinary user may need a line in /etc/fuse.conf for that.
+            # Processes in containers are other users. For users except root, /etc/fuse.conf may forbid the option.
             words.append("-oallow_other")
         self._run([*words, "--", logdir, str(mountpoint)])
         return mountpoint
@@ -96,7 +96,7 @@ class LogMounts:
         if state is not MountState.NOTHING:
             self._run(["umount", *(["-l"] if state is MountState.DEAD else []), str(mountpoint)])
         if mountpoint.exists():
-            # The kernel then ends the mount in other namespaces, too.
+            # At the removal of the directory, the kernel ends the mount in other namespaces, too.
             mountpoint.rmdir()
         mountpoint.with_name(f"{mountpoint.name}.log").unlink(missing_ok=True)
 
@@ -104,8 +104,8 @@ class LogMounts:
     def _run(words: list[str]) -> None:
         """Run a command of logfs, and raise `InvalidStore` with its message if it fails.
 
-        It is no failure if a filesystem is still mounted elsewhere after an unmount, as in a container that just
-        starts and has copies of all mounts.
+        If a filesystem is still mounted elsewhere after an unmount, this is only logged. For example, a container
+        that just starts has copies of all mounts.
         """
         environment = {name: value for name, value in os.environ.items() if name != _MANAGER}
         done = subprocess.run(

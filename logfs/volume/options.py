@@ -27,8 +27,8 @@ class VolumeOptions:
     """What a volume shows: a whole log directory, or one topic or partition of it.
 
     `logdir` is an absolute path. `topic` and `partition` are empty for the whole mount; not both are given. With `ro`
-    the log directory is mounted read-only. `uid`, `gid` and `mode` (permission bits) are given to what is shown, None
-    leaves them as they are.
+    the log directory is mounted read-only. `uid`, `gid` and `mode` (permission bits) are given to the directory that
+    the volume shows; None leaves them as they are.
     """
 
     logdir: str

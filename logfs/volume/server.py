@@ -37,7 +37,7 @@ class VolumeServer(ThreadingMixIn, UnixStreamServer):
     def __init__(self, driver: VolumeDriver, path: Path) -> None:
         """Listen on the socket `path`, which only its owner may use, or on the socket that systemd has passed.
 
-        A socket that no process listens on is replaced. Raises `InvalidStore` if one does, and `OSError`.
+        A socket that no process listens on is replaced. Raises `InvalidStore` if a process listens, and `OSError`.
         """
         self.driver = driver
         self._made: Path | None = None
@@ -78,7 +78,7 @@ class VolumeServer(ThreadingMixIn, UnixStreamServer):
             self._made.unlink(missing_ok=True)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore a connection that the engine has closed without reading the answer, as Podman does."""
+        """Ignore all errors of a connection, such as those after Podman has closed it without reading the answer."""
 
 
 class _Request(BaseHTTPRequestHandler):
@@ -125,7 +125,7 @@ class _Request(BaseHTTPRequestHandler):
         """Log nothing here: `do_POST` logs what matters."""
 
     def address_string(self) -> str:
-        """Return the name of the other side, which a Unix socket does not have."""
+        """Return a fixed name for the client, because a Unix socket has no address."""
         return "engine"
 
 

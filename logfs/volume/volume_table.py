@@ -25,7 +25,7 @@ class Volume(NamedTuple):
 
 
 class VolumeTable:
-    """The volumes by name. Each change is in the file, and durable, when it returns.
+    """The volumes by name. A change is in the file, and durable, when the call that makes it returns.
 
     One thread at a time may use it.
     """
@@ -56,7 +56,7 @@ class VolumeTable:
         return self._volumes.get(name)
 
     def put(self, volume: Volume) -> None:
-        """Add a volume, or replace the one of its name."""
+        """Add a volume, or replace the volume with the same name."""
         if self._volumes.get(volume.name) != volume:
             self._write({**self._volumes, volume.name: volume})
 

@@ -6,7 +6,7 @@ its span: where its records lie, and what `batch_kernels.decode_spans` needs to 
 
 from __future__ import annotations
 
-# The batch: its position in the scanned bytes, its size, the CRC that its header has, the bits of its header.
+# The batch: its position in the scanned bytes, its size in bytes, and fields of its header.
 POSITION, SIZE, CRC, ATTRIBUTES = 0, 1, 2, 3
 NEXT_OFFSET, MAX_TIMESTAMP, LEADER_EPOCH, PRODUCER_ID = 4, 5, 6, 7
 # Its records: the bytes [start, end) that hold them, their number, and what their deltas are added to.

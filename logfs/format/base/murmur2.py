@@ -1,4 +1,4 @@
-"""Kafka's murmur2 hash, which chooses the partition of a key. For whole columns there is a compiled loop."""
+"""Kafka's murmur2 hash, which chooses the partition of a key. `columnar_encoder` has a compiled loop for columns."""
 
 from __future__ import annotations
 
@@ -22,5 +22,5 @@ def murmur2(data: bytes) -> int:
 
 
 def partition_of(key: bytes, partitions: int) -> int:
-    """Return the partition that Kafka's default partitioner chooses for a key, of so many partitions."""
+    """Return the number of the partition that Kafka's default partitioner chooses for a key, out of `partitions`."""
     return (murmur2(key) & 0x7FFF_FFFF) % partitions

@@ -23,10 +23,10 @@ TEXT_INDEX = ".textindex"
 SNAPSHOT = ".snapshot"
 SEGMENT_FILES = (LOG, OFFSET_INDEX, TIME_INDEX, TXN_INDEX, TEXT_INDEX)
 """The suffixes of the files of a segment."""
-# A position is an int32 in the indexes, and Kafka does not open a .log that is longer (kafka-storage 1.1).
+# A position in an index is an int32, and Kafka does not open a .log file with more bytes (kafka-storage 1.1).
 MAX_SEGMENT_BYTES = 2**31 - 1
 
-# Files of logfs alone, one for each isolation level: the newest record of each key (`key_index`).
+# The files of the key index (`key_index`), one for each isolation level. Kafka does not have them.
 KEY_INDEX = "logfs.keys"
 COMMITTED_KEY_INDEX = "logfs.keys.committed"
 
@@ -45,7 +45,7 @@ STEM_DIGITS = 20
 TOPIC_LENGTH = 249
 FILE_NAME_LENGTH = 255
 
-# The group excludes leading zeros, so that `int` gets few digits, however long the name is.
+# The second group has no leading zeros, so `int` gets at most 19 digits, however long the name is.
 STEM = re.compile(r"([+-]?)0*([0-9]{1,19})")
 PARTITION = re.compile(r"0|[1-9][0-9]{0,9}")
 NOT_IN_TOPIC = re.compile(r"[^a-zA-Z0-9._-]")
@@ -147,10 +147,10 @@ def parse_directory(name: str) -> TopicPartition:
 
 
 def partitions_named(name: str, existing: Collection[str]) -> list[str]:
-    """Return the partitions that a name stands for: that of this name or, if there is none, those of the topic.
+    """Return the partition called `name` or, if there is none, all partitions of the topic called `name`.
 
-    `existing` are the names of all directories. The result is in the order of the numbers. It is the name itself if
-    there is neither.
+    `existing` are the names of all directories. The result has directory names in the order of the partition numbers.
+    If there is no such partition or topic, the result has only `name`.
     """
     if name in existing:
         return [name]
@@ -222,8 +222,8 @@ ESCAPE = re.compile(rb"%([0-9A-F]{2})")
 def file_name(data: bytes, reserved: tuple[str, ...] = ()) -> str:
     """Return a file name for any bytes, such as a key. Different bytes get different names.
 
-    UTF-8 text stays as it is, except for `/`, NUL, `%` and a leading dot. These, and bytes that are not UTF-8, are
-    percent-encoded (`/` as `%2F`). `reserved` are name endings, such as `.lag`, of other files in the same folder; if
+    UTF-8 text stays as it is, except for `/`, NUL, `%` and a leading dot. These, and each run of non-ASCII bytes that
+    is not UTF-8, are percent-encoded (`/` as `%2F`). `reserved` are name endings, such as `.lag`, of other files; if
     the name has such an ending, the dot of the ending is encoded too. Empty bytes become a lone `%`.
     """
     name = PERCENT.sub(_percent, data).decode()

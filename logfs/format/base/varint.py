@@ -50,7 +50,7 @@ def decode(data: Sequence[int], position: int, most_bytes: int = VARINT_BYTES) -
     """Return the value of the zigzag varint at `position`, and the position after the varint.
 
     `most_bytes` is VARINT_BYTES for values of 32 bits, or VARLONG_BYTES for values of 64 bits. Raises `Corrupt` if
-    the varint is longer, is not complete in `data`, or has more bits.
+    the varint is longer than that, if its value has more bits, or if it is not complete in `data`.
     """
     if position < len(data) and data[position] < 128:
         # Most varints have one byte.

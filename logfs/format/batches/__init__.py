@@ -1,6 +1,6 @@
 """Records and the batches that hold them. Imports `base` and `kernels`.
 
-- `batch`: record batches of magic 2: the header, its CRC, opening and sealing. Begin here.
+- `batch`: record batches of magic 2: the header, its CRC, parsing and sealing. Begin here.
 - `record`: one record.
 - `columns`: many records, as numpy arrays.
 - `compression`: the codecs, with bounded output.

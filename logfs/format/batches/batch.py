@@ -1,6 +1,6 @@
 """Record batch, magic 2: the header, the CRC, parsing a batch and sealing a new one (kafka-storage 2.1 to 2.6).
 
-A table in `docs/kafka-storage.md` describes the layout; the tests hold it equal to `Header`.
+A table in `docs/kafka-storage.md` describes the layout. The tests check that the table agrees with `Header`.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Header(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """Whether the header promises a record at each of the batch's offsets, and at least one."""
+        """Whether the batch has, by its header, a record at each of its offsets, and at least one record."""
         return 0 < self.record_count == self.last_offset_delta + 1
 
     @property
@@ -176,7 +176,7 @@ def parse_header(data: bytes | memoryview | bytearray, position: int = 0) -> Hea
 
 
 def whole_batches(data: bytes | memoryview) -> Iterator[Header]:
-    """Yield the headers of the batches in `data`, but not of one that is cut off at the end; nothing is checked."""
+    """Yield the headers of the batches in `data`, without a batch that is cut off at the end; nothing is checked."""
     position = 0
     while len(data) - position >= HEADER_SIZE:
         header = parse_header(data, position)
@@ -266,9 +266,9 @@ class Batch:
             yield self._stamped(record)
 
     def offsets(self) -> list[int]:
-        """Return the offsets of the records, in order, without decoding their values where that takes long.
+        """Return the offsets of the records, in order. A large batch is decoded as columns, without `Record` objects.
 
-        Raises `Corrupt` as `records` does.
+        Raises `Corrupt` if the payload is malformed, or does not hold exactly the header's number of records.
         """
         from logfs.format.batches import columns
 
@@ -318,7 +318,7 @@ class Batch:
         return self._stamped(record)
 
     def _record_after(self, position: int, skipped: int) -> Record:
-        """Return the record after the first `skipped` records that begin at `position` of the payload."""
+        """Skip `skipped` records from `position` of the payload on, and return the record after them."""
         from logfs.format.batches import columns
 
         header, payload = self.header, self.payload
@@ -331,7 +331,7 @@ class Batch:
             numbers = np.empty(batch_kernels.FIELDS, np.int64)
             if batch_kernels.find_fields(data, position, len(data), skipped, numbers) >= 0:
                 return self._record_of(numbers.tolist())
-        # The plain loop, which also tells what is malformed where the compiled one only stops.
+        # The plain loop. If the compiled one has failed, the plain one raises an error that tells what is malformed.
         position += skip_records(payload[position:], skipped)
         bases = {"base_offset": header.base_offset, "base_timestamp": header.base_timestamp}
         return decode_record(payload, position, **bases)[0]
@@ -379,7 +379,7 @@ class Batch:
         is_late = header.timestamp_type is TimestampType.LOG_APPEND_TIME
         likely = header.max_timestamp if is_late else header.base_timestamp
         if header.is_whole and likely >= timestamp and header.base_offset >= offset:
-            # Mostly `likely` is the timestamp of the first record, which is then found without the others.
+            # `likely` is usually the timestamp of the first record, and only that record is decoded here.
             record = self.record_at(header.base_offset)
             at = NO_TIMESTAMP if record is None or record.timestamp is None else record.timestamp
             if at >= timestamp:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # The number of rows that become Python numbers at a time. Python numbers take five times the memory.
 _ROWS = 1 << 16
-# Above this many records the kernels are faster than a plain loop: if they are imported, and with their import.
+# Above this many records the kernels are faster than a plain loop: after their import, and including their import.
 _FEW = 8
 _FEW_BEFORE_IMPORT = 32768
 

@@ -1,8 +1,8 @@
 """The four codecs of a record batch, in Kafka's framing (kafka-storage 2.4).
 
 Compressed bytes come from a disk or a client, so a small input could ask for a large allocation. `decompress`
-therefore takes the most bytes that the caller is willing to hold, does not trust a declared size beyond it, and
-stops as soon as the output exceeds it.
+therefore has a `limit` in bytes. It does not trust a declared size above the limit, and stops as soon as the output
+exceeds the limit.
 
 Each codec's library is imported where it is used, because most commands do not use most codecs.
 """
@@ -57,7 +57,7 @@ class Codec(enum.IntEnum):
 
     @property
     def kafka_name(self) -> str:
-        """Kafka's name of the codec, as in the setting `compression.type`."""
+        """Kafka's name of the codec, as in a producer's setting `compression.type`; NONE is `none`."""
         return self.name.lower()
 
     @classmethod
@@ -195,8 +195,8 @@ def _decompress_streams(
 ) -> None:
     """Read the streams in `view`, one after another, in steps of `step_bytes` of input.
 
-    `read` gives a stream one step and returns all its output, or enough to exceed the limit. The size of a step
-    bounds the output where the library does not, and also bounds `unused_data`, which is a copy.
+    `read` passes one step to a stream and returns all its output, or enough to exceed the limit. The size of a step
+    bounds the output if the library does not bound it. It also bounds `unused_data`, which is a copy.
     """
     stream = open_stream()
     position = 0

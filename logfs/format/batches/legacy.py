@@ -1,5 +1,4 @@
-"""Messages of magic 0 and 1, as Kafka wrote them before there were record batches (kafka-storage 2.7): read, never
-written.
+"""Messages of magic 0 and 1, which Kafka wrote before record batches (kafka-storage 2.7). logfs only reads them.
 
 A message is a batch by itself, or a wrapper, whose value decompresses to further messages. In both cases
 `LegacyBatch` has the header that a batch of magic 2 would have, so that code above `format` does not have to

@@ -1,6 +1,6 @@
-"""Conversions between batches and other layouts of records. Imports all folders of `format` but `files`.
+"""Conversions between batches and other layouts of records. Imports `base` to `text`.
 
-- `batch_builder`: lines and records to sealed batches: the path of every append.
+- `batch_builder`: lines and records to sealed batches, for appends.
 - `columnar_encoder`: columns to sealed batches.
 - `arrow_layout`: values laid out contiguously, as columnar formats store them.
 - `hyperloglog`: the estimated number of distinct keys.

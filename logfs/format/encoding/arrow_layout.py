@@ -45,7 +45,7 @@ def _gather(
     out: NDArray[np.uint8],
     validity: NDArray[np.uint8],
 ) -> int:
-    """Copy each data[starts[i] : starts[i] + lengths[i]] to `out` in order. Return the number of nulls (-1)."""
+    """Fill the arrays of a `GatheredField` (`data` as `out`). Return the number of nulls: values of length -1."""
     position = np.int64(0)
     nulls = 0
     offsets[0] = 0

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from logfs.errors import LogfsError
     from logfs.format.messages.control import EndTransactionMarker
 
-# The most bytes that a record's fields add to its line: five varints of up to five bytes, and three single bytes.
+# More bytes than a record adds to its line: three varints of up to five bytes, and four fields of one byte.
 _RECORD_OVERHEAD = 28
 # Up to this many lines, in up to this many bytes, the plain loop is faster than the set-up of the kernel.
 _FEW_LINES = 4
@@ -167,16 +167,16 @@ def _build_line(data: bytes, form: BatchFormat, now_ms: int) -> Built:
     return Built([NewBatch(batch, 1, now_ms, text)], len(data), of_lines=True)
 
 
-# The header fields up to the CRC, which it does not cover, and those after it, which it covers.
+# The header fields up to and with the CRC, which the CRC does not cover, and the fields after it, which it covers.
 _UNCOVERED = struct.Struct(">qiibI")
 _COVERED = struct.Struct(">hiqqqhii")
 
 
 @lru_cache(maxsize=16)
 def _line_constants(timestamp_type: TimestampType, now_ms: int) -> tuple[bytes, int]:
-    """Return what depends only on the timestamp and its type in a batch of one line.
+    """Return the parts of a batch of one line that depend only on the timestamp and its type.
 
-    This is the part of the header that the CRC covers, and the size of the envelope without its value.
+    They are the part of the header that the CRC covers, and the size of the envelope without its value.
     """
     form = BatchFormat(timestamp_type=timestamp_type)
     none = (NO_PRODUCER_ID, NO_PRODUCER_EPOCH, NO_SEQUENCE)

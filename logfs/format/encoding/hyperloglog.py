@@ -1,4 +1,4 @@
-"""An estimate of the number of distinct keys, in 16 KiB for any number (HyperLogLog, Flajolet et al. 2007).
+"""An estimate of the number of distinct keys, in 16 KiB for any number of keys (HyperLogLog, Flajolet et al. 2007).
 
 One word of a key's hash selects a register. The register holds 1 plus the longest run of zeros found at the end of
 the other word, or 0 if no key selected it. Sketches are merged by taking the greater value of each register. The
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _BITS = 14
 _REGISTERS = 1 << _BITS
-# Fixed, so that sketches of different processes can be merged.
+# The secret of the hash is fixed, so that sketches of different processes can be merged.
 _SECRET = np.array([0x6C6F676673206B65, 0x7920736B65746368], np.uint64)
 
 

@@ -19,10 +19,10 @@ VERSION = 0
 # The suffix of staged files. A broker ignores plain files with a suffix that it does not know (kafka-storage 1.1).
 STAGED = ".staged"
 NO_APPEND_TIME = -1
-# The base offset of a part whose batches have no place in the log yet, but for the first `skip` of them.
+# The base offset of a part whose batches, except the first `skip`, have no place in the log yet.
 NO_PLACE = -1
 
-# The values of integer fields that have fewer than an int64.
+# The valid values of the integer fields that do not allow every int64.
 _RANGES = {
     **dict.fromkeys(("size_bytes", "record_count", "segment", "position", "skip"), range(2**63)),
     "base_offset": range(NO_PLACE, 2**63),
@@ -116,7 +116,7 @@ def format_commits(commits: CommitLog) -> bytes:
         "writers": commits.writers,
         "pending": None if commits.pending is None else asdict(commits.pending),
     }
-    # Not by orjson: the path of a log directory need not be UTF-8.
+    # orjson is not used: it refuses text that is not UTF-8, such as the paths of some log directories.
     body = json.dumps(told, separators=(",", ":")).encode()
     return b"%b\ncrc32c %08x\n" % (body, crc32c(body))
 
@@ -146,7 +146,7 @@ def _writer(sequence: int, time_ms: int) -> Writer:
 
 
 def _text(text: str) -> str:
-    """Return `text` unchanged. Raises `ValueError` if UTF-8 cannot hold it, as the path of a log directory may be."""
+    """Return `text` unchanged. Raises `ValueError` if it is not valid Unicode, as only `log_dir` may be."""
     text.encode()
     return text
 
@@ -204,7 +204,7 @@ def staged_name(writer: str, sequence: int, unique: str) -> str:
 
 
 def is_writer(name: str) -> bool:
-    """Whether a writer can have that name: any text but an empty one, if UTF-8 can hold it."""
+    """Whether a writer can have that name: it is not empty, and UTF-8 can encode it."""
     return name != "" and name.encode(errors="ignore").decode() == name
 
 
@@ -214,7 +214,7 @@ def is_staged_name(name: str) -> bool:
 
 
 def is_over(name: str, writers: dict[str, Writer]) -> bool:
-    """Whether a staged file is over: its commit, or a later commit of the same writer, has been done.
+    """Whether a staged file is no longer needed: its commit, or a later one of the same writer, is done.
 
     `name` is the file's name, which tells the writer and the `sequence` of the file's commit. `writers` maps the
     name of each writer to the writer's last commit. The result is False if the file's writer is not in `writers`.

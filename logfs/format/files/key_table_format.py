@@ -40,7 +40,7 @@ _CRC = struct.Struct(">I")
 
 
 class Anchor(NamedTuple):
-    """The header fields that tell a batch, the last one in the index, from any that takes its offsets later."""
+    """The header fields of the last batch in the index. A later batch with the same offsets differs in a field."""
 
     base_offset: int
     last_offset: int

@@ -6,6 +6,6 @@
 - `text_kernels`: measure the text of records, write their envelopes, and print them by a format string.
 - `compaction_kernels`: hash keys, look them up, and filter the records of batches.
 
-The tests hold each kernel equal to a plain Python twin. Import these modules inside functions: numba takes a quarter
-of a second to load.
+The tests check that each kernel gives the same results as plain Python code. Import these modules inside functions:
+numba takes a quarter of a second to load.
 """

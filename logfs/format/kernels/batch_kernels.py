@@ -1,9 +1,9 @@
 """Loops that must run at the speed of memory, compiled by numba to run without the GIL.
 
-Each is one pass over bytes and numpy columns. Each has a plain Python twin, and the tests check that both give the
-same results (`tests/format/test_batch_kernels.py`). No loop allocates by a length that the bytes declare: the caller
-makes every array, by the size of the data that exists. Importing this module takes a quarter of a second, so import
-it only for bulk work; see `columns`.
+Each loop is one pass over bytes and numpy columns. The tests check that plain Python code gives the same results
+(`tests/format/test_batch_kernels.py`). No loop allocates memory: the caller makes every array. Its size depends on
+the data that exist, not on a length that the bytes declare. Importing this module takes a quarter of a second, so
+import it only for bulk work; see `columns`.
 
 Sizes and positions are bytes, int64. `data` is always a C-contiguous uint8 array.
 """
@@ -63,7 +63,7 @@ BAD_LENGTH = -2
 BAD_KEY = -3
 BAD_VALUE = -4
 BAD_HEADERS = -5
-# The numbers that find_fields finds.
+# How many numbers `find_fields` writes for a record.
 FIELDS = 8
 
 
@@ -323,7 +323,7 @@ def find_fields(data: Bytes, start: int, end: int, skipped: int, fields: Int64s)
     """Find the fields of one record: the one after the first `skipped` records of data[start:end].
 
     `fields` is int64[FIELDS]: timestamp delta, offset delta, start and length of the key, start and length of the
-    value (a length of -1 is a null), start of the headers, which begins with their count, and the record's end.
+    value (a length of -1 is a null), start of the headers, which begin with their count, and the record's end.
     Returns the end, or a BAD_ code. The headers are not read.
     """
     position = skip_records(data, start, end, skipped)
@@ -388,10 +388,11 @@ def short_varint(first: int, second: int) -> tuple[int, int]:
 
 @kernel
 def _plain_value(data: Bytes, position: int) -> tuple[int, int, int]:
-    """Return what `_any_value` returns, for a record as made from a line: no key, no varint longer than two bytes.
+    """Return the start and the length of a record's value, and the record's end, for a record made from a line.
 
-    The length is -1 for any other record. Reads the 16 bytes from `position` on. It takes half the time of
-    `_any_value`, because calls of helpers that take no array and return once cost nothing.
+    Such a record has no key and no varint longer than two bytes. The length is -1 for any other record. Reads only
+    the 16 bytes from `position` on. Takes half the time of `_any_value`, because calls of helpers that take no array
+    and return once take no time.
     """
     body, size = short_varint(data[np.uint64(position)], data[np.uint64(position + 1)])
     at = position + size
@@ -627,7 +628,7 @@ def scan_batches(data: Bytes, first_offset: int, gaps: bool, rows: Int64s) -> tu
 
 
 def _crc_tables() -> NDArray[np.uint64]:
-    """Return table[n, byte], the CRC-32C of a byte that n zeros follow, without the inversions of a CRC."""
+    """Return table[n, byte], the CRC-32C of a byte and n zero bytes after it, without the inversions of a CRC."""
     tables = np.zeros((8, 256), np.uint64)
     tables[0] = np.arange(256)
     for _ in range(8):
@@ -640,13 +641,13 @@ def _crc_tables() -> NDArray[np.uint64]:
 
 
 _CRC = _crc_tables()
-# The bytes of a batch that its CRC does not cover.
+# The number of bytes at the start of a batch that its CRC does not cover.
 _CRC_START = 21
 
 
 @kernel
 def check_crcs(data: Bytes, rows: Int64s, most_bytes: int) -> int:
-    """Return the number of the first batch up to `most_bytes` whose CRC-32C is wrong; len(rows) if there is none.
+    """Return the row of the first batch of at most `most_bytes` bytes with a wrong CRC-32C; len(rows) if none has.
 
     `rows` are those of `scan_batches`. Larger batches are not checked: a library that uses the processor's own
     instruction takes less time for them, but much more for each call.

@@ -3,7 +3,7 @@
 As in `batch_kernels`, each loop is one pass without the GIL, allocates nothing, and has a plain twin in the
 tests (`tests/log/test_offset_map.py`, `tests/log/test_cleaner.py`). The rules are those of kafka-storage 8.2 to 8.7.
 
-A row of `spans` is as in `kernels.decode_spans`: start, end, record count, base offset, base timestamp. `slots`
+A row of `spans` is that of `batch_kernels.decode_spans`: start, end, record count, base offset, base time. `slots`
 is uint64[n, 3], an open-addressing table of (hash, hash, offset + 1), where a last word of 0 means an empty slot;
 at least one slot is always empty. A key index also sets NULL_BIT of the last word if the newest value is null: a key
 whose newest record has offset 7 has (hash, hash, 8), or (hash, hash, 8 | NULL_BIT) if that record is a tombstone.
@@ -211,7 +211,7 @@ def put_keys(
                     scratch[count, 2] = word
                     count += 1
                 position = record_end
-            # All lookups back to back, so that the waits for memory overlap.
+            # The lookups follow each other without other work, so that the waits for memory overlap.
             for index in range(count):
                 slot = find_slot(slots, scratch[index, 0], scratch[index, 1])
                 if slots[slot, 2] == 0:
@@ -291,7 +291,7 @@ def select_records(
     - DROP: no record stays.
     - KEEP: all records stay.
     - SELECT: of the records up to the offset `latest`, only the newest of each key, according to `slots`, stays.
-      Later records, which `slots` does not cover, all stay.
+      A record up to `latest` without a key does not stay. Later records, which `slots` does not cover, all stay.
     - SELECT_EXPIRED: as SELECT, but up to `latest` a record whose value is null does not stay.
 
     kept[n] and nulls[n] become the number of records of span n that stay, and the number of these whose value is

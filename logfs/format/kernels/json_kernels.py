@@ -110,7 +110,7 @@ def _is_utf8(data: Bytes, position: int, end: int) -> bool:
 
 @inlined_kernel
 def copy_plain(source: Bytes, target: Bytes, length: int) -> bool:
-    """Copy bytes. Return whether a JSON string holds them as they are: printable ASCII without `"` and `\\`."""
+    """Copy bytes. Return whether a JSON string needs no escape for them: ASCII from 32 on without `"` and `\\`."""
     found = np.uint8(0)
     for index in range(length):
         byte = source[index]
@@ -127,7 +127,7 @@ def copy_plain(source: Bytes, target: Bytes, length: int) -> bool:
 
 @kernel
 def string_size(data: Bytes, start: int, length: int) -> int:
-    """Return the size of [start, start + length) as JSON: a quoted string, a base64 object, or null if length < 0."""
+    """Return the size of data[start : start + length] as JSON: a string, a base64 object, or null if length < 0."""
     if length < 0:
         return 4
     text = data[start : start + length]
@@ -193,7 +193,7 @@ def _put_base64(out: Bytes, position: int, data: Bytes, start: int, length: int)
 
 @kernel
 def _put_escaped(out: Bytes, position: int, data: Bytes, start: int, length: int) -> None:
-    """Write a string with its quotes, some of whose bytes must be escaped."""
+    """Write a string that has bytes to escape, with its quotes."""
     out[np.uint64(position)] = QUOTE
     at = np.uint64(position + 1)
     for index in range(start, start + length):
@@ -219,7 +219,7 @@ def _put_escaped(out: Bytes, position: int, data: Bytes, start: int, length: int
 
 @kernel
 def _put_special(out: Bytes, position: int, data: Bytes, start: int, length: int) -> int:
-    """Write bytes that are not plain ASCII, as `put_string` does."""
+    """Write a string with bytes to escape, other UTF-8, or base64. Return the position after it, or NO_ROOM."""
     size = string_size(data, start, length)
     if position + size > len(out):
         return NO_ROOM
@@ -276,7 +276,7 @@ def digits(value: int) -> int:
 
 @kernel
 def put_integer(out: Bytes, position: int, value: int) -> int:
-    """Write the text that `digits` measures. Return the position after it."""
+    """Write `value` in decimal to `out` at `position`. Return the position after it."""
     end = position + digits(value)
     if value < 0:
         out[position] = 45

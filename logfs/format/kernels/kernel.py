@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     Int32s = NDArray[np.int32]
     Words = NDArray[np.uint64]
 
-# The directory of the package, and what a module imports from it: `from PACKAGE import NAMES`, or `import PACKAGE`.
+# The directory that contains the package `logfs`, and the imports that a module makes from the package:
+# `from PACKAGE import NAMES`, or `import PACKAGE`.
 _ROOT = Path(__file__).parents[3]
 _IMPORT = re.compile(
     rb"^[ \t]*(?:from|import)[ \t]+(logfs[\w.]*)(?:[ \t]+import[ \t]+(\([^)]*\)|.*))?", re.MULTILINE
@@ -35,7 +36,7 @@ _NAME = re.compile(rb"\w+")
 
 
 def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile a loop to run without the GIL, and cache the result beside the module for later processes."""
+    """Compile a loop to run without the GIL, and cache the code on the disk for later processes."""
     return _compiled(function)
 
 
@@ -56,7 +57,7 @@ def _compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any
         compiled = numba.njit(nogil=True, **options)(function)
     else:
         module = Path(inspect.getfile(function))
-        # numba's own stamp knows only the file of the kernel, not the constants and functions of others in its code.
+        # numba's own stamp covers only the kernel's file, not what the kernel uses of other modules.
         compiled._cache._cache_file._source_stamp = _digest(module)
         _take_from_installation(module, Path(compiled.stats.cache_path))
     return cast("Callable[..., Any]", compiled)
@@ -83,16 +84,16 @@ def _digest(module: Path) -> str:
 
 @cache
 def _take_from_installation(module: Path, user_cache: Path) -> None:
-    """Copy what was compiled when logfs was installed into the user's cache, unless the same or newer is there.
+    """Copy the kernels that the installation compiled to the user's cache, unless it has the same or newer files.
 
-    Users who cannot write beside the module have a cache of their own, and would compile everything once more. The
-    files name the processor, the version of numba and the sources for which they are good, so others have no effect.
+    Users who cannot write beside the module have a cache of their own, and would compile everything once more. Each
+    file is for one processor, version of numba and state of the sources, and numba ignores it for others.
     """
     installed = module.parent / "__pycache__"
-    # Who sets NUMBA_CACHE_DIR may compile with other options (NUMBA_BOUNDSCHECK), of which the files know nothing.
+    # With NUMBA_CACHE_DIR, other options (NUMBA_BOUNDSCHECK) may be set, which the files do not record.
     if user_cache == installed or config.CACHE_DIR:  # type: ignore[attr-defined]
         return
-    # The name of an index (.nbi) sorts after those of its data (.nbc), so what is in an index is there.
+    # The name of an index (.nbi) sorts after those of its data (.nbc), so the data are copied before their index.
     for source in sorted(installed.glob(f"{module.stem}.*.nb[ci]")):
         target = user_cache / source.name
         try:
@@ -101,7 +102,7 @@ def _take_from_installation(module: Path, user_cache: Path) -> None:
                 shutil.copy2(source, unfinished)
                 unfinished.replace(target)
         except OSError:
-            # The rest is compiled.
+            # numba compiles the kernels that were not copied.
             return
 
 
@@ -138,7 +139,7 @@ def _copy_bytes(
 copy_bytes: Callable[..., None] = intrinsic(_copy_bytes)
 """In a kernel, copy_bytes(out, position, data, start, length) copies data[start : start + length] to `out`.
 
-Both are uint8 arrays, and the bytes do not overlap. Like an index, the bounds are checked with NUMBA_BOUNDSCHECK
-alone. It calls memcpy: a loop takes twice as long for the values of records, because the compiler allows for arrays
-that overlap.
+Both are uint8 arrays, and the bytes do not overlap. The bounds are checked only with NUMBA_BOUNDSCHECK, like those of
+an index. The copy calls memcpy: a loop takes twice as long for the values of records, because the compiler allows for
+arrays that overlap.
 """

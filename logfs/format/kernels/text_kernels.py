@@ -1,4 +1,4 @@
-"""Compiled loops over the text of records: its size, its envelopes, and its form by a format string."""
+"""Compiled loops that measure the text of records, write their envelopes, and write them by a format string."""
 
 from __future__ import annotations
 
@@ -98,11 +98,11 @@ def write_formatted(
 ) -> int:
     """Write the text of each record to `out`, and return the number of bytes written.
 
-    `pieces`, int64[n, 3], has a kind and, for a literal, its start and end in `literals`. An extra piece has the
-    number of its rows in `extra_ranges`, int64[extras, records, 2]: the start and the end of its text in `extra` for
-    each record. The other arrays are those of `Columns`. `out` has room for the pieces: a null takes no bytes, and a
-    header at most HEADER_ROOM more than its encoded form. `ends`, int64[records], gets the position after each
-    record.
+    A row of `pieces`, int64[n, 3], has a kind and, for a literal, its start and end in `literals`. For the kind EXTRA
+    it has an index e: extra_ranges[e, i] is the start and the end, in `extra`, of the text for record i; the array
+    is int64[extras, records, 2]. The other arrays are those of `Columns`. `out` has room for the pieces: a null takes
+    no bytes, and a header at most HEADER_ROOM more than its encoded form. `ends`, int64[records], gets the position
+    after each record.
     """
     position = 0
     for index in range(len(offsets)):
@@ -174,7 +174,7 @@ def _headers_size(data: Bytes, position: int, end: int) -> tuple[int, int]:
 def _record_size(
     data: Bytes, position: int, end: int, base_offset: int, base_timestamp: int
 ) -> tuple[int, int, int, int]:
-    """Return the bytes of a record's value, those of its envelope without the constant ones, its offset, and its end.
+    """Return the sizes of a record's value and of its envelope without constant bytes, its offset, and its end.
 
     The end is -1 if the record is malformed.
     """
@@ -208,7 +208,8 @@ def _line_length(data: Bytes, position: int) -> tuple[int, int, int, int]:
     """Return the start and length of the value, and the timestamp and offset delta, of a record made from a line.
 
     Such a record has no key, no headers, and no varint longer than two bytes. The length is -1 for any other record.
-    Reads the 16 bytes from `position` on, and the byte after the value.
+    The caller checks that the byte after the value, which is the number of headers, is 0. Reads only the 16 bytes
+    from `position` on.
     """
     body, size = short_varint(data[np.uint64(position)], data[np.uint64(position + 1)])
     at = position + size
@@ -227,7 +228,7 @@ def _line_length(data: Bytes, position: int) -> tuple[int, int, int, int]:
 
 @kernel
 def _short_record(data: Bytes, position: int, end: int) -> tuple[int, int, int, int, int, int]:
-    """Read a record without headers, whose value is not null, and of whose varints none is longer than two bytes.
+    """Read a record that has no headers, no null value, and no varint longer than two bytes.
 
     Returns start and length of the key (-1 for null), start and length of the value, the timestamp delta and the
     offset delta. The value's length is -1 for any other record, and for a malformed one. Reads the 16
@@ -270,7 +271,7 @@ def measure_spans(
         base_offset, base_timestamp = spans[number, 3], spans[number, 4]
         lines = count
         envelopes = count * constant
-        # The deltas of neighbours are alike, and so are the digits of their sums.
+        # The digits of a sum are counted again only if the delta differs from that of the record before.
         time_before, time_digits = 0, digits(base_timestamp)
         offset_before, offset_digits = 0, digits(base_offset)
         offset = before = base_offset
@@ -321,16 +322,16 @@ def measure_spans(
 
 # Envelopes, straight from encoded records.
 
-# What follows a value that is a string in the envelope of a record without headers: its closing quote comes first.
+# The end of an envelope without headers, after the text of a value: the closing quote, and empty headers.
 LINE_END = np.frombuffer(b'"' + HEADERS_FIELD.tobytes() + ENVELOPE_END.tobytes(), np.uint8)
 
-# More than the bytes of an envelope besides its prefix, its label, and what its key, value and headers have.
+# More than the bytes of an envelope without its prefix, its label, its key, its value and its headers.
 ENVELOPE_ROOM = 128
 
 
 @kernel
 def _add_to_digits(out: Bytes, first: int, end: int, amount: int) -> bool:
-    """Add a number of 0 or more to that of the digits out[first:end]. Returns False if the sum needs more digits."""
+    """Add `amount`, 0 or more, to the decimal number in out[first:end]. Return False if it needs more digits."""
     at = end - 1
     rest = np.uint64(amount)
     while rest > 0 and at >= first:
@@ -348,8 +349,8 @@ def _put_head(
 ) -> tuple[int, int, int, int]:
     """Write an envelope up to `"key":` to `out` at `start`.
 
-    Returns the sizes in bytes of what is written up to the end of the offset, up to the start of the timestamp, up to
-    its end, and of all.
+    Returns four positions as distances in bytes from `start`: the end of the offset, the start and the end of the
+    timestamp, and the end of all.
     """
     position = put_integer(out, put_bytes(out, start, prefix), offset)
     offset_end = position - start
@@ -375,9 +376,10 @@ def _repeat_head(
     time_end: int,
     time_step: int,
 ) -> bool:
-    """Write the head of an envelope that is at `start` again at `to`, with its offset and its timestamp raised.
+    """Copy the head of an envelope from `start` to `to`, and add the steps to its offset and its timestamp.
 
-    `_put_head` returns the sizes. Returns False if one of the numbers needs more digits.
+    The other positions count from the start of the head, as `_put_head` returns them; `offset_start` is the length of
+    the prefix. Returns False if the offset or the timestamp needs more digits.
     """
     copy_bytes(out, to, out, start, size)
     fits = _add_to_digits(out, to + offset_start, to + offset_end, offset_step)
@@ -388,7 +390,7 @@ def _repeat_head(
 def _put_header_texts(out: Bytes, position: int, data: Bytes, at: int, end: int) -> int:
     """Write the headers whose number is at `at`, which must end at `end`. Return the position after them.
 
-    Returns BAD_LENGTH for malformed headers, and without the room for them and the end of an envelope.
+    Returns BAD_LENGTH if the headers are malformed, or if they and the end of an envelope do not fit in `out`.
     """
     count, at = get_varint(data, at, end, 5)
     if at < 0 or count < 0 or count > end - at:
@@ -512,7 +514,7 @@ def render_envelopes(
     label of the records' type. Returns the position after the last line, or BAD_LENGTH if a record is malformed, or
     if the lines and ENVELOPE_ROOM bytes do not fit in `out`.
     """
-    # The envelopes of neighbours begin alike: the head of the one before is copied, and its numbers are raised.
+    # Envelopes of neighbouring records begin alike. The head of the one before is copied, and its numbers are raised.
     head_start, head_size, offset_end, time_start, time_end = 0, 0, 0, 0, 0
     offset_before, time_before = -1, -1
     room = len(out) - len(prefix) - len(timestamp_type) - ENVELOPE_ROOM

@@ -3,5 +3,5 @@
 - `message`: encodes and decodes a message by the table of its fields.
 - `control`: control records: the ends of transactions.
 - `group_record`: the keys and values of `__consumer_offsets`.
-- `group_schema`: the tables of all their fields.
+- `group_schema`: the tables of the fields of these keys and values.
 """

@@ -1,8 +1,8 @@
 """Keys and values of the records in `__consumer_offsets` (kafka-storage 12).
 
 A key is an int16 type and its fields. The type decides which fields the value has; a null value is a tombstone.
-Offset commits (key types 0 and 1) and the metadata of classic groups (2) are read and written, all others are only
-read; `group_schema` has their fields. `key_view` and `value_view` return what kafka-dump-log prints of them.
+Only offset commits of key type 1 are written. All types are read; `group_schema` has their fields. `key_view` and
+`value_view` return what kafka-dump-log prints of a key and of a value.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def offset_key(key: Message) -> OffsetKey | None:
     return OffsetKey(key.fields["group"], key.fields["topic"], key.fields["partition"])
 
 
-# As kafka-dump-log --offsets-decoder prints them (kafka-storage 13.1).
+# Keys and values as kafka-dump-log --offsets-decoder prints them (kafka-storage 13.1).
 
 
 def key_view(key: Message) -> dict[str, Any]:

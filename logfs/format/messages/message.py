@@ -2,8 +2,8 @@
 
 A message is a version (int16) and its fields (kafka-storage 12). Strings have an int16 length, bytes and arrays an
 int32 length; -1 is null. In a flexible version a length is an unsigned varint of the length plus one, 0 for null,
-and each struct ends with tagged fields. The names and the order of the fields are Kafka's, so a parsed message
-equals the JSON that Kafka's tools print.
+and each struct ends with tagged fields. The names and the order of the fields are Kafka's, so `plain` of a parsed
+message's fields equals the JSON that Kafka's tools print.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Field(NamedTuple):
 class Malformed(Corrupt):
     """Raised for bytes that are not a valid message.
 
-    `reason` is Kafka's text for the error, or `null` where Kafka has none.
+    `reason` is what Kafka's tools print as the reason: a text or `null`. Other errors have a text of logfs.
     """
 
     def __init__(self, message: str, reason: str) -> None:
@@ -123,7 +123,7 @@ class MessageSchema(NamedTuple):
         return _INT16.pack(version) + self.encode_body(version, values)
 
     def encode_body(self, version: int, values: Mapping[str, Any]) -> bytes:
-        """Return the bytes of a message as `encode` does, without the version before them."""
+        """Return the bytes of a message without its version. Raises `struct.error` if a value does not fit."""
         return _encode_struct(self.fields, version, values, version >= self.flexible)
 
     def defaults(self) -> dict[str, Any]:

@@ -28,7 +28,7 @@ _PARTITIONS = range(2**31)
 
 
 class JsonText(bytes):
-    """A key or a value that is JSON. An envelope has it as it is, and not as a string."""
+    """A key or a value that is JSON. An envelope contains this JSON unchanged, and not as a string."""
 
 
 class PlacedRecord(NamedTuple):
@@ -56,8 +56,8 @@ def encode(
 ) -> bytes:
     """Return the envelope line of a record, newline included.
 
-    `prefix` is the beginning that all envelopes of the partition share, as `prefix()` returns it. `as_json` returns
-    keys, values and headers as JSON; it is `text` unless another one is given.
+    `prefix` is the beginning that all envelopes of the partition share, as `prefix()` returns it. `as_json` is the
+    function that returns a key, a value or a part of a header as JSON, by default `text`.
     """
     as_json = as_json or text
     headers = b",".join(

@@ -113,7 +113,7 @@ def parse(lines: bytes, prefix: bytes) -> Envelopes | None:
     )
 
 
-# The loops. Each returns the position after what it has read, or _BAD.
+# The loops. Each but `_parse` returns the position after the text that it has read, or _BAD.
 
 
 @kernel

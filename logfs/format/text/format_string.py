@@ -50,7 +50,7 @@ _FIELDS: dict[bytes, Callable[[Record], bytes]] = {
 }
 
 
-# The year 10000.
+# The first time of the year 10000 (UTC), which `datetime` cannot represent.
 _TOO_LATE_MS = 253_402_300_800_000
 
 
@@ -72,7 +72,7 @@ class _Time:
             return b"%d" % timestamp
 
     def texts(self, timestamps: NDArray[np.int64]) -> tuple[bytes, NDArray[np.int64]]:
-        """Return the texts of times, each different one once, and the start and end of each row's: int64[n, 2]."""
+        """Return the different texts of times, joined, and the start and end of each row's text: int64[n, 2]."""
         import numpy as np
 
         # Most formats show no part of a second, and then few texts differ.
@@ -89,7 +89,7 @@ class _Time:
 
 
 class FormatString:
-    """A format string for the records of one partition. `HELP` lists its tokens; other text stands for itself."""
+    """A format string for the records of one partition. `HELP` lists the tokens, except `%n`, `%%` and `\\\\`."""
 
     def __init__(self, form: bytes, partition: TopicPartition) -> None:
         """Parse a format string. Raises `InvalidName` for an unknown letter after a percent sign."""
@@ -166,7 +166,7 @@ class FormatString:
         return out[:size], ends
 
     def _times(self, timestamps: NDArray[np.int64]) -> tuple[bytes, NDArray[np.int64]]:
-        """Return the texts of all tokens `%T{}`, and where that of each record is: int64[tokens, records, 2]."""
+        """Return the texts of tokens `%T{}`, and each record's start and end in them: int64[tokens, records, 2]."""
         import numpy as np
 
         texts = b""
@@ -207,7 +207,7 @@ class FormatString:
         return np.frombuffer(literals, np.uint8), np.array(rows, np.int64).reshape(-1, 3)
 
     def _room(self, columns: Columns, times: NDArray[np.int64]) -> int:
-        """Return how many bytes the text of the records has at most; `times` is where the text of each time is."""
+        """Return the most bytes that the text of the records may have; `times` are the ranges from `_times`."""
         from logfs.format.kernels.text_kernels import HEADER_ROOM, INTEGER_ROOM
 
         headers = int((columns.header_ends - columns.header_starts).sum())

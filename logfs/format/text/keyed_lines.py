@@ -30,7 +30,7 @@ class KeyedLines:
         headers: Sequence[tuple[str, bytes]],
         start: re.Pattern[bytes] | None = None,
     ) -> None:
-        """Cut records at `separator`, or not at all if it is None, and give each the `headers`.
+        """Split each record at `separator` into key and value, unless it is None, and give it the `headers`.
 
         With `start`, a record is a line that the pattern matches at its beginning, and the lines after it up to the
         next such line, as those of a traceback. Otherwise each line is a record.
@@ -51,11 +51,11 @@ class KeyedLines:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether whole lines wait for more lines of their record."""
+        """Whether whole lines, and no unfinished line, wait for more lines of their record."""
         return bool(self._lines) and not self._unfinished
 
     def write(self, data: bytes) -> bytes:
-        """Return the envelopes of the records that end in `data`, a line each; the rest is kept.
+        """Return the envelopes, a line each, of the records that `data` completes; an unfinished record is kept.
 
         Raises `RecordTooLarge` if more than 256 MiB would be kept.
         """
@@ -72,7 +72,7 @@ class KeyedLines:
         return self._envelope(_NEWLINE.join(lines)) if lines else b""
 
     def finish(self) -> bytes:
-        """Return the envelopes of what is left, with the unfinished line, if there is one."""
+        """Return the envelopes of the lines that were kept, including an unfinished line."""
         line, self._unfinished = self._unfinished, b""
         if self._start is None:
             return self._envelope(line) if line else b""

@@ -72,7 +72,7 @@ NO_TEXT = TextSize(0, 0, 0)
 def measure(batch: Batch) -> TextSize:
     """Return the size of the text of a batch's records. Raises `Corrupt` if they cannot be decoded."""
     header = batch.header
-    # Compaction leaves batches that are only a header. Bytes after it would be records that it does not count.
+    # Compaction leaves batches that are only a header. Bytes after such a header make decoding fail.
     if header.is_control or (header.record_count == 0 and header.size_bytes == HEADER_SIZE):
         return NO_TEXT
     if columns.worthwhile(header.record_count):

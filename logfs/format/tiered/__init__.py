@@ -1,7 +1,7 @@
 """Segments in an object store: how Kafka and its plugins describe them (KIP-405). Imports `base` to `files`.
 
-- `remote_segment`: what is known of one remote segment, and its states.
-- `metadata_record`: the records of `__remote_log_metadata`, which hold it.
+- `remote_segment`: the description of one remote segment, and its states.
+- `metadata_record`: the records of `__remote_log_metadata`, which hold the descriptions.
 - `chunk_index`: which bytes of an object hold which bytes of a segment.
 - `manifest`: the manifest that Aiven's plugin puts beside a segment, and the object of its indexes.
 - `custom_metadata`: what logfs adds to the description of a segment that it has copied.

@@ -1,8 +1,8 @@
 """Which bytes of an object hold which bytes of a segment's .log file, in the manifests of Aiven's plugin.
 
 A segment is cut into chunks of one size, and only the last is smaller. Each chunk may be compressed or encrypted by
-itself, so that a range of the segment can be read without the rest. If all chunks in the object have one size, too,
-the index is *fixed*; otherwise it is *variable* and lists their sizes.
+itself, so that a range of the segment can be read without other chunks. If all chunks but the last have one size in
+the object, too, the index is *fixed*; otherwise it is *variable* and lists their sizes.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ class Chunk(NamedTuple):
 class ChunkIndex:
     """The chunks of one segment.
 
-    `stored_sizes` is the size of every chunk in the object, or one number if all have it but the last, whose size
-    is `last_stored_size`. All sizes are bytes.
+    `chunk_bytes` is the size of a chunk, `file_bytes` that of the .log file. `stored_sizes` are the sizes of chunks
+    in the object, or one number if all but the last have this size. `last_stored_size` is the size of the last chunk
+    in the object. All sizes are in bytes.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class ChunkIndex:
         stored_sizes: int | Sequence[int],
         last_stored_size: int,
     ) -> None:
-        """Make the index. Raises `Corrupt` if the sizes are negative, or if there are more or fewer of them."""
+        """Make the index. Raises `Corrupt` for a negative size, or if there is not one stored size for each chunk."""
         self.chunk_bytes = chunk_bytes
         self.file_bytes = file_bytes
         self.stored_sizes = stored_sizes
@@ -81,7 +82,7 @@ class ChunkIndex:
         return Chunk(position, size, self._starts[number], self.stored_sizes[number])
 
     def chunks(self, start: int, end: int) -> range:
-        """Return the numbers of the chunks that hold bytes [start, end) of the segment, which may end before that."""
+        """Return the numbers of the chunks with the bytes [start, end) of the segment; `end` may exceed its size."""
         end = min(end, self.file_bytes)
         if start >= end:
             return range(0)
@@ -130,8 +131,9 @@ def number_of(fields: Mapping[str, Any], name: str) -> int:
 def pack_sizes(sizes: Sequence[int]) -> bytes:
     """Return a list of sizes in the plugin's compact form.
 
-    It is the count, the base, the bytes of a size, each size but the last less the base, and the last size in full. A
-    list of one size has neither base nor bytes, an empty one only the count.
+    For [100, 102, 7] the form is: the count 3 (int32), the base 100 (int32), the width 1 (one byte), the differences
+    0 and 2 (each in as many bytes as the width), and the last size 7 (int32). A list of one size has only the count
+    and the size. An empty list has only the count.
     """
     count = _COUNT.pack(len(sizes))
     if not sizes:

@@ -30,7 +30,7 @@ EPOCHS = ".leader_epoch_checkpoint"
 MANIFEST = f".{object_keys.MANIFEST}"
 """The suffix of the manifest, which only the layout of Aiven's plugin has."""
 
-# The files whose sizes are known, in the order of the fields. That of the .log file is in Kafka's own fields.
+# The files whose sizes are in the section, in this order. The size of the .log file is in Kafka's own fields.
 _FILES = (
     names.OFFSET_INDEX,
     names.TIME_INDEX,
@@ -57,11 +57,11 @@ class StoredSegment(NamedTuple):
 
     `sizes` has the size in bytes of each file by its suffix (".index"), without the .log file. `chunk_bytes` is the
     size of a chunk of the .log file. The chunks are compressed if `is_compressed`, and everything but the manifest is
-    encrypted if `is_encrypted`; the sizes are those before that. `first_offset` is that of the first record; None if
-    there is none but control records. `time_offset` is the last offset of the batch with the greatest timestamp; None
-    if no record has a timestamp. `text` is the number of the segment's records, and the bytes of its lines and of its
-    envelopes. `crcs` are the CRC-32C of what was stored: first one of each object but the .log file, in the order of
-    the layout, 0 if there is none, and then one of each chunk of the .log file.
+    encrypted if `is_encrypted`; all sizes are those before compression and encryption. `first_offset` is that of the
+    first record; None if there is none but control records. `time_offset` is the last offset of the batch with the
+    greatest timestamp; None if no record has a timestamp. `text` is the number of the segment's records, and the
+    bytes of its lines and of its envelopes. `crcs` are the CRC-32C of what was stored: first one of each object but
+    the .log file, in the order of the layout, 0 if there is none, and then one of each chunk of the .log file.
     """
 
     layout: Layout
@@ -78,7 +78,7 @@ class StoredSegment(NamedTuple):
 def encode(stored: StoredSegment) -> bytes:
     """Return the custom metadata of a segment: about 100 bytes, and four for each chunk.
 
-    Kafka limits what its own plugins return, and not what a description has.
+    Kafka limits the size of what a plugin returns to it, but not the size in a metadata record.
     """
     numbers = (
         _VERSION,
@@ -97,7 +97,7 @@ def encode(stored: StoredSegment) -> bytes:
 
 
 def parse(custom: bytes | None) -> StoredSegment | None:
-    """Return what logfs has added to the description of a segment; None if another program has copied the segment.
+    """Return what logfs has added to a segment's description; None if another program or a later logfs copied it.
 
     Raises `Corrupt` for a malformed section.
     """
@@ -142,7 +142,7 @@ def _or_zero(offset: int | None) -> int:
 
 
 def _field(custom: bytes) -> bytes | None:
-    """Return the bytes of the field of logfs in a section of tagged fields."""
+    """Return the bytes of the field of logfs in a section of tagged fields, None if it has no such field."""
     count, at = decode_unsigned(custom, 0)
     for _ in range(count):
         tag, at = decode_unsigned(custom, at)

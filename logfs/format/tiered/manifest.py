@@ -37,7 +37,7 @@ class Slice(NamedTuple):
 
 
 class Manifest(NamedTuple):
-    """The manifest of one segment. Whether its chunks are compressed (by zstd) is `is_compressed`.
+    """The manifest of one segment. `is_compressed` tells whether its chunks are compressed with zstd.
 
     `indexes` has where each index lies in the object of the indexes. `encryption` is what the plugin needs to decrypt
     the objects, None if they are not encrypted. `segment` is None in manifests of the plugin's first releases.
@@ -149,6 +149,6 @@ def _segment(fields: Mapping[str, Any], size_bytes: int) -> RemoteSegment:
             sorted((int(epoch), int(at)) for epoch, at in fields["segmentLeaderEpochs"].items())
         ),
         size_bytes=size_bytes,
-        # The manifest is the last object of a copy.
+        # The manifest is the last object that a copy stores, so the copy is finished.
         state=SegmentState.COPY_SEGMENT_FINISHED,
     )

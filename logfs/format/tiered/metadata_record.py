@@ -89,7 +89,7 @@ def encode(record: MetadataRecord) -> bytes:
 
 
 def parse(value: bytes) -> MetadataRecord | None:
-    """Return what the value of a record says; None for a kind that only snapshots have, or a later release.
+    """Return the content of a record's value; None for a kind that only snapshots or later releases have.
 
     Raises `Corrupt` if the value is malformed, and `Unsupported` for a version of a later release.
     """

@@ -35,10 +35,10 @@ LOCAL_SUFFIXES = (
     ".snapshot",
     ".leader_epoch_checkpoint",
 )
-"""The files of a segment in `LocalTieredStorage`. `.txnindex` is there only with aborted transactions."""
+"""The files of a segment in `LocalTieredStorage`. `.txnindex` exists only if the segment has aborted transactions."""
 
 LOCAL_TEXT = f".{TEXT}"
-"""The file that logfs adds to them, as `TEXT`."""
+"""The suffix of the text index, the file that logfs adds to a segment in `LocalTieredStorage`."""
 
 _ID = "([A-Za-z0-9_-]{22})"
 _SEGMENT = rf"([0-9]{{20}})-{_ID}"

@@ -40,7 +40,7 @@ _NEXT = {
 
 
 class DeletionState(IntEnum):
-    """How far the deletion of all remote segments of a partition is."""
+    """The state of the deletion of all remote segments of a partition."""
 
     DELETE_PARTITION_MARKED = 0
     DELETE_PARTITION_STARTED = 1
@@ -60,8 +60,9 @@ class RemoteSegment(NamedTuple):
 
     `start_offset` and `end_offset` are its first and its last offset. `max_timestamp` is the greatest timestamp of a
     record, `event_timestamp` the time of the last change of `state` by `broker_id` (both ms since the epoch).
-    `size_bytes` is the size of the .log file. `leader_epochs` has (epoch, start offset) of each
-    epoch in the segment, ascending. `custom` is what the plugin that copied the segment has added, None for nothing.
+    `size_bytes` is the size of the .log file. `leader_epochs` has (epoch, start offset) of each epoch in the segment,
+    ascending. `custom` is what the plugin that copied the segment has added, None for nothing. `txn_index_is_empty`
+    is True if the segment is known to have no aborted transactions.
     """
 
     partition: RemotePartition

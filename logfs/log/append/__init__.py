@@ -7,25 +7,25 @@
 - `flusher`: which records are durable, when a flush is due, and the flush.
 - `validator`: which records and batches a topic accepts, and how they are stored (Kafka's LogValidator).
 - `line_framer`: cuts a stream of writes into whole lines or envelopes, and appends these.
-- `topic_framer`: the same for a topic; chooses the partitions, as Kafka's producer does.
+- `topic_framer`: cuts a stream of writes to a topic, and chooses the partitions, as Kafka's producer does.
 
 What refuses a record that is written to `append` or `append.jsonl`, in this order:
 
-1. `Partition.check_appendable`: the store is read-only, the partition was deleted, or an earlier write or fsync
-   failed.
+1. `partition.writable`: the store is read-only. `Partition.check_appendable`: the topic is a mirror, the partition
+   was deleted or closed, or an earlier write or fsync failed.
 2. `line_framer`: a line of `append.jsonl` is not a valid envelope, or a line exceeds `max.message.bytes` or
    `segment.bytes` before its newline has arrived.
-3. `validator.check_record`: the topic is compacted and the record has no key, as every line of `append`; or the
-   timestamp of an envelope is out of bounds.
+3. `validator.check_record`: the topic is compacted and the record has no key (a line of `append` never has one), or
+   the timestamp of an envelope is out of bounds.
 4. `format/encoding/batch_builder`: a batch with the record exceeds `max.message.bytes` or `segment.bytes`.
 5. The write to the disk fails: `Partition` cuts off what was written. Unless the disk is full or too many files are
    open, it also refuses all later appends.
 6. A due or requested sync fails (`flush.messages`, O_SYNC, O_DSYNC): the records are in the log and readable, but not
    durable; the write fails, and so do all later appends.
 
-If lines before it were appended, write(2) returns their size, and the next write has the error. docs/filesystem.md
-("Errors") has the errno of each class of error. The classes are `NotWritable`, `UnknownPartition` and
-`PartitionFailed` in steps 1 and 6, and `InvalidEnvelope`, `InvalidRecord` and `RecordTooLarge` in steps 2 to 4.
+If lines before the refused one were appended, write(2) returns their size, and the next write has the error.
+docs/filesystem.md ("Errors") has the errno of each class of error. The classes are `NotWritable`, `UnknownPartition`
+and `PartitionFailed` in steps 1 and 6, and `InvalidEnvelope`, `InvalidRecord` and `RecordTooLarge` in steps 2 to 4.
 In step 5, the `OSError` of a full disk keeps its own errno. A producer's batch (`append_batch`, Python only) is
 refused by `validator.check_batch` and by `state/producers`.
 """

@@ -53,8 +53,8 @@ def append_fetched(
     `data` is what Kafka's Fetch returns for an offset: it may begin with batches that this log has already, and end
     with a part of a batch; both are left out. `note_gap` is called before a batch is appended whose base offset is
     above the log end, as after compaction: the caller then records that offsets may be missing from this log. The
-    batches are readable at once, and durable after `flush`. `source` is the log's `logfs.mirror.source`: once it has
-    another value, nothing is appended any more.
+    batches are readable at once, and durable after `flush`. `source` is the expected value of the topic's setting
+    `logfs.mirror.source`: if the setting has another value, nothing is appended and `NotWritable` is raised.
 
     Raises `Diverged`; `Corrupt` for bytes that are no valid batch; `NotWritable`, `PartitionFailed`,
     `UnknownPartition`; and the `OSError` of a full disk. What was appended before the error stays.
@@ -63,7 +63,7 @@ def append_fetched(
     first = _take(partition, view, source, may_have_gaps=False)
     appended = first.size_bytes
     if first.has_gap:
-        # Without the partition's lock: what records it has locks that come before.
+        # Called without the partition's lock, because `note_gap` takes locks that come before it.
         note_gap()
         appended += _take(partition, view[first.end :], source, may_have_gaps=True).size_bytes
     partition.flush_if_due()
@@ -71,7 +71,7 @@ def append_fetched(
 
 
 class _Taken(NamedTuple):
-    """What was appended of fetched bytes: its size, where it ended, and whether a gap stopped the append."""
+    """What was appended of fetched bytes: its size, its end position, and whether a gap stopped the append."""
 
     size_bytes: int
     end: int
@@ -129,7 +129,7 @@ def _valid_batches(partition: Partition, view: memoryview) -> ScannedBatches | N
     if batch.header.magic == MAGIC:
         batch.check()
         raise Corrupt(f"{partition.name.directory}: batch {batch.header.base_offset} is not valid")
-    # Messages of an old format have no batches: each is one.
+    # Messages of an old format are not in batches: each message counts as one batch.
     return scan_one(0, batch)
 
 
@@ -149,7 +149,7 @@ def _append(partition: Partition, run: ScannedBatches) -> None:
             count = partition.writer(config).how_many_fit(left.batches, config, now_ms)
             if not count:
                 partition.roll(now_ms)
-                # A batch that is larger than a segment may be has one of its own.
+                # A batch that exceeds the size limit of a segment gets a segment of its own.
                 fitting = partition.writer(config).how_many_fit(left.batches, config, now_ms)
                 count = max(fitting, 1)
             fits, left = left.select(slice(count)), left.select(slice(count, None))
@@ -160,14 +160,14 @@ def _append(partition: Partition, run: ScannedBatches) -> None:
         for batch in deciding_batches(fits.batches):
             partition.note_producer(batch, size)
         partition.note_appended(fits.text.records, size, now_ms)
-        # Last, when the transaction indexes have the transactions that the batches abort.
+        # Published last, once the transaction indexes have the transactions that the batches abort.
         partition.publish(last_timestamp=int(fits.batches.rows[-1, MAX_TIMESTAMP]))
 
 
 def _write(partition: Partition, batches: MeasuredBatches, interval_bytes: int) -> None:
     """Write batches at the end of the active segment."""
     run = batches.batches
-    # Written first, as in Kafka: an epoch that begins at the log end says nothing about records.
+    # Epochs are written first, as in Kafka: after a crash, an epoch that begins at the log end concerns no record.
     partition.epochs.note_batches(run.rows)
     active = partition.active
     writer, position = active.writer, active.size_bytes
@@ -182,15 +182,16 @@ def _write(partition: Partition, batches: MeasuredBatches, interval_bytes: int) 
 def begin_at(partition: Partition, offset: int, source: str = "") -> None:
     """Drop the whole log, and let it begin at `offset`, because the other log has nothing below (kafka-storage 10.5).
 
-    The caller has made the log end durable as the log start: the log has no records any more. Epochs and producers
-    are forgotten with the records. Raises `OffsetOutOfRange` below the log end, and as `append_fetched`.
+    The caller has made the log end durable as the log start. Epochs and producers are forgotten with the records.
+    Raises `OffsetOutOfRange` if `offset` is below the log end; `NotWritable`, `PartitionFailed`, `UnknownPartition`;
+    and `OSError`.
     """
     end = partition.log_end_offset
     if offset < end:
         raise OffsetOutOfRange(
             f"{partition.name.directory}: the log cannot begin at offset {offset}, because it ends at {end}"
         )
-    # Before the locks are taken. The segments leave the log first, because a hole between two of them is damage.
+    # Done before the locks are taken. The old segments leave first, because a gap between two segments is damage.
     partition.drop_oldest(len(partition.segments))
     with partition.flusher.lock, partition.disk.hold(partition.lock):
         partition.check_mirror(source)

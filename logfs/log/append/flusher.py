@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from logfs.log.recovery import Loaded
     from logfs.log.segment.segment import Segment
 
-# Segments stay open until they are durable, so more unflushed ones than this make a flush due.
+# Segments stay open until they are durable. A flush is due once this many segments are not flushed at all.
 _MOST_UNFLUSHED = 16
 
 
@@ -128,7 +128,7 @@ class Flusher:
             return self.recovery_point
 
     def _sync(self, segments: Sequence[Segment], directory_is_dirty: bool) -> None:
-        # A segment that ends at the recovery point is included: its indexes have been closed since it was durable.
+        # A segment that ends at the recovery point is included: its indexes were closed after its last flush.
         first = bisect_right(segments, self.recovery_point - 1, key=lambda s: s.base_offset) - 1
         changed = [segment for segment in self._unsynced if segment in segments]
         for segment in dict.fromkeys([*changed, *segments[max(first, 0) :]]):

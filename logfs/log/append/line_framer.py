@@ -31,8 +31,8 @@ class LineFramer:
     The kernel divides a write(2) of about 1 MiB or more. If the first part is refused, the caller gets the error, and
     the other parts, which may have the newline, do not come: the next write begins a new line. If the second part is
     refused, the caller is told only how many bytes the first part had, and writes the second again, perhaps in
-    smaller pieces. `refused_rest` is therefore kept: the end of a line that was refused with the beginning that an
-    earlier part held. It is refused as often as it comes.
+    smaller pieces. `refused_rest` is therefore kept: the end of a refused line whose beginning was in an earlier
+    part. It is refused each time that it comes.
     """
 
     def __init__(self, partition: Partition) -> None:
@@ -40,7 +40,7 @@ class LineFramer:
         self.carry = b""
         self.skipped: LogfsError | None = None
         self.refused_rest = b""
-        # Where in it the next write may begin: at the last refused piece again, or after that piece.
+        # Where in `refused_rest` the next write may begin: at the last refused piece again, or after that piece.
         self._rest_from = {0}
         self._refusal: LogfsError | None = None
         # The size of the last write, 0 if not all of it was taken: then no other part of a divided write follows.
@@ -161,7 +161,7 @@ class LineFramer:
         return self._nothing_appended(0, done.refused)
 
     def _is_refused_rest(self, data: bytes) -> bool:
-        """Whether a write begins with `refused_rest`, or with a piece of it; if not, forget that."""
+        """Whether a write begins with `refused_rest` or with a piece of it. If not, forget `refused_rest`."""
         rest, end = self.refused_rest, data.find(b"\n") + 1
         piece = data[:end] if end else data
         found = {

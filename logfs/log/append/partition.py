@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from logfs.log.recovery import Loaded
     from logfs.log.segment.segment_writer import SegmentWriter
 
-# How often a read begins again that has met a file as short as no writer leaves it.
+# How often a read is repeated after it has met a file that is shorter than any writer leaves it.
 _REBUILDS = 3
 # The leader epoch of a log without a broker. It is constant, so that a flipped bit in it is detected.
 LEADER_EPOCH = 0
@@ -58,8 +58,8 @@ class Partition(Log):
     (rule 5).
     """
 
-    # A store may have 10,000 partitions, most of which stay as they were loaded. What begins with a default is
-    # therefore set in the class: an object with more than 30 attributes of its own takes 1.4 KB more.
+    # A store may have 10,000 partitions, most of which stay as they were loaded. Attributes that begin with a default
+    # are therefore set in the class: an object with more than 30 attributes of its own takes 1.4 KB more.
     appended_ms: int | None = None
     _format: tuple[LogConfig, BatchFormat, int] | None = None
 
@@ -259,13 +259,13 @@ class Partition(Log):
             raise NotWritable.of_mirror(self.name.directory, source)
 
     def check_mirror(self, source: str) -> None:
-        """Raise `NotWritable` unless the topic still mirrors `source`, and as `check_changeable`; under `lock`."""
+        """Call `check_changeable`, and raise `NotWritable` unless the topic still mirrors `source`; under `lock`."""
         self.check_changeable()
         if self.config.logfs_mirror_source != source:
             raise NotWritable(f"{self.name.directory}: is no longer a mirror of {source}")
 
     def check_changeable(self) -> None:
-        """Raise as `check_appendable`, but not for a mirror: for the process that mirrors, and for upkeep."""
+        """Raise `PartitionFailed` or `UnknownPartition` if the log takes no changes. A mirror passes this check."""
         if self.failure is not None:
             raise self.failure
 
@@ -292,7 +292,7 @@ class Partition(Log):
         return active.writer or active.activate(config)
 
     def _append_batch(self, batch: NewBatch, config: LogConfig, now_ms: int) -> None:
-        # The end in the state is older while a call appends several batches.
+        # Not the log end of `state`, which does not move until a call has appended all of its batches.
         base_offset = self.active.next_offset
         if self.epochs.latest < 0:
             self.check_may_block()
@@ -315,7 +315,7 @@ class Partition(Log):
         self.flusher.note_append(now_ms)
 
     def failed_append(self, error: OSError) -> OSError | PartitionFailed:
-        """Undo a failed write and return the error to report; any but an `EXHAUSTED` one ends the appends."""
+        """Undo a failed write and return the error to report. Refuse appends unless its errno is in `EXHAUSTED`."""
         try:
             self.active.cut_back()
         except OSError as second:
@@ -358,8 +358,8 @@ class Partition(Log):
     ) -> Segment:
         """Seal the active segment and return the next one, at the log end or, for a mirror, at an offset above it.
 
-        An empty active segment leaves the log. `log_start_offset` is the new log start, if it changes, too. Raises as
-        `roll` does. The caller holds `lock`.
+        An empty active segment leaves the log. `log_start_offset` is the new log start; None keeps the present one.
+        Raises `OSError`, with the same effects as in `roll`. The caller holds `lock`.
         """
         before = self.active
         try:
@@ -381,8 +381,8 @@ class Partition(Log):
         """Seal the active segment and return the next one, made with the producer snapshot at its base offset.
 
         Raises `OSError`. Unless it is `LogDirFailed`, or says that the roll could not be undone, the files are as
-        before, and the next append makes the old segment active again. A file of the next segment that stayed would
-        hold the same offsets as later appends to the old segment.
+        before, and the next append makes the old segment active again. The files of the next segment are removed
+        after an error, because they would hold the same offsets as later appends to the old segment.
         """
         sealed, snapshots = self.active, self.snapshots
         segment = Segment(self.disk, self.directory, base_offset)
@@ -413,7 +413,7 @@ class Partition(Log):
     def flush(self) -> int:
         """Make everything that is in the log now durable, and return the new recovery point (an offset).
 
-        Raises `PartitionFailed` or `UnknownPartition`; after a failed sync there is no retry.
+        Raises `PartitionFailed` (no retry after a failed sync), `UnknownPartition`, `OSError` (too many open files).
         """
         return self.flusher.flush()
 
@@ -448,7 +448,7 @@ class Partition(Log):
             return super().close()
 
     def _keep_snapshot(self) -> None:
-        """Write a durable snapshot at the log end: a clean start does not read the log to restore the producers."""
+        """Write a durable producer snapshot at the log end, so that a clean start need not read the log for them."""
         if self.snapshots.latest < self.log_end_offset:
             self.snapshots.write(self.log_end_offset, self.producers)
             self.snapshots.flush()
@@ -524,7 +524,7 @@ class Partition(Log):
         start = min(before.log_start_offset, offset)
         local = [segment for segment in kept if not segment.is_tiered]
         self._producers = self.snapshots.restore(local, start, offset, now_ms)
-        # Readers see the shorter log before its files are cut: a transaction whose marker goes is open again.
+        # Readers see the shorter log before its files are cut. A transaction whose marker is cut off is open again.
         self.state = before._replace(
             segments=tuple(kept),
             log_start_offset=start,
@@ -533,7 +533,7 @@ class Partition(Log):
             generation=before.generation + 1,
             truncations=(*before.truncations, offset),
         )
-        # The last one first, and before the cut: a crash at any step, and other processes, find a log without a hole.
+        # The last segment goes first, and all before the cut: after a crash at any step, the log has no gap.
         for segment in reversed(dropped):
             # Readers of the segment keep its descriptors.
             segment.hold_open()
@@ -600,8 +600,8 @@ class Partition(Log):
 
         Returns the segments that were dropped; their files stay for `file.delete.delay.ms`, and longer if a reader
         holds them. The copies are adjacent, and begin with the first local segment; the active segment is not among
-        them. After an error of a rename, nothing has changed but the names of some files, which the next opening
-        removes. After an error of the sync that follows, the segments are dropped.
+        them. If the first rename fails, the log is as before. If a later one fails, the log reads from the copies and
+        refuses appends. After an error of the sync that follows, the segments are dropped.
         """
         self.check_changeable()
         self.views.pin()
@@ -654,7 +654,7 @@ class Partition(Log):
         `PartitionFailed` if a rename fails.
         """
         self.views.pin()
-        # Nothing else changes sealed segments under this lock, and appends go on while the renames are synced.
+        # While this lock is held, nothing else changes sealed segments. Appends go on while the renames are synced.
         with self.flusher.lock:
             check()
             try:
@@ -716,7 +716,7 @@ class Partition(Log):
 
 
 def writable(log: Log) -> Partition:
-    """Return a log of a store as one to change. Raises `NotWritable` if the store is open read-only."""
+    """Return `log` as a `Partition`, which can be changed. Raises `NotWritable` if the store is open read-only."""
     if not isinstance(log, Partition):
         raise NotWritable(f"{log.directory}: the store is open read-only")
     return log

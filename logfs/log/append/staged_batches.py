@@ -205,7 +205,7 @@ class _SegmentRun:
         self.start = position
         self.end = position
         self.header = b""
-        # Without their bytes, which may be more than fit into memory.
+        # The batches without their bytes, which may be more than fit into memory.
         self.batches: list[MeasuredBatches] = []
 
 
@@ -248,7 +248,7 @@ class StagedAppend:
             partition.disk.sync_directory(partition.directory)
 
     def _how_many_fit(self, batches: ScannedBatches) -> int:
-        """Return how many batches the last segment takes: all, if they begin behind others, and else at least one."""
+        """Return how many batches the last segment takes: all if it had some before, 1 or more if it is empty."""
         run = self._runs[-1]
         if run.start:
             # `assign_place` has compared the whole part with the room in the segment.
@@ -282,7 +282,7 @@ class StagedAppend:
         """Finish the last run, and begin the next segment: only the last file of a log may be incomplete."""
         run = self._runs[-1]
         if run.segment is self.partition.active:
-            # Readers of the empty segment must see nothing in it before all the others are there.
+            # Readers of the empty active segment must see nothing in it before all later segments are written.
             run.segment = run.segment.detached()
         self._complete()
         run.segment.seal(next_base)
@@ -337,7 +337,7 @@ class StagedAppend:
         partition.note_appended(int(counts.sum()), int(sizes.sum()), now_ms)
         partition.publish(segments=segments, last_timestamp=timestamp)
         if active not in segments:
-            # Texts that have reached the empty segment go on with the one that has taken its place.
+            # Text views that have reached the empty segment continue with the segment that has replaced it.
             active.next_base = active.base_offset
 
 
@@ -467,7 +467,7 @@ class _ExistingBatches:
         return False
 
     def check_place(self, part: CommitPart) -> None:
-        """Raise `Corrupt` if the part's place is within an existing batch: it was not noted for this log."""
+        """Raise `Corrupt` if the part's place is within an existing batch. Such a place was set for another log."""
         segment = self._segments.get(part.segment)
         if segment is None:
             return

@@ -32,14 +32,14 @@ _HEADER_BYTES = 10
 
 
 class Partitioner:
-    """Chooses the partition of each record, as Kafka's default partitioner does. For one writer."""
+    """Chooses the partition of each record, as Kafka's default partitioner does. Each writer has its own."""
 
     def __init__(self, count: int, choose: Callable[[int], int] = random.randrange) -> None:
         """Choose among `count` partitions; `choose(count)` returns one of them at random."""
         self.count = count
         self._choose = choose
         self.current = choose(count)
-        # How many more bytes without a key go to the current partition, at least.
+        # How many more bytes of records without a key go to the current partition, at least.
         self.left = BATCH_BYTES
 
     def of_key(self, key: bytes) -> int:
@@ -47,7 +47,7 @@ class Partitioner:
         return partition_of(key, self.count)
 
     def note(self, size: int) -> None:
-        """Note that so many bytes without a key have gone to the current partition."""
+        """Note that `size` bytes of records without a key have gone to the current partition."""
         self.left -= size
         if self.left <= 0:
             self.current = self._choose(self.count)
@@ -55,7 +55,7 @@ class Partitioner:
 
 
 def check_partitions(topic: str, partitions: Sequence[Log]) -> None:
-    """Raise `UnknownPartition` unless these are all partitions of a topic in order, on which a key's hash depends."""
+    """Raise `UnknownPartition` unless `partitions` are numbered from 0 without a gap, as the hash of keys needs."""
     if not partitions:
         raise UnknownPartition(f"{topic}: no such topic; 'logfs create' creates its partitions")
     for number, partition in enumerate(partitions):
@@ -105,14 +105,14 @@ class TopicLineFramer(_TopicFramer):
 class TopicEnvelopeFramer(_TopicFramer, EnvelopeFramer):
     """An `EnvelopeFramer` whose records go to the partitions of a topic, those with a key by its hash.
 
-    The records of one call are appended partition by partition. A record that the topic refuses ends them: nothing
-    after it is appended. After an error of the disk, records after it may be in other partitions. The offsets in its
-    results count the records of the call from 0.
+    The records of one call are appended partition by partition. A record that the topic refuses ends the append:
+    nothing after it is appended. After a disk error, records after the failed one may be in other partitions. The
+    offsets in the results count the records of the call from 0.
     """
 
     def append(self, lines: bytes) -> AppendResult:
         if lines.find(b"\n") + 1 < len(lines):
-            # Several partitions may follow each other. A call that is repeated must not have appended to one.
+            # The records may go to several partitions. A call that is repeated must not have appended to any of them.
             self.partition.check_may_block()
         # A call that is repeated must not have counted its bytes.
         partitioner = copy(self._partitioner)
@@ -127,7 +127,7 @@ class TopicEnvelopeFramer(_TopicFramer, EnvelopeFramer):
                     refused = error
                     break
                 number = _partition_of(record, len(line), partitioner)
-                # It may be too large for a batch. Alone, it is refused without a record after it.
+                # A record that may be too large is appended alone. If it is refused, no later record is in the log.
                 is_large = _size(record) > self.partition.line_limit
                 if is_large:
                     count, done = count + self._flush(waiting), position
@@ -175,7 +175,7 @@ def _partition_of(record: Record, size: int, partitioner: Partitioner) -> int:
 
 
 def _size(record: Record) -> int:
-    """Return a bound of the bytes of an encoded record."""
+    """Return an upper bound of the bytes of an encoded record."""
     headers = sum(
         len(name.encode("utf-8", "surrogateescape")) + len(value or b"") + _HEADER_BYTES
         for name, value in record.headers

@@ -1,4 +1,4 @@
-"""One round of log compaction (Kafka's Cleaner). Imports all that `follow` imports.
+"""One round of log compaction (Kafka's Cleaner). Imports `segment` and `append`.
 
 - `cleaner`: a round: which segments become one, and the renames that replace them. Begin here.
 - `cleaning`: the arguments and results of a round, which are cheap to import.

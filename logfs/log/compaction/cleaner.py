@@ -49,8 +49,8 @@ def clean(
 ) -> Cleaned:
     """Run one round of compaction: note the newest offset of each key in the part `dirty`, then rewrite the log.
 
-    The map of keys takes `memory_bytes`, of which the share `load_factor` is used. If the map fills up, the round
-    cleans the log only up to the last offset in the map.
+    The map of keys takes at most `memory_bytes`, of which the share `load_factor` is used. If the map fills up, the
+    round cleans the log only up to the last offset in the map.
 
     `spend` is called with the number of bytes of each read and write. It may wait, and may raise to end the round;
     the segments that were replaced before that stay valid. `begin` is called with the name of each phase as it
@@ -158,7 +158,7 @@ class _Round:
         """Note the keys of the dirty part, and return the offset at which the map ends."""
         transactions = self._transactions()
         known = self.known
-        # Even if nothing is dirty, the round drops tombstones whose delete horizon has passed.
+        # Set even if nothing is dirty: the round still drops tombstones whose delete horizon has passed.
         known.latest_offset = self.dirty.first_dirty - 1
         for segment in self.segments:
             if segment.next_offset <= self.dirty.first_dirty:

@@ -147,7 +147,7 @@ class RecordFilter:
         Call it once for each run of the log, by ascending offset. Raises `Corrupt` for a batch that cannot be
         decoded.
         """
-        # First, by the headers: the rule for the records of each batch.
+        # First, the headers of the batches decide by which rule their records are kept.
         attributes = scanned.rows[:, ATTRIBUTES]
         control = attributes & CONTROL_BIT != 0
         discarded = self._transactions.discarded(scanned)
@@ -159,8 +159,8 @@ class RecordFilter:
         verdicts[control] = compaction_kernels.KEEP
         verdicts[discarded & (~control | expired)] = compaction_kernels.DROP
         retained = self._retained(scanned, control)
-        # Second, by the records: what becomes of each batch. One that holds its first tombstones or marker gets a
-        # delete horizon.
+        # Second, the records decide what becomes of each batch. A batch without a delete horizon gets one if it keeps
+        # tombstones, or a marker whose transaction has no data left.
         for part in scanned.plain_batches(verdicts != compaction_kernels.DROP):
             here = slice(part.first, part.end)
             counts = part.spans[:, 2]

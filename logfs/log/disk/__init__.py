@@ -1,7 +1,7 @@
 """The only access to files. These modules import nothing else of `log`.
 
 - `disk`: open, read, write, fsync, rename and list. Tests replace it to inject faults. Begin here.
-- `checked_disk`: the disk of one log directory, which refuses every call after the first storage error.
+- `checked_disk`: the disk of one log directory, which refuses file operations after the first storage error.
 - `cache_directory`: the user's cache directory, and the removal of what was unused for longest.
 - `bucket_path`: the URL of a bucket as a path.
 - `named_file`: an object with a path, which takes little memory.

@@ -12,11 +12,11 @@ from logfs.errors import InvalidStore
 SCHEMES = ("s3", "gs", "az", "file")
 """Amazon S3 and what speaks its protocol, Google Cloud Storage, Azure Blob Storage, and a local directory."""
 
-# Not `***`, in place of what is not shown.
+# The name of a bucket does not begin with `*`: the text `***` stands for a URL that is not shown.
 _URL = re.compile(r"(s3|gs|az):/{1,2}[^/*]|file:(/|///)[^/]")
 _ANY_URL = re.compile(r"\s*([A-Za-z][A-Za-z0-9+.-]+):/")
 
-# Names of buckets and objects may have these, but passwords in URLs come with them.
+# Characters that come before or after a user, a password or a query in a URL. Names of objects may have them, too.
 _CREDENTIALS = re.compile(r"[@?#;:%\\].*", re.DOTALL)
 
 
@@ -34,7 +34,7 @@ class BucketPath(PosixPath):
 
     @property
     def has_credentials(self) -> bool:
-        """Whether the URL has any of `@ ? # ; : %`, which come with a user, a query or a parameter."""
+        """Whether the URL may have credentials: it has one of `@ ? # ; : %` or a backslash. False for `file`."""
         return self.scheme != "file" and bool(_CREDENTIALS.search("/".join(self.parts[1:])))
 
     def __fspath__(self) -> str:
@@ -65,10 +65,10 @@ class BucketPath(PosixPath):
 
 
 def as_path(word: str | os.PathLike[str]) -> Path:
-    """Return a `BucketPath` for the URL of a bucket, and a plain path for everything else but another URL.
+    """Return a `BucketPath` for the URL of a bucket, and a plain path for a text that is not a URL.
 
-    Raises `InvalidStore` for a URL that is not of a bucket. The message shows nothing of it but the scheme, because
-    it may have a password.
+    Raises `InvalidStore` for any other URL. The message shows only the scheme, because the rest of the URL may have a
+    password.
     """
     if isinstance(word, BucketPath):
         return word
@@ -78,7 +78,7 @@ def as_path(word: str | os.PathLike[str]) -> Path:
     return Path(word)
 
 
-# Most texts are directories, which have many files: to make a path costs more than to look it up.
+# The results are cached, because a directory has many files: to make a path costs more than to look it up.
 @functools.lru_cache(maxsize=1 << 12)
 def _of_text(text: str) -> Path:
     if _URL.match(text):

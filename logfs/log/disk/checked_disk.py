@@ -1,7 +1,7 @@
-"""The `Disk` of one log directory, which refuses every call after the first storage error.
+"""The `Disk` of one log directory, which refuses every file operation after the first storage error.
 
-A failure of a device or a filesystem (EIO and its like) concerns all partitions of the directory, as in Kafka. A full
-disk, a missing file or damaged bytes do not.
+A failure of a device or a filesystem, such as EIO, takes all partitions of the directory offline, as in Kafka. A full
+disk, a missing file or damaged bytes are not storage errors.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ STORAGE_ERRORS = frozenset(
 
 
 class CheckedDisk(Disk):
-    """A wrapper around the `Disk` of one log directory. After a storage error, every call raises `LogDirFailed`.
+    """A wrapper around the `Disk` of one log directory. After a storage error, file operations raise `LogDirFailed`.
 
     Any thread may call any method. All other errors are those of the wrapped disk. Open descriptors stay open.
     """
@@ -59,7 +59,7 @@ class CheckedDisk(Disk):
         self.naming = disk.naming
         self.flush_times = disk.flush_times
         self.is_disowned = False
-        # Why nothing may be changed any more, and the threads that are in a call that changes something.
+        # `_ended`: why no call may change anything any more. `_changing`: the threads that are in a changing call.
         self._ended: LogDirFailed | None = None
         self._changing: set[int] = set()
         self._log_dir = log_dir
@@ -69,7 +69,7 @@ class CheckedDisk(Disk):
         """Refuse every call from now on, and return the error that says why. Only the first call sets the reason."""
         if self.failure is None:
             is_read_only = isinstance(reason, OSError) and reason.errno == errno.EROFS
-            # The kernel may have made it read-only after an error of the disk.
+            # The kernel may have made the filesystem read-only after an error of the disk.
             remedy = "make the filesystem writable" if is_read_only else "repair the disk"
             self.failure = LogDirFailed(
                 f"{self._log_dir}: the log directory is offline: {reason}; {remedy}, then close the store (or "
@@ -102,7 +102,7 @@ class CheckedDisk(Disk):
             f"{self._log_dir}: the store is closed, so nothing is written there; open it again"
         )
         until = time.monotonic() + wait_seconds
-        # An interrupted thread may have left its own entry.
+        # This thread's own entry may be left over from a change that was interrupted.
         while self._changing - {threading.get_ident()}:
             if time.monotonic() > until:
                 return False
@@ -134,7 +134,7 @@ class CheckedDisk(Disk):
         return iter(self.call(lambda: list(self.disk.scan(path))))
 
     def read(self, file: File, position: int, size: int) -> memoryview:
-        # As `call` does, without its cost: a lookup consists of little but this.
+        # The code of `call`, repeated here to save its cost: a lookup consists of little more than reads.
         if self.failure is not None:
             raise self.failure
         try:
@@ -151,9 +151,9 @@ class CheckedDisk(Disk):
         return opened
 
     def change(self, work: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        """Do as `call` for a call that changes something. Raises `LogDirFailed` also after `end_changes`."""
+        """Call `work`, which changes something, as `call` does. After `end_changes`, raise `LogDirFailed` instead."""
         thread = threading.get_ident()
-        # In this order: `end_changes` sees this thread, or this thread sees that it was called.
+        # Add the thread before the check: either `end_changes` sees it, or it sees that `end_changes` was called.
         self._changing.add(thread)
         try:
             if self._ended is not None:

@@ -56,7 +56,7 @@ T = TypeVar("T")
 class WouldBlock(Exception):
     """Raised instead of waiting, in a thread that must not wait: repeat the call in a worker thread.
 
-    With `on_network`, the call may wait for an object store, and so without any bound.
+    With `on_network`, the call may wait for an object store, for any length of time.
     """
 
     def __init__(self, *, on_network: bool = False) -> None:
@@ -64,7 +64,7 @@ class WouldBlock(Exception):
         self.on_network = on_network
 
 
-# How long a thread that must not wait for the network waits for a lock, whose owner may wait for it.
+# How long a thread that must not wait for the network waits for a lock, whose owner may wait for the network.
 _LOCK_SECONDS = 0.1
 _waits = threading.local()
 
@@ -72,7 +72,7 @@ _waits = threading.local()
 def run_without_network(work: Callable[..., T], *arguments: Any) -> T:
     """Call `work` and return its result. It may wait for the disk.
 
-    Where it would wait for the network, or long for a lock, it raises `WouldBlock` with `on_network`.
+    If it would wait for the network, or for a lock for more than 0.1 s, it raises `WouldBlock` with `on_network`.
     """
     _waits.on_disk_only = True
     try:
@@ -86,7 +86,7 @@ def _must_not_fetch() -> bool:
 
 
 _STANDARD_ERROR = 2
-# How many times a reader tries that finds files gone. On a busy machine compaction may win many times in a row.
+# How many times a reader tries while files are gone. On a busy machine, compaction may be faster many times in a row.
 TRIES = 100
 
 
@@ -112,11 +112,11 @@ class File:
 
 
 class Status(NamedTuple):
-    """What a disk tells of a file or a directory.
+    """The status of a file or a directory.
 
-    `identity` tells it from another one of the same name: it is the inode number, on the device `device`, or in an
-    object store a number made of what the objects are. `mtime_ns` and `ctime_ns` are in ns since the epoch. `mode`
-    has the type and the permission bits, as those of `os.stat`.
+    `identity` differs between files that have the same name one after the other. It is the inode number, on the
+    device `device`, or in an object store a number derived from the objects. `mtime_ns` and `ctime_ns` are in ns
+    since the epoch. `mode` has the type and the permission bits, as in `os.stat`.
     """
 
     identity: int
@@ -154,12 +154,13 @@ def _status(found: os.stat_result) -> Status:
 class Disk:
     """Files and directories below a log directory. Raises `OSError` as the system does.
 
-    Any thread may call any method. `read`, `hold`, `check_may_block` and `check_may_fetch` can raise `WouldBlock`: in
-    the thread that called `forbid_blocking`, and within `run_without_network`.
+    Any thread may call any method. `read`, `hold`, `check_may_block` and `check_may_fetch` can raise `WouldBlock` in
+    the thread that called `forbid_blocking`. Within `run_without_network`, `hold` and `check_may_fetch` can raise it,
+    and in an object store all four.
     """
 
     writable = True
-    # Whether the files are objects of a bucket: reading costs requests, and what is there never changes.
+    # Whether the files are objects of a bucket: reading costs requests, and the objects never change.
     is_remote = False
     # Why everything on this disk is offline: see `checked_disk`.
     failure: LogDirFailed | None = None
@@ -211,8 +212,8 @@ class Disk:
     def hold(self, lock: threading.Lock | threading.RLock) -> Iterator[None]:
         """Hold `lock` during the `with` block.
 
-        If another thread has the lock, waits for it, or raises `WouldBlock` in the thread that called
-        `forbid_blocking`, and within `run_without_network` if it has to wait for longer than a moment.
+        If another thread has the lock, wait for it. Raises `WouldBlock` instead in the thread that called
+        `forbid_blocking`, and after 0.1 s within `run_without_network`.
         """
         if not lock.acquire(blocking=False):
             self.check_may_block()
@@ -224,10 +225,10 @@ class Disk:
             lock.release()
 
     def release(self) -> None:
-        """Close what reads have kept open, at the end of a store. Later reads open it again."""
+        """At the end of a store, close the resources that reads have kept open. Later reads open them again."""
 
     def read_afresh(self) -> None:
-        """Read what is stored from now on, for an audit, and not what a cache keeps of it. A disk has no cache."""
+        """Let all later reads bypass caches, as an audit needs. Here do nothing, because a disk has no cache."""
 
     # Files.
 
@@ -286,11 +287,11 @@ class Disk:
         return False
 
     def is_cut(self, file: File) -> bool:
-        """Whether a .log file ends before its bytes do, because the next one begins at an offset that it has, too."""
+        """Whether a stored .log file is longer than `size` says: the next segment repeats its last batches."""
         return False
 
     def described_end(self, file: File) -> tuple[int, int] | None:
-        """Return the offset after a .log file and its greatest timestamp (ms), if a description of it tells them."""
+        """Return the offset after a .log file and its greatest timestamp (ms); None if no description tells."""
         return None
 
     def _read_fully(self, file: File, position: int, size: int) -> bytes:
@@ -401,9 +402,9 @@ class Disk:
     def stat_settled(
         self, path: Path, since_ns: int | None = None, *, follow: bool = False
     ) -> tuple[Status, bool]:
-        """Return the status of a path as `stat` does, and whether every change since the call shows by another mtime.
+        """Return the status of a path, as `stat`, and whether every change after the call must give another mtime.
 
-        With `since_ns` (ns since the epoch), whether every change since then shows.
+        With `since_ns` (ns since the epoch), whether every change after that time must give another mtime.
         """
         since_ns = since_ns or time.time_ns()
         found = self.stat(path, follow=follow)
@@ -465,16 +466,16 @@ class Disk:
     def ensure_file(self, path: Path, data: bytes, *, sync: bool) -> None:
         """Replace a small file as `put_file` does, unless it holds `data` already.
 
-        After a kill most files that recovery makes anew are right, and to read one costs far less than a rename. If
-        there is no free inode, and without `sync`, the file is overwritten; a kill may then leave old bytes after new
-        ones.
+        After a kill, most files that recovery makes again are right, and to read a file costs far less than a rename.
+        Without `sync`, the file is overwritten in place if the disk is full (ENOSPC). A kill may then leave old bytes
+        after new bytes.
         """
         if self._holds(path, data, sync=sync):
             return
         try:
             self.put_file(path, data, sync=sync)
         except OSError as error:
-            # There may be no inode for another file.
+            # There may be no free inode or block for another file, while the old one can be overwritten.
             if sync or error.errno != errno.ENOSPC or not self._overwrite(path, data):
                 raise
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Each class covers twice the time of the class before. The first class ends at 1.024 us.
+# The first class ends at 1.024 us. Each further class ends at twice the time at which the class before ends.
 _UNIT_BITS = 10
 _CLASSES = 64
 _FIRST_SHOWN = 3

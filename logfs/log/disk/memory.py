@@ -1,4 +1,4 @@
-"""How the C library keeps memory."""
+"""Settings of the C library's memory allocator."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import suppress
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _M_ARENA_MAX = -8
-# Each arena reserves 64 MiB of addresses, and glibc makes up to eight for each processor, whatever is used of them.
+# Each arena reserves 64 MiB of addresses even if it is nearly empty. By default glibc makes up to 8 per processor.
 _ARENAS = 4
 
 
@@ -16,9 +16,9 @@ def keep_memory() -> None:
     """Have glibc reuse freed buffers of this process instead of returning them to the kernel after each use.
 
     By default glibc creates a new mapping for each buffer of 128 KiB or more, and the page faults of a new mapping
-    cost more than the copy into it. The threads share a few arenas, because the addresses of many do not fit into a
-    limit of the address space (RLIMIT_AS) of a gigabyte. For programs of logfs alone: a library must not decide this
-    for its caller. Without mallopt (musl) this does nothing, and nothing is lost.
+    cost more than the copy into it. The threads share a few arenas, because many arenas would not fit into an address
+    space that is limited to 1 GiB (RLIMIT_AS). Only the programs of logfs call this function: a library must not
+    decide this for its caller. Without mallopt (musl) the function does nothing.
     """
     import ctypes
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class NamedFile:
     """An object with a `path` that takes little memory: a store may have 100,000 segments, with five files each.
 
-    A `Path` is made whenever it is asked for. The text of the directory is shared by all files in it.
+    Each access to `path` makes a new `Path`. All files in a directory share the text of the directory.
     """
 
     _place: tuple[str, str]

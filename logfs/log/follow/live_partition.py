@@ -80,7 +80,7 @@ def _load(disk: Disk, directory: Path, start: LoadStart) -> Loaded:
 
 
 def _load_epochs(disk: Disk, directory: Path) -> LeaderEpochs:
-    """Return the leader epochs; none if those of a bucket are damaged, where each segment has a copy of its own."""
+    """Return the leader epochs; none if their file in a bucket is damaged: each segment there has its own copy."""
     try:
         return LeaderEpochs(disk, directory)
     except Corrupt as error:
@@ -112,7 +112,7 @@ def _make_segments(
         if segment is None or not _carry_on(segment, listing[base], following):
             segment = LiveSegment(disk, directory, base)
             segment.identify(listing[base])
-            # Only the cluster knows whether the topic is compacted.
+            # Missing offsets are no damage here, because only the cluster knows whether the topic is compacted.
             segment.gaps = True
             segment.next_base = following
             if following is None:
@@ -184,12 +184,12 @@ class ReadOnlyPartition(Log):
         self._seen_directory = before.mtime_ns if is_settled else None
         self._seen_log: tuple[int, int, int] | None = None
         with suppress(FileNotFoundError):
-            # What was appended since the load read the file is not in its result.
+            # Noted only if the mtime would show every append since before the load, which may have missed one.
             self._note_log(*self._stat_log(began_ns))
 
     def attach_remote(self, segments: Sequence[Segment], log_start_offset: int) -> None:
         super().attach_remote(segments, log_start_offset)
-        # Loading has raised it to the first local segment.
+        # Loading has raised the log start to the first local segment.
         self._checkpointed_start = log_start_offset
 
     # The producers, which only readers of committed records need.
@@ -206,7 +206,7 @@ class ReadOnlyPartition(Log):
 
     @property
     def producers(self) -> Producers:
-        """The producers at the log end. The first call after a growth reads what was appended."""
+        """The producers at the log end. The first call after the log has grown reads what was appended."""
         _ = self.stable_state
         return super().producers
 
@@ -222,7 +222,7 @@ class ReadOnlyPartition(Log):
             if state.stable_end is not None:
                 return state
             end, start = state.log_end_offset, state.log_start_offset
-            # An error leaves no half of them.
+            # Cleared first, so that an error leaves no half-updated producers.
             known, self._producers = self._producers, None
             if known is None or self._producers_end > end:
                 local, now_ms = self.local_segments, self._clock()
@@ -262,7 +262,7 @@ class ReadOnlyPartition(Log):
             while True:
                 look = self._look()
                 with self.disk.hold(self.lock):
-                    # Otherwise another thread has looked meanwhile, perhaps later.
+                    # If the numbers differ, another thread has refreshed the partition since this look.
                     if look.number == self._looks:
                         self._looks += 1
                         return self._take(look)
@@ -272,7 +272,7 @@ class ReadOnlyPartition(Log):
             return False
 
     def is_unchanged(self) -> bool:
-        """Whether the files are certainly as they were at the last `refresh`; never where some are in a bucket."""
+        """Whether the files are certainly as they were at the last `refresh`; False if some are in a bucket."""
         is_local = not self.disk.is_remote and not self.is_tiered
         return is_local and self._is_up_to_date()
 
@@ -285,16 +285,16 @@ class ReadOnlyPartition(Log):
         return directory.mtime_ns == self._seen_directory and _state(log) == self._seen_log
 
     def _stat_log(self, since_ns: int | None = None) -> tuple[Status | None, bool]:
-        """Return the state of the last .log file, and whether every change since the call, or `since_ns`, shows.
+        """Return the status of the last .log file, and whether its mtime shows all changes since now or `since_ns`.
 
-        The state is None in a bucket, where the file does not change.
+        `since_ns` is in ns since the epoch. The status is None in a bucket, where the file does not change.
         """
         if self.disk.is_remote:
             return None, True
         return self.disk.stat_settled(self.active.path, since_ns)
 
     def _note_log(self, log: Status | None, is_settled: bool) -> None:
-        """Remember a state of the last .log file that this partition has taken in, if every later change shows."""
+        """Remember a status of the last .log file whose bytes were taken in, if its mtime shows all later changes."""
         self._seen_log = _state(log) if is_settled else None
 
     def _look(self) -> _Look:
@@ -307,14 +307,14 @@ class ReadOnlyPartition(Log):
         listing = _list(self.disk, self.directory)
         remote: Sequence[Segment] = ()
         if listing and self.remote_between is not None:
-            # After the listing: what a writer has dropped since is described by then.
+            # Asked after the listing: a writer describes a segment before it drops the local files.
             remote = self.remote_between(self._checkpointed_start, next(iter(listing)))
         return _Look(number, found.identity, mtime_ns, listing, remote)
 
     def _take(self, look: _Look) -> bool:
-        """Publish what a look has shown, and what was appended; return whether that is anything. Under `lock`."""
+        """Publish what a look has shown, and what was appended; return whether anything has changed. Under `lock`."""
         if look.identity != self._identity:
-            # The name leads to a new partition; noticing it is up to the store.
+            # The path leads to another partition now. The store handles that.
             return False
         changed = False
         if look.listing is not None:
@@ -333,7 +333,7 @@ class ReadOnlyPartition(Log):
         return active
 
     def _advance(self, active: LiveSegment) -> bool:
-        """Take in what was appended; replace a segment that was cut by a new object."""
+        """Take in what was appended, or put a new object in place of a segment that was cut; return if it changed."""
         try:
             if not active.advance():
                 return False
@@ -362,7 +362,7 @@ class ReadOnlyPartition(Log):
         kept = set(map(id, segments))
         dropped = [segment for segment in known.values() if id(segment) not in kept]
         for segment in dropped[-_KEPT_OPEN:]:
-            # For views that hold the segment: an open file survives its name. A segment that was cut is lost to them.
+            # Views may hold the segment, so it stays open. If its file is still there, it was cut.
             files = listing.get(segment.base_offset)
             segment.is_lost |= files is not None and segment.is_same(files)
             with suppress(OSError, Gone):
@@ -382,7 +382,7 @@ class ReadOnlyPartition(Log):
     def _publish_followed(
         self, segments: Sequence[Segment], last_timestamp: int, *, changes_text: bool = False
     ) -> None:
-        """Publish a state of these segments, which begins where the checkpoint says, if they reach so far."""
+        """Publish `segments` as the log. It starts at the checkpointed log start, limited to their offsets."""
         start = max(self._checkpointed_start, segments[0].base_offset)
         start = min(start, segments[-1].next_offset)
         self.publish(
@@ -402,8 +402,8 @@ class ReadOnlyPartition(Log):
                 error,
             )
 
-    # Reading: a lookup that finds a file gone looks at the directory again and starts over. A text view does not: it
-    # holds its segments open, and bytes that it could not open in time are `Gone` for its reader, too.
+    # Reading. A lookup that finds a file gone refreshes the partition and starts over. A text view does not: it holds
+    # its segments open, and its reader gets `Gone` for files that it could not open in time.
 
     def look_again(self, tries_left: int, gone: Gone) -> None:
         if not tries_left:
@@ -415,7 +415,7 @@ class ReadOnlyPartition(Log):
 
 
 def _retire(segment: LiveSegment, segments: Sequence[LiveSegment]) -> None:
-    """Seal a last segment that was sealed and dropped between two looks.
+    """Seal the previous last segment, which its writer sealed and dropped between two looks.
 
     Readers finish this segment, then continue with the next.
     """

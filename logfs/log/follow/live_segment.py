@@ -63,8 +63,8 @@ class LiveSegment(Segment):
         self._measured: SegmentEnd | None = None
         # The position and the header of the last batch. They show whether the file was cut and has grown again.
         self._last: tuple[int, bytes] | None = None
-        # The position of bytes in which no batch was found, and the file's length when they were searched (-1: not
-        # yet).
+        # The position of bytes in which no batch was found, and the file's length when they were searched. None if
+        # there are no such bytes.
         self._doubt: tuple[int, int] | None = None
         # Why nothing of the segment can be read, not even where it ends; only in a bucket.
         self.unreadable: Corrupt | None = None
@@ -136,8 +136,8 @@ class LiveSegment(Segment):
     def follow_end(self) -> None:
         """Find the end of the last segment. In a large file, the search begins at an index entry near the end.
 
-        In a bucket, its description tells the end. What cannot be read there counts as one offset, so that no reader
-        takes it for the end of the log.
+        In a bucket, the description of the segment tells the end. A segment that cannot be read there counts as one
+        offset, so that no reader takes its start for the end of the log.
         """
         self._end = SegmentEnd(0, self.base_offset, UNMEASURED)
         if not self._disk.is_remote:
@@ -180,7 +180,7 @@ class LiveSegment(Segment):
         """Take in the whole batches that were appended since the last call; return whether there were any.
 
         Raises `Gone` if the .log file was cut below the end known before; this segment is then of no use. An object
-        does not grow, but may be replaced by one that can be read.
+        in a bucket does not grow, but another object that can be read may replace it.
         """
         if not self._disk.is_remote:
             return self._advance()

@@ -1,4 +1,4 @@
-"""Segments of a tiered log that are not on the disk: in an object store, or missing."""
+"""Segments of a tiered log that have no local files: they are in an object store, or missing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class TieredSegment(LiveSegment):
     """A sealed segment that is read from an object store, with the sizes and times of its description.
 
-    Until a reader needs bytes of the log or of an index, no request is sent.
+    A segment that logfs has copied sends no request until a reader needs bytes of the log or of an index.
     """
 
     is_tiered = True
@@ -36,8 +36,8 @@ class TieredSegment(LiveSegment):
     ) -> None:
         """Read the segment that `remote` describes; `directory` is the directory of its partition on `disk`.
 
-        `stored` is what logfs knows of a segment that it has copied itself. Raises `RemoteStorageError` as
-        `TieredDisk.add` does.
+        `stored` is what logfs knows of a segment that it has copied; for None, the bucket is listed. Raises
+        `RemoteStorageError` if the listing has no complete copy.
         """
         super().__init__(disk, directory, remote.start_offset)
         self.remote = remote
@@ -45,7 +45,7 @@ class TieredSegment(LiveSegment):
         self.source = str(disk.root), str(disk.home), disk.place
         found = disk.add(directory, remote, stored)
         self.identity = found.identity
-        # As a process that opens the bucket alone finds it.
+        # The identity that a process sees which opens the bucket itself as a log directory.
         self.directory_identity = identity_of(type(found).directory(remote.partition, disk.place))
         self.identify(
             {suffix: found.identity for suffix in found.files if suffix in names.SEGMENT_FILES}

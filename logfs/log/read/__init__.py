@@ -7,7 +7,7 @@
 - `view_registry`: the text views that are in use, which keep segments that leave the log.
 - `text_renderer`: the text of one segment, rendered in blocks.
 - `merge`: the text of several logs in the order of time.
-- `merged_text`: the same as one growing text: `records` of a topic.
+- `merged_text`: the merged text of several logs as one growing file: `records` of a topic.
 - `key_index`: where the newest record of each key is.
 - `key_tables`: the tables of the key index, in a file and in memory.
 - `recent_keys`: the keys that the log has seen last.

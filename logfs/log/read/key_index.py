@@ -52,11 +52,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Up to this much of the log is read in the calling thread; on a mount, without a switch to a worker thread.
+# Up to this many bytes of the log are read in the calling thread. A mount then needs no worker thread.
 INLINE_BYTES = 256 << 10
-# A file is written only for at least this much of the log; less is read again.
+# A file is written only for at least this many bytes of the log. A shorter part is read again at the next opening.
 SMALLEST_BYTES = 16 << 20
-# With this many keys, the table in memory takes 48 MiB and is written to a file.
+# A table in memory with this many keys takes 48 MiB. It is then written to a file.
 MEMORY_KEYS = 1_350_000
 # The limit for all files in the cache directory, enough for about 100 million keys.
 CACHE_BYTES = 4 << 30
@@ -137,7 +137,7 @@ class KeyIndex:
                 self._bring_up()
 
     def detach(self) -> None:
-        """Write no more files, because the log has changed. Its reader makes a new index for the next lookup."""
+        """Write no more files, because the log has changed. The log's reader makes a new index at the next lookup."""
         self._is_kept = False
 
     def _find(self, key: bytes) -> tuple[int | None, int]:
@@ -164,7 +164,7 @@ class KeyIndex:
     # Catching up, always under the lock.
 
     def _bring_up(self) -> None:
-        """Cover the log up to its end. A later call continues one that was interrupted."""
+        """Extend the tables up to the end of the log. A call continues where an interrupted one has stopped."""
         log = self._reader.log
         while True:
             state = self._reader.state
@@ -217,7 +217,7 @@ class KeyIndex:
         self._tail = MemoryTable(self._secret)
 
     def _sources(self) -> Iterator[tuple[Path, Disk]]:
-        """Yield the paths where a file may be, each with the `Disk` for it."""
+        """Yield the paths at which the index file may be, each with the `Disk` that accesses it."""
         log = self._reader.log
         yield file_path(self._reader), log.disk
         if not log.disk.writable and self._is_kept:
@@ -238,12 +238,12 @@ class KeyIndex:
         return None if home is None else home / digest[:40]
 
     def _reset(self, why: object) -> None:
-        """Forget everything, and remove the files."""
+        """Make the next lookup rebuild the tables, and remove the index files that are on writable disks."""
         log = self._reader.log
         log.check_may_block()
         logger.warning("%s: the key index is rebuilt: %s", log.directory, why)
         if self._base is not None:
-            # A file that another process wrote cannot be removed, and must not be used again.
+            # A read-only store cannot remove the file in the partition directory, and must not use it again.
             self._distrusted.add(self._base.header.secret)
         self._secret = secrets.token_bytes(16)
         self._tail = None
@@ -259,11 +259,11 @@ class KeyIndex:
     def _is_anchored(self, anchor: Anchor) -> bool:
         """Whether the log still has the batch of an anchor at the same offsets, or starts above it.
 
-        Then nothing that the index covers was truncated.
+        If it is true, no record that the index covers was truncated.
         """
         state = self._reader.log.state
         if anchor.last_offset < state.log_start_offset:
-            # All offsets that were noted are below the log start.
+            # All offsets that the index covers are below the log start.
             return True
         if anchor.last_offset >= state.log_end_offset:
             return False
@@ -308,7 +308,7 @@ class KeyIndex:
     ) -> Iterator[tuple[int, Header | None]]:
         """Put the keys of a segment with offsets in [start, end) into the table in memory.
 
-        Yields for each part of the segment its size in bytes, and the header of its last batch or None.
+        Yields for each part of the segment its size in bytes, and the header of its last batch in that range or None.
         """
         for found in scan_from(segment, start):
             if isinstance(found, Damage):
@@ -411,7 +411,7 @@ class KeyIndex:
         return None if same else "does not agree with the log; run 'logfs reindex'"
 
     def _words(self) -> NDArray[np.uint64]:
-        """Return what can be found, in the order of the offsets: uint64[keys, 3], hash (two words) and offset + 1."""
+        """Return an entry for each key with a value, by offset: uint64[keys, 3], hash (two words), offset + 1."""
         import numpy as np
 
         from logfs.log.read.key_tables import MemoryTable

@@ -100,10 +100,10 @@ class MemoryTable:
 
 
 def _moved(old: NDArray[np.uint64], slots: NDArray[np.uint64], used: int) -> int:
-    """Put a table into another that has `used` keys, and return how many keys are new.
+    """Put the keys of the table `old` into the table `slots`, which has `used` keys; return how many are new.
 
-    Raises `Corrupt` if they do not fit. The size of the other table rests on the number of keys in a file's header,
-    and nothing else confirms that number.
+    Raises `Corrupt` if they do not fit. `slots` is as large as the header of a file says, and nothing else confirms
+    the number of keys in that header.
     """
     added = int(compaction_kernels.move_slots(old, slots, used))
     if added < 0:
@@ -193,7 +193,7 @@ class FileTable:
 
 
 class Coverage(NamedTuple):
-    """The part of a log that a table covers: all offsets below `end`; `anchor` identifies the last batch there.
+    """The part of a log that a table covers: all offsets below `end`; `anchor` identifies the last batch below `end`.
 
     `isolation` is 0 for read_uncommitted and 1 for read_committed.
     """

@@ -45,10 +45,10 @@ class Log(Reader):
     views: ViewRegistry
     traffic: Traffic
 
-    # Why the log takes no calls any more.
+    # The error that every change of the log raises from now on; None while the log accepts changes. Reads go on.
     failure: LogDirFailed | PartitionFailed | UnknownPartition | None = None
-    # What observers report. Only in a process that writes the log does it change: when the log was compacted, why it
-    # cannot be, whether upkeep leaves it alone, and what was appended since the opening.
+    # Values for metrics and status reports; they change only in a process that writes the log. In order: the time of
+    # the last compaction (ms), the error that prevents it, whether upkeep is paused, and what was appended.
     cleaned_ms: int | None = None
     uncleanable: LogfsError | OSError | None = None
     is_paused = False
@@ -95,10 +95,10 @@ class Log(Reader):
         last_timestamp: int | None = None,
         changes_text: bool = False,
     ) -> None:
-        """Show readers the log as it is now, with those parts that have changed; the caller holds `lock`.
+        """Publish a new state of the log: the parts that are given, and otherwise those of the state before.
 
-        Called last, once the files, the producers and the transaction indexes are as the new state says. The end of
-        the log is that of its last segment. `changes_text` says that a new text view may have other bytes.
+        Called under `lock`, once the files, the producers and the transaction indexes are as the new state says. The
+        log ends with its last segment. `changes_text` says that a new text view may have other bytes.
         """
         before = self.state
         self._set_state(
@@ -147,9 +147,10 @@ class Log(Reader):
         return self._producers
 
     def attach_remote(self, segments: Sequence[Segment], log_start_offset: int) -> None:
-        """Add segments that are only in an object store, at the start of the log, which begins at an offset then.
+        """Add `segments`, which are only in an object store, before the local ones, and set the log start offset.
 
-        They end where the first local segment begins. Called once, before anybody reads the log.
+        The log then starts at `log_start_offset`, or at the first of `segments` if that is higher. `segments` end
+        where the first local segment begins. Called once, before anybody reads the log.
         """
         if segments:
             first = max(log_start_offset, segments[0].base_offset)
@@ -240,8 +241,8 @@ class CommittedReader(Reader):
         super().__init__()
         self._log = log
         self.name, self.views, self.traffic = log.name, log.views, log.traffic
-        # The aborted transactions that were found last, with what they are of: segments, and how many the last one
-        # had then. Replaced whole, so that no thread takes those of another state.
+        # The last search for aborted transactions: its segments, how many the last segment had then, and what it
+        # found. Replaced as a whole, so that no thread combines the results of two searches.
         self._aborted: tuple[Sequence[Segment], int, Aborted] = ((), 0, {})
 
     @property
@@ -311,7 +312,7 @@ class CommittedReader(Reader):
                     found.setdefault(entry.producer_id, []).append(entry[1:3])
             aborted = found
             self._aborted = state.segments, newest, found
-        # A truncation has removed transactions that `state` knows as aborted.
+        # After a truncation, the indexes may lack transactions that were aborted in `state`; then this raises.
         self._check_left(state.log_end_offset, state)
         return aborted
 

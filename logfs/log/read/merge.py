@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
     Chunk = Columns | list[Record]
 
-# The text of so few records is put together without loading the compiled kernels, which takes longer.
+# The text of up to this many records is joined without the compiled kernels, because loading those takes longer.
 _FEW = 64
 
 
 class MergedRows(NamedTuple):
-    """The text of records, one after the other: uint8[n], the position after each of them, int64[records].
+    """The `text` of records, one after the other (uint8[n]). Record i ends at byte `ends[i]` (int64[records]).
 
-    `times` (int64[records], ms) never fall: each is the greatest timestamp so far of the log that the record is in.
+    `times` (int64[records], ms) never fall. The time of a record is the greatest timestamp so far in its log.
     """
 
     times: NDArray[np.int64]
@@ -41,7 +41,7 @@ class MergedRows(NamedTuple):
 
 
 def rising(chunk: Chunk, reached: int) -> NDArray[np.int64]:
-    """Return the greatest timestamp so far at each record of a chunk, int64[records], where `reached` came before."""
+    """Return for each record of a chunk the greatest timestamp (ms) so far, at least `reached`, as int64[records]."""
     if isinstance(chunk, list):
         times = np.array([-1 if r.timestamp is None else r.timestamp for r in chunk], np.int64)
     else:
@@ -56,7 +56,7 @@ def merge(streams: Sequence[Iterable[MergedRows]]) -> Iterator[MergedRows]:
     """
     waiting = [_Waiting(number, iter(stream)) for number, stream in enumerate(streams)]
     while waiting := [each for each in waiting if each.fill()]:
-        # Nothing that is still to be read comes before the last row of this log.
+        # The log whose last row is the earliest: every row that is still to be read comes after that row.
         last = min(waiting, key=lambda each: (each.rows.times[-1], each.number))
         end = last.rows.times[-1]
         parts = [(each.number, each.take(end, ties=each.number <= last.number)) for each in waiting]
@@ -81,7 +81,7 @@ class _Waiting:
         return True
 
     def take(self, end: int, *, ties: bool) -> MergedRows:
-        """Take the rows before a time and, with `ties`, those of that time."""
+        """Take the rows with a time before `end` (ms) and, with `ties`, those with the time `end`."""
         count = int(np.searchsorted(self.rows.times, end, side="right" if ties else "left"))
         taken, self.rows = self.rows.cut(0, count), self.rows.cut(count, len(self.rows.ends))
         return taken

@@ -2,11 +2,11 @@
 
 The size of the text is known at once: it is the sum of the sizes of the logs' texts. The order is that of (time, log,
 offset), where the time of a record is the greatest timestamp so far in its log. A record that is appended late, with
-an earlier time, must not move text that readers have seen. So the text is a sequence of slices: each has what all
-logs have got between two looks at their ends, merged by time, and stays as it is.
+an earlier time, must not move text that readers have seen. The text is therefore a sequence of slices. Each slice has
+the records that all logs got between two looks at their ends, merged by time, and does not change any more.
 
-Reading in the middle of a slice begins with a search for the time at which the text before it ends: the time indexes
-and the text indexes of the logs tell how much text each log has before a time.
+A read in the middle of a slice first searches the last time whose records begin at or before the wanted byte. The
+time indexes and the text indexes of the logs tell how many bytes of text each log has before a time.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
 
     from logfs.log.read.reader import Reader
 
-# The offsets of a log that are read at a time.
+# How many offsets of a log are read at once.
 _STEP = 16384
-# A slice of so few offsets is read from its beginning.
+# A slice of at most this many offsets is read from its beginning.
 _FEW = 2 * _STEP
-# A reader that skips so many bytes goes on with what it has.
+# A read that begins at most this far after the end of a cursor continues with that cursor.
 _SKIP_BYTES = 4 << 20
-# The places from which readers go on.
+# How many cursors are kept.
 _MOST_CURSORS = 4
 
 
 class _Slice(NamedTuple):
     """A part of the text: the records of log n in [firsts[n], ends[n]).
 
-    `start` is its position in the text, `places` those of the first records in the texts of the logs, and `reached`
-    the greatest timestamp of each log before.
+    `start` is the byte of the merged text at which it begins. For each log, `places` is the byte of the log's own
+    text at which its part begins, and `reached` the greatest timestamp (ms) before that part.
     """
 
     start: int
@@ -50,7 +50,7 @@ class _Slice(NamedTuple):
 
 
 class _Cursor:
-    """A place from which a reader goes on: the bytes [start, end) of the text, and what follows in their slice."""
+    """A place where a reader continues: `data` is the bytes [start, end), `rows` yields the rest of the slice."""
 
     def __init__(self, start: int, number: int, rows: Iterator[MergedRows]) -> None:
         self.start = self.end = start
@@ -82,7 +82,7 @@ class MergedText:
 
     @property
     def identity(self) -> tuple[tuple[int, int], ...]:
-        """What two texts of the same logs with the same beginning have in common."""
+        """The generation and first offset of each log. Texts of the same logs with the same identity begin alike."""
         return tuple(zip(self._generations, self._starts, strict=True))
 
     @property
@@ -98,7 +98,7 @@ class MergedText:
 
     @property
     def is_current(self) -> bool:
-        """Whether a new text of the same logs would be the same: it has the same records, all merged."""
+        """Whether a new text of these logs would be the same: no log has changed, and there is at most one slice."""
         if len(self._slices) > 1 or not self.is_up_to_date:
             return False
         return all(
@@ -118,7 +118,7 @@ class MergedText:
     def read(self, position: int, size: int) -> bytes:
         """Return the bytes [position, position + size), fewer at the end.
 
-        Raises `DamagedRange` at damage, and `OffsetOutOfRange` if records have left a log since.
+        Raises `DamagedRange` at damage, and `OffsetOutOfRange` if records have left a log since the text was made.
         """
         with self._logs[0].disk.hold(self._lock):
             self._grow()
@@ -186,7 +186,7 @@ class MergedText:
         time, start = -1, part.start
         offsets = sum(end - first for first, end in zip(part.firsts, part.ends, strict=True))
         if offsets > _FEW:
-            # The last time at which the text up to it ends at or before the position.
+            # Find the last time whose records begin at or before the position.
             low, high = -1, max(self._reached) + 1
             while high - low > 1:
                 middle = (low + high) // 2
@@ -199,13 +199,13 @@ class MergedText:
         return _Cursor(start, number, self._rows(part, time))
 
     def _position_at(self, part: _Slice, time: int) -> int:
-        """Return the position at which the records of a slice from a time on begin."""
+        """Return the byte of the merged text at which the records of a slice from `time` (ms) on begin."""
         offsets = self._offsets_at(part, time)
         places = [text.position_of(n) for text, n in zip(self._texts, offsets, strict=True)]
         return part.start + sum(places) - sum(part.places)
 
     def _offsets_at(self, part: _Slice, time: int) -> list[int]:
-        """Return the offset in each log at which the records of a slice from a time on begin."""
+        """Return for each log the offset at which its records of a slice from `time` (ms) on begin."""
         found = []
         for log, first, end, reached in zip(
             self._logs, part.firsts, part.ends, part.reached, strict=True

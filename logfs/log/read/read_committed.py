@@ -44,7 +44,7 @@ def is_aborted(
 ) -> bool:
     """Return whether a producer's transactional batch belongs to one of the `aborted` transactions.
 
-    These are (first offset, offset of the marker) by producer id, those of a producer in the order of their markers.
+    `aborted` maps each producer id to its pairs (first offset, offset of the marker), in the order of the markers.
     """
     ranges = aborted.get(producer_id, ())
     number = bisect_right(ranges, base_offset, key=lambda found: found[0]) - 1
@@ -171,7 +171,7 @@ class CommittedText:
                 # The segments of the view, which may have left the log, list the transactions aborted in them.
                 segments = segments_from(self._all.segments, offset)
                 left = _left(segments, end, state) if not self._reader.disk.writable else set()
-                # What another process has aborted since may be known to the segments that the log has now alone.
+                # Only the segments that the log has now may list transactions that another process has aborted since.
                 later = state.segments_from(offset) if left else ()
                 aborted = _aborted_between(offset, end, segments, later)
                 if aborted or left:
@@ -184,9 +184,9 @@ class CommittedText:
         return size
 
     def _follow_truncation(self, stable: int) -> None:
-        """Forget what a truncation of the log has removed; the view ends there if readers were told of it.
+        """Drop the hidden ranges that a truncation of the log has cut off; end the view there if readers knew more.
 
-        `stable` is the last stable offset since: a transaction whose marker was cut off is open again.
+        `stable` is the last stable offset after the truncation: a transaction whose marker was cut off is open again.
         """
         offset, told = self._searched
 
@@ -215,9 +215,9 @@ class CommittedText:
 
     @contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
-        """Take back the ranges that were added if an error ends the search: the next one adds them again.
+        """Remove the ranges that were added if an error ends the search. The next search adds them again.
 
-        Such an error is `WouldBlock` above all, where a segment has to be fetched from a bucket.
+        The usual error is `WouldBlock`, if a segment has to be fetched from a bucket.
         """
         known = self._hidden_ranges[-1:]
         count = len(self._hidden_ranges)
@@ -237,8 +237,8 @@ class CommittedText:
     ) -> None:
         """Add the ranges of the batches of `aborted` transactions with offsets in [start, end).
 
-        Of the segments that have `left` the log, also those of transactions that the log does not have any more:
-        another process may have aborted them and compacted the log, all since the last look.
+        In the segments that have `left` the log, also hide transactional batches that the log does not have any more:
+        another process may have aborted their transaction and compacted the log since the last look.
         """
         for segment in segments:
             if segment.base_offset >= end:
@@ -264,7 +264,7 @@ class CommittedText:
                     break
 
     def _is_in_log(self, base_offset: int) -> bool:
-        """Whether the log still has a batch at an offset. Damage counts as one."""
+        """Whether the log still has a batch with this base offset. Damage at the offset counts as such a batch."""
         with suppress(DamagedRange):
             batch = self._reader.log.state.segments_from(base_offset)[0].find_batch(base_offset)
             return batch is not None and batch.header.base_offset == base_offset
@@ -273,7 +273,7 @@ class CommittedText:
     def _add_hidden(self, run: ScannedBatches, hidden: Sequence[int], end: int) -> None:
         """Add the text of the batches of a run whose numbers are in `hidden`, without the records from `end` on."""
         sizes = self._all.sizes_of(run.text_sizes())
-        # The first batch may begin before the view, whose positions begin at 0. The end of the last one is in it.
+        # Computed back from the end of the last batch, because the first batch may begin before the view.
         ends = self._all.position_of(run.next_offset) - int(sizes.sum()) + np.cumsum(sizes)
         starts = (ends - sizes).tolist()
         next_offsets = run.rows[:, NEXT_OFFSET].tolist()
@@ -303,8 +303,8 @@ def _aborted_between(
 ) -> dict[int, list[tuple[int, int]]]:
     """Return the aborted transactions that may have records in [start, end), as `is_aborted` takes them.
 
-    Each of `several` are segments of the log, from the one that holds `start` on. The markers may lie at or after
-    `end`.
+    Each item of `several` is a list of segments of the log that begins with the segment of `start`. The markers may
+    lie at or after `end`.
     """
     found: dict[int, set[tuple[int, int]]] = {}
     for segments in several:
@@ -317,7 +317,7 @@ def _aborted_between(
 def _entries_between(
     start: int, end: int, segments: Sequence[Segment]
 ) -> Iterator[AbortedTransaction]:
-    """Yield the transactions whose markers lie at or after `start`, up to one after which none begins below `end`."""
+    """Yield aborted transactions with markers from `start` on; stop once no later one begins below `end`."""
     for segment in segments:
         entries = segment.txn_index.entries
         first = bisect_left(entries, start, key=lambda entry: entry.last_offset)

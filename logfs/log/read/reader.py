@@ -120,8 +120,8 @@ class Reader:
         def state(self) -> LogState:
             """The log at this moment. Its `log_end_offset` is the end of the records that this reader shows.
 
-            That is below the log start if a reader of committed records shows none: the log start has passed the
-            beginning of an open transaction.
+            The end is below the log start if the log start has passed the first offset of an open transaction. A
+            reader of committed records then shows none.
             """
 
         @property
@@ -221,7 +221,7 @@ class Reader:
             )
 
     def _range(self, offset: int | None, end: int | None) -> tuple[LogState, int, int]:
-        """Return the state of the log, and the offsets that a read of [offset, end) begins and ends at in it."""
+        """Return the state of the log, and the first and the end offset of a read of [offset, end) in that state."""
         log, state = self.log.state, self.state
         first = log.log_start_offset if offset is None else offset
         self._check_readable(first, log)
@@ -232,10 +232,10 @@ class Reader:
     ) -> Iterator[Batch]:
         """Yield whole batches: from the one that holds `offset` to the last that begins before `end` or the log end.
 
-        Control batches are included. With `state`, reads that in place of the log as it is now. In a log that another
-        process writes, reads the log as it is then once a file has gone. Raises `OffsetOutOfRange`, also if the log
-        is truncated meanwhile to an end below the next batch, and `DamagedRange` (a `Corrupt`) at damage; reading can
-        continue after it, at the error's `next_offset`.
+        Control batches are included. With `state`, reads the log as of that state instead of the current one. If a
+        file has gone in a log that another process writes, reading continues with the current state. Raises
+        `OffsetOutOfRange`, also if the log is truncated meanwhile to an end below the next batch. Raises
+        `DamagedRange` (a `Corrupt`) at damage; reading can continue after the damage, at the error's `next_offset`.
         """
         at, left = offset, TRIES
         while True:
@@ -259,7 +259,7 @@ class Reader:
                 return
             for found in segment.batches_from(offset):
                 if isinstance(found, Damage):
-                    # What is being cut off looks like damage.
+                    # Bytes that a truncation is cutting off look like damage.
                     self.await_truncation()
                     self._check_left(found.next_offset, state)
                     if found.first_offset >= stop:
@@ -298,7 +298,7 @@ class Reader:
                 records = list(batch.records())
             for record in records:
                 if self.log.state.truncations is not state.truncations:
-                    # Since the batch was read.
+                    # The log was truncated, perhaps after the batch was read.
                     self._check_left(record.offset + 1, state)
                 if whole or first <= record.offset < stop:
                     yield record
@@ -390,7 +390,7 @@ class Reader:
             self._keys = None
 
     def until_found(self, read: Callable[..., T], *arguments: Any) -> T:
-        """Return `read(*arguments)`. In a log that another process writes, repeat the call while it raises `Gone`."""
+        """Return `read(*arguments)`; repeat the call while it raises `Gone` and `look_again` permits another try."""
         for left in reversed(range(TRIES)):
             try:
                 return read(*arguments)
@@ -399,9 +399,9 @@ class Reader:
         raise AssertionError("the last try returns or raises")
 
     def look_again(self, tries_left: int, gone: Gone) -> None:
-        """Take in what another process has changed, after a read met `gone`; raise it if there are no tries left.
+        """Prepare another try of a read that has raised `gone`, or raise `gone` again. This method always raises it.
 
-        In a log that this process writes only an index may have changed, when it was rebuilt.
+        A read-only partition refreshes. A `Partition` permits a few tries: an index may have been rebuilt.
         """
         raise gone
 
@@ -433,7 +433,7 @@ class Reader:
                 if not shows(header):
                     continue
                 if header.is_whole and offset <= header.last_offset:
-                    # The answer without the records: a batch may have very many of them.
+                    # The header is enough. Decoding would take long for a batch of very many records.
                     return max(header.base_offset, offset)
                 try:
                     offsets = found[1].offsets()
@@ -498,8 +498,8 @@ class Reader:
             if not segment.size_bytes and not segment.gaps:
                 # The records of this segment are lost, so its file's time is not that of any record.
                 continue
-            # Even if it holds no record: for a segment that compaction emptied, its file's time counts. Without
-            # `shown` the later segments are not searched then.
+            # A segment that compaction emptied counts, too, with the time of its file. Without `shown`, the later
+            # segments are not searched then.
             if segment.largest_timestamp >= timestamp:
                 found = self._first_at(segment, timestamp, state.log_start_offset, shows)
                 if found is not None and found.offset >= state.log_end_offset:
@@ -519,10 +519,10 @@ class Reader:
     def _first_at(
         segment: Segment, timestamp: int, start: int, shows: Callable[[Header], bool]
     ) -> OffsetAndTimestamp | None:
-        """Return the first record of a segment at or after `timestamp`, at or after the offset `start`; None if none.
+        """Return the first record of a segment from offset `start` on with a time of at least `timestamp`, or None.
 
-        The first batch whose greatest timestamp is at least `timestamp` has it, unless readers do not see the record;
-        then a later batch has it.
+        The first batch whose greatest timestamp is at least `timestamp` has the record. If readers do not see that
+        batch, a later one has it.
         """
         position, batch = segment.find_batch_at(timestamp, start)
         if batch is not None and shows(batch.header):
@@ -533,7 +533,7 @@ class Reader:
         for found in segment.walk(position, chunk_bytes=POINT_READ_BYTES):
             if isinstance(found, Damage):
                 if segment.is_remote:
-                    # Bytes that arrived wrong: another request may give the right answer.
+                    # The bytes may have arrived wrong. Another request may return the right ones.
                     raise found.error(segment.path)
                 continue
             header = found[1].header

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from logfs.log.segment.segment import Segment
     from logfs.log.state.log_state import LogState
 
-# The bytes that are read backwards from the end of the log, and the most segments that are read for them.
+# How many bytes at the end of the log are read, and from how many segments at most.
 TAIL_BYTES = 256 << 10
 _SEGMENTS = 4
 

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from logfs.log.segment.segment_end import SegmentEnd
     from logfs.log.segment.text_index import TextEntry
 
-# The bytes of a .log file that are rendered at a time: more costs latency, fewer cost calls. A sequential read gets
-# as many as the kernel asks for in one request.
+# How many bytes of a .log file are rendered at once. More bytes cost latency, fewer bytes cost calls. A sequential
+# read renders `_AHEAD_BYTES`, which is what the kernel asks for in one request.
 BLOCK_BYTES = 256 * 1024
 _AHEAD_BYTES = 1024 * 1024
 _CACHE_BYTES = 32 * 1024 * 1024
@@ -41,8 +41,8 @@ _CACHE_BYTES = 32 * 1024 * 1024
 _BLOCK_TEXT_BYTES = 16 * 1024 * 1024
 # The memory of a block besides its bytes. While lines are being appended there are very many small blocks.
 _BLOCK_COST_BYTES = 1024
-# Up to this many bytes of log are rendered in a thread that must not wait, unless they are compressed: what takes a
-# third of a millisecond.
+# Up to this many bytes of log are rendered in a thread that must not wait, unless they are compressed. Rendering them
+# takes a third of a millisecond.
 _INLINE_BYTES = {View.LINES: _AHEAD_BYTES, View.ENVELOPES: BLOCK_BYTES // 2}
 
 
@@ -124,7 +124,7 @@ _cache = BlockCache()
 
 
 def _after_fork() -> None:
-    """Give a forked child a cache whose lock is free: its parent's threads do not exist there."""
+    """Give a forked child a new cache: a thread that held the lock in the parent does not exist in the child."""
     global _cache
     _cache = BlockCache()
 
@@ -151,7 +151,7 @@ class TextRenderer:
         return size.size(self.view, len(self.prefix))
 
     def sizes_of(self, texts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the same for each row of `texts`, int64[n, 3], the fields of a `TextSize`; as int64[n]."""
+        """Return the bytes that each row of `texts`, int64[n, 3] (a `TextSize`), takes in this view; as int64[n]."""
         if self.view is View.LINES:
             return texts[:, 1]
         return texts[:, 2] + texts[:, 0] * len(self.prefix)
@@ -247,8 +247,8 @@ class TextRenderer:
         if ranges is None:
             ranges = self._render(segment, entry, end, end_text)
             if ahead == BLOCK_BYTES:
-                # The reader of a whole log does not come back, and writing to memory that is not in the processor's
-                # cache takes as long as rendering.
+                # A sequential reader does not come back. Keeping its blocks would also make rendering write to memory
+                # outside the processor's cache, which takes as long as the rendering itself.
                 _cache.put(key, ranges)
         if not ranges or not ranges[0].start <= at < ranges[-1].end:
             raise Corrupt(
@@ -304,9 +304,9 @@ class TextRenderer:
     def _render_carefully(
         self, segment: Segment, entry: TextEntry, end: int, at: int, stop: int
     ) -> list[RenderedRange]:
-        """Return the same as `_render`, one batch at a time, past damage and through old formats.
+        """Return the text of batches from an entry up to byte `end` of the log, also past damage and in old formats.
 
-        The text indexes tell how long the unreadable text is.
+        The text lies at [at, stop) of the segment's text. The unreadable part takes the bytes that the others leave.
         """
         self._log.check_may_block()
         found = list(segment.walk(entry.position, end, first_offset=entry.offset))

@@ -93,10 +93,10 @@ class TextView:
         prefix = envelope.prefix(log.name) if view is View.ENVELOPES else b""
         self._renderer = TextRenderer(log, view, prefix)
         # The segments that the view has reached, each with its start in the view's text. They are pairs so that a
-        # read during an append never finds one without the other. The list grows in place, and is replaced when its
-        # start goes.
+        # read during an append never finds one without the other. Appends extend the list in place; a removal of its
+        # first segments replaces the list.
         self._segments: list[tuple[int, Segment]] = []
-        # The segments after these, as far as the view has looked.
+        # The segments of the log after those in `_segments`, as far as the view has looked.
         self._ahead: list[Segment] = []
         self._extending = make_lock(Level.TEXT)
         # The byte that readers have passed, as `release_before` reported it.
@@ -150,7 +150,7 @@ class TextView:
         """Follow a truncation of the log since the last call.
 
         `has_shown` takes the log end that the truncation has left, and returns whether readers have been told of a
-        record at or after it. The view then ends at that offset. Otherwise it goes on with what is appended there.
+        record at or after it. If so, the view ends at that offset. Otherwise it goes on with what is appended there.
         Returns the offset, and whether the view ends there; None if the log was not truncated.
         """
         known, state = self._truncations, self.log.state
@@ -283,7 +283,7 @@ class TextView:
             self._ahead += [segment for segment in later if segment.base_offset >= end]
 
     def _extend(self) -> None:
-        """Add the segments that the log has begun since."""
+        """Add the segments that the log has begun since the last call."""
         if not self._ahead and self._segments[-1][1].next_base is None:
             return
         with self.log.disk.hold(self._extending):
@@ -292,7 +292,7 @@ class TextView:
 
     def _take_ahead(self) -> None:
         end = self._end_offset
-        # What lies behind the view's end may be damaged.
+        # Segments after the view's end are left out, because they may be damaged.
         while self._ahead and (end is None or self._ahead[0].base_offset < end):
             start, last = self._segments[-1]
             start += self._renderer.size_of(last.end.text)
@@ -311,7 +311,7 @@ class TextView:
         return self._renderer.sizes_of(texts)
 
     def _find_origin(self) -> int | None:
-        """Return the byte, from the first segment's start, at which the view begins; None until the log is there."""
+        """Return the byte, from the first segment's start, at which the view begins; None if the log ends before."""
         if self._origin is None and self.first_offset <= self.log.state.log_end_offset:
             self._extend()
             self._origin = self._position_of(self.first_offset)
@@ -325,7 +325,7 @@ class TextView:
             return segments[0][0]
         start, segment = segments[number]
         if offset <= segment.base_offset:
-            # Nothing of the segment has to be known.
+            # The text of the segment need not be measured.
             return start
         return start + self._renderer.text_before(segment, offset)
 

@@ -11,8 +11,8 @@ directory that another process writes.
 - `encryption`: the keys of encrypted segments.
 - `layouts`: which objects a segment has, and which bytes of them are which file.
 - `bucket_listing`: which partitions and which files of segments a bucket holds.
-- `bucket_disk`: the directory tree that is made of them.
-- `tiered_disk`: the same for segments that are known by their descriptions.
+- `bucket_disk`: the `Disk` of a bucket, as a directory tree of its partitions and their files.
+- `tiered_disk`: the `Disk` of remote segments that are known by their descriptions.
 - `segment_upload`: copies a segment, and reads it back.
 - `disks`: which disk reads a log directory.
 """

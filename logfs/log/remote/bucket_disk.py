@@ -59,7 +59,7 @@ _SECOND_NS = 1_000_000_000
 
 
 class _NoLock(AbstractContextManager[bool]):
-    """A lock that everybody has: no name in a bucket comes to stand for another object."""
+    """A lock that never blocks: a name in a bucket never comes to stand for another object."""
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         return True
@@ -90,7 +90,7 @@ class _Listing(Generic[T]):
         # The last listing, None before the first.
         self.found: T | None = None
         self._when = 0.0
-        # When a listing has shown something else than the one before (ns since the epoch).
+        # When a listing last differed from the one before it (ns since the epoch).
         self.changed_ns = 0
 
     def get(self) -> T:
@@ -113,7 +113,7 @@ class _Listing(Generic[T]):
             self._lock.release()
 
     def doubt(self) -> None:
-        """Note that something of the listing is missing: the next use repeats it, unless it is quite new."""
+        """Note that an object of the listing is missing: the next use lists again if the listing is over 1 s old."""
         if time.monotonic() - self._when > _DOUBT_SECONDS:
             self._when = 0.0
 
@@ -132,13 +132,13 @@ class _Listing(Generic[T]):
         self._when = time.monotonic()
         if found != before:
             self.found = found
-            # In the past: times within an instant of now are not trusted.
+            # One second in the past, because readers do not trust a time that is close to now (`stat_settled`).
             self.changed_ns = time.time_ns() - _SECOND_NS
         return found
 
 
 class StoredEntry(NamedTuple):
-    """A file of a partition: that of a segment with a suffix, or a small one whose bytes are known."""
+    """A file of a partition: the file of `segment` with `suffix` or, without a segment, the bytes `content`."""
 
     segment: BucketSegment | None
     suffix: str
@@ -184,7 +184,7 @@ class BucketDisk(ReadOnlyDisk):
     """The directory tree of a bucket. Every method may raise `RemoteStorageError`.
 
     Methods that need a listing or an object raise `WouldBlock` in the thread that called `forbid_blocking`, unless
-    what they need is here.
+    what they need is already here: a listing that is known, or a chunk that is open.
     """
 
     is_remote = True
@@ -200,8 +200,8 @@ class BucketDisk(ReadOnlyDisk):
         """Read the bucket at `root`; nothing is asked of it yet.
 
         `cache_bytes` is the limit of the cache of chunks. `home` is the part of `root` that is a directory of keys,
-        without a prefix of names. `looks_again` is given to `ObjectStore`. The first request raises `InvalidStore` if
-        the bucket cannot be used.
+        without a prefix of names. With `looks_again`, an object is missing only if the store says so three times. The
+        first request raises `InvalidStore` if the bucket cannot be used.
         """
         super().__init__()
         self.naming = _NoLock()  # type: ignore[assignment]
@@ -217,7 +217,7 @@ class BucketDisk(ReadOnlyDisk):
         self._partitions: dict[str, _Listing[_Partition]] = {}
 
     def check_may_block(self) -> None:
-        """Raise `WouldBlock` as `check_may_fetch` does: what takes long in a bucket waits for the network."""
+        """Raise `WouldBlock` in a thread that must not wait for the network, as most long calls of this disk do."""
         self.check_may_fetch()
 
     def release(self) -> None:
@@ -299,7 +299,7 @@ class BucketDisk(ReadOnlyDisk):
     def _list_partition(self, path: Path) -> _Partition:
         places = self._places.get().get(path.name)
         if places is None:
-            # A later listing than the one that showed it.
+            # A later listing of the bucket does not show the partition any more.
             raise missing(path)
         place, segments = list_segments(self.objects, places)
         listing = self._partitions[path.name]
@@ -307,7 +307,7 @@ class BucketDisk(ReadOnlyDisk):
         for number, segment in enumerate(segments):
             before = known.get(segment.identity)
             if before is not None and before.objects == segment.objects:
-                # A copy that is known stays the same object, which has its manifest.
+                # A copy that is known keeps its Python object, which may have read the manifest already.
                 segments[number] = before
         return _partition_of(place, segments)
 
@@ -357,7 +357,7 @@ class BucketDisk(ReadOnlyDisk):
         return None if found is None else (found.end_offset + 1, found.max_timestamp)
 
     def is_cut(self, file: File) -> bool:
-        """Whether a .log file has more bytes in the bucket: the next segment begins before its end."""
+        """Whether a .log file has more bytes in the bucket than are shown: the next segment begins before its end."""
         stored = self._stored(file)
         return not isinstance(stored, bytes) and self.size(file) < stored.size
 
@@ -436,7 +436,7 @@ class BucketDisk(ReadOnlyDisk):
         return log.size
 
 
-# The identity of a bucket.
+# The identity of the root directory of every bucket.
 ROOT_IDENTITY = 1
 
 _FILE = stat.S_IFREG | 0o444
@@ -454,7 +454,7 @@ def missing(path: Path) -> FileNotFoundError:
 
 
 def identity_of(text: str) -> int:
-    """Return the identity of what has a name of its own."""
+    """Return the identity of a file or directory with the unique name `text`."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big") | 1
 
 

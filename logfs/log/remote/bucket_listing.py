@@ -1,8 +1,8 @@
 """Which partitions a bucket holds, and which segments: what the keys of its objects tell.
 
 Both layouts are recognised, that of Aiven's plugin and that of Kafka's `LocalTieredStorage`, also side by side. A
-segment counts if its copy is complete: in Aiven's layout if it has a manifest, in the other if it has a .log file and
-its two indexes. Of several copies that begin at the same offset, the newest counts.
+segment counts if its copy is complete: in Aiven's layout with its log, indexes and manifest, in the other with every
+file but the `.txnindex`. Of several copies that begin at the same offset, the newest counts.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LOCAL_PARTITION = re.compile(rf"(.+)-(0|[1-9][0-9]{{0,9}})-({_ID})")
 class PartitionPlace(NamedTuple):
     """Where objects of a partition are: all keys that begin with `prefix`, which ends in a slash.
 
-    `place` is what the bucket's own prefix is, up to which the layout ignores the keys.
+    `place` is the part of `prefix` that precedes the names of the layout, such as a prefix in the settings.
     """
 
     name: TopicPartition
@@ -63,7 +63,7 @@ def _directories(store: ObjectStore, place: str) -> list[tuple[str, str]]:
         try:
             siblings = store.level(parent)[0]
         except AccessDenied:
-            # The credentials may permit to list what is below the prefix only.
+            # The credentials may permit listings below the prefix only.
             if not found:
                 raise
             siblings = []
@@ -97,7 +97,7 @@ def list_segments(
 ) -> tuple[PartitionPlace, list[BucketSegment]]:
     """Return the segments of a partition in the order of their offsets, and their place.
 
-    Of several places, that with the newest object counts: the topic was deleted and created again.
+    Of several places, the one with the newest object counts: the topic was deleted and created again.
     """
     found = [(place, _segments_in(store, place)) for place in places]
     return max(found, key=lambda each: max((s.modified_ms for s in each[1]), default=-1))
@@ -115,7 +115,7 @@ def _segments_in(store: ObjectStore, place: PartitionPlace) -> list[BucketSegmen
 def copies_in(
     store: ObjectStore, layout: type[BucketSegment], prefix: str, place: str
 ) -> dict[SegmentKey, BucketSegment]:
-    """Return the complete copies of segments below `prefix`; `place` is what the layout ignores of the keys."""
+    """Return the complete copies of segments below `prefix`; `layout` ignores the prefix `place` of the keys."""
     copies: dict[SegmentKey, dict[str, StoredObject]] = {}
     for each in store.objects(prefix):
         parsed = layout.parse(each.key, place)

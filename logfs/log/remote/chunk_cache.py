@@ -4,7 +4,7 @@ The files are in the user's cache directory, `$XDG_CACHE_HOME/logfs/chunks` (by 
 number of processes share them. A file is named after a digest of the object and the part, and ends in a CRC-32C of
 its bytes, which is checked when the file is opened: a damaged file is fetched again. It arrives under its name by a
 rename, so that it is whole or missing. If the files take more than the limit, those that were unused for longest are
-removed; who has one open goes on reading it. Without a usable cache directory, parts are kept in memory.
+removed; a process that has one open can still read it. Without a usable cache directory, parts are kept in memory.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LIMIT_BYTES = 4 << 30
 """The size that the files may have together by default."""
 
 _CRC_BYTES = 4
-# The files are counted after this share of the limit was written.
+# The files are counted whenever this process has written the limit divided by this number.
 _SHARE = 16
 
 

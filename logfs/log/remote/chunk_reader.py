@@ -1,7 +1,7 @@
 """Reads bytes of objects in whole chunks, through the cache, and fetches ahead for sequential readers.
 
-Several readers of a chunk that is not here share one request. Chunks that were read last stay open, so that reading
-them again costs what reading a file costs.
+Several readers of a chunk that is not open share one request. The chunks that were read last stay open; reading them
+again costs what reading a file costs.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _MOST_OPEN = 128
 _MOST_OPEN_IN_MEMORY = 16
 # The chunks that are fetched ahead of a sequential reader: at first one, then twice as many with each that was used.
 _MOST_AHEAD = 8
-# A chunk that proves wrong is fetched so often: if it stays the same, it is what was stored.
+# A chunk that proves wrong is fetched this often. If it stays the same, the object was stored like that.
 _MOST_TRIES = 3
 _TRY_SECONDS = 10.0
 # Nothing is fetched ahead while so many requests run.
@@ -55,7 +55,7 @@ class StoredFile(NamedTuple):
 
     The chunks begin at byte `begin` of the object. Each is decrypted with `data_key`, if there is one, and then
     decompressed, if `is_compressed`. `crcs` has the CRC-32C of each chunk as it is stored, if that is known. The
-    `version` is another one after the object was replaced. With `is_part`, the object has other bytes besides.
+    `version` changes when the object is replaced. With `is_part`, the object has other bytes, too.
     """
 
     key: str
@@ -70,9 +70,10 @@ class StoredFile(NamedTuple):
     is_part: bool = False
 
     def is_as_stored(self, data: Buffer) -> bool:
-        """Return False if bytes that are all of the object have another MD5 than its version, if this is an MD5.
+        """Return False if `data`, all bytes of the object, do not have the MD5 that is the object's version.
 
-        Of an object that was stored in one request, S3's ETag is the MD5, unless it is encrypted with a key of KMS.
+        Return True if that is unknown. The version is S3's ETag, which is the MD5 of an object that was stored in one
+        request, unless it is encrypted with a key of KMS.
         """
         version = self.version.strip('"')
         if self.is_part or len(self.chunks) != 1 or not _MD5.fullmatch(version):
@@ -81,7 +82,7 @@ class StoredFile(NamedTuple):
 
 
 class _ArrivedWrong(Corrupt):
-    """Bytes have another CRC than those that were stored."""
+    """The bytes that arrived are not those that were stored, by their CRC or by a second request."""
 
 
 class _ChunkId(NamedTuple):
@@ -108,7 +109,7 @@ class ChunkReader:
         self._most_open = _MOST_OPEN
         self._open: OrderedDict[_ChunkId, File] = OrderedDict()
         self._coming: dict[_ChunkId, Future[File]] = {}
-        # When chunks that proved wrong were fetched again first, and how often since.
+        # For each chunk that proved wrong: when it was first fetched again (monotonic seconds), and how often since.
         self._tries: dict[_ChunkId, tuple[float, int]] = {}
         # For each object that somebody reads from chunk to chunk: the next chunk, and how many to fetch ahead.
         self._sequential: OrderedDict[str, tuple[int, int]] = OrderedDict()
@@ -125,7 +126,7 @@ class ChunkReader:
         """Return the bytes [position, position + size) of a file, fewer only at its end.
 
         `following` returns the file that a sequential reader reads next, None if there is none. Raises `WouldBlock`
-        in a thread that must not wait, if the bytes are not here; `RemoteStorageError`; `Corrupt` for a chunk that
+        in a thread that must not wait, if a chunk is not open; `RemoteStorageError`; `Corrupt` for a chunk that
         cannot be decompressed or has another size; and `FileNotFoundError` if the object is gone.
         """
         if position < 0:
@@ -155,15 +156,16 @@ class ChunkReader:
             self._open.clear()
 
     def read_afresh(self) -> None:
-        """From now on take no chunk from the cache, but leave it: it may have what is left of an object."""
+        """From now on, do not use the cache. Its files stay, because they may be all that is left of an object."""
         if self._most_open == _MOST_OPEN:
             self._cache, self._most_open = ChunkCache(0), _MOST_OPEN_IN_MEMORY
             self.release()
 
     def fetch_again(self, stored: StoredFile, start: int, end: int) -> bool:
-        """Fetch the chunks of bytes [start, end) again, which proved wrong; return whether they have changed.
+        """Fetch the chunks of bytes [start, end) again, because they proved wrong; return whether any has changed.
 
-        At most the first eight of them are, and each three times in ten seconds. Raises what `read` raises.
+        Fetches at most the first eight chunks, and each at most three times in ten seconds. A chunk that was not open
+        counts as changed. Raises what `read` raises.
         """
         self._disk.check_may_fetch()
         changed = False
@@ -189,7 +191,7 @@ class ChunkReader:
     def _file(
         self, stored: StoredFile, number: int, following: Callable[[], StoredFile | None]
     ) -> File:
-        """Return the open file of a chunk, which is fetched if it is not here."""
+        """Return the open file of a chunk. If it is not open, load it from the cache or fetch it."""
         which = _ChunkId(stored.key, stored.version, stored.begin, number)
         file = self._opened(which)
         if file is None:
@@ -230,8 +232,8 @@ class ChunkReader:
             if file is not None:
                 coming.set_result(file)
                 return coming
-            # A thread of its own: the one that waits for it can be interrupted, and a request that hangs keeps no
-            # other from being sent, and no process from ending. Nobody finds a chunk here whose thread did not start.
+            # Each fetch has a daemon thread: its waiters can be interrupted, and a request that hangs delays neither
+            # other requests nor the end of the process. The chunk is noted last, so only if its thread has started.
             self._start(self._fetch, coming, stored, number)
             self._coming[which] = coming
         return coming
@@ -259,7 +261,7 @@ class ChunkReader:
         coming.set_result(file)
 
     def _name(self, stored: StoredFile, number: int) -> str:
-        """Return what no other chunk of any bucket is called."""
+        """Return the name of a chunk in the cache, which no other chunk of any bucket has."""
         part = f"{stored.version} {stored.begin} {number} {stored.chunks[number].size}"
         return f"{self._place}\n{stored.key}\n{part}"
 
@@ -282,7 +284,7 @@ class ChunkReader:
         return (self._cache.save if is_certain else self._cache.hold)(name, data)
 
     def _request(self, stored: StoredFile, number: int) -> tuple[memoryview | bytes, bool]:
-        """Fetch a chunk; return its bytes, and False if they are not those of the object by its version."""
+        """Fetch a chunk; return its bytes, and False if their MD5 is not the object's version, otherwise True."""
         chunk = stored.chunks[number]
         start = stored.begin + chunk.stored_at
         data: memoryview | bytes = self._store.get(stored.key, start, chunk.stored_size)
@@ -323,7 +325,7 @@ class ChunkReader:
     def _fetch_ahead(
         self, stored: StoredFile, number: int, following: Callable[[], StoredFile | None]
     ) -> None:
-        """Begin to fetch what a sequential reader, who is at chunk `number`, will need next."""
+        """Begin to fetch what a sequential reader that is at chunk `number` will need next."""
         with self._lock:
             expected, ahead = self._sequential.pop(stored.key, (-1, 0))
             ahead = min(max(2 * ahead, 1), _MOST_AHEAD) if number == expected else 0
@@ -332,12 +334,12 @@ class ChunkReader:
                 self._sequential.popitem(last=False)
             ahead = min(ahead, _MOST_REQUESTS - len(self._coming))
         end = min(number + 1 + ahead, len(stored.chunks))
-        # Without a thread, what is needed is fetched when it is needed.
+        # If no thread can be started, nothing is fetched ahead.
         with suppress(RemoteStorageError):
             for each in range(number + 1, end):
                 self._begin(stored, each)
             if end < number + 1 + ahead:
-                # What follows may have to be asked of the store.
+                # In its own thread, because finding the next file may need a request.
                 self._start(self._begin_following, following, ahead)
 
     def _begin_following(self, following: Callable[[], StoredFile | None], ahead: int) -> None:

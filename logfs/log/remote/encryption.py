@@ -4,8 +4,8 @@ Each chunk, and each index, is encrypted by itself with AES-256-GCM: 12 bytes of
 a tag. The manifest has the segment's key, wrapped by RSA-OAEP with SHA3-512, and data that is authenticated with each
 chunk.
 
-The RSA keys are files, ID.pem, each a private key in PKCS #8, in the directory `$LOGFS_KEYS`, by default
-`~/.config/logfs/keys`. They are never in a log directory, and their content is in no message.
+The RSA keys are files ID.pem, each a private key in PKCS #8, in the directory `$LOGFS_KEYS`, by default
+`$XDG_CONFIG_HOME/logfs/keys` (`~/.config/logfs/keys`). Their content is in no log directory and no message.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _TAG_BYTES = 16
 _KEY_BYTES = 32
 
 OVERHEAD_BYTES = _NONCE_BYTES + _TAG_BYTES
-"""How much longer an encrypted chunk is."""
+"""How many bytes an encrypted chunk is longer than its content."""
 
 _KEY_ID = re.compile(r"[A-Za-z0-9._-]{1,200}")
 
 
 class DataKey(NamedTuple):
-    """The key of one segment, what is authenticated with each chunk, and the key wrapped, as the manifest has it."""
+    """The key of one segment, the data that is authenticated with each chunk, and the wrapped key of the manifest."""
 
     key: bytes
     aad: bytes
@@ -85,7 +85,8 @@ def new_data_key(key_id: str) -> DataKey:
 def unwrap(fields: Mapping[str, Any]) -> DataKey:
     """Return the key of a segment from the `encryption` of its manifest.
 
-    Raises `InvalidStore` without the RSA key, `Corrupt` for a malformed field or another RSA key of that id.
+    Raises `InvalidStore` without the RSA key, `Corrupt` if a field is malformed or that key did not wrap the
+    segment's key, and `Unsupported` if that is no AES-256 key.
     """
     try:
         wrapped = fields["dataKey"]
@@ -120,7 +121,7 @@ def _path(key_id: str) -> Path:
 
 @lru_cache(maxsize=16)
 def _oaep(key_id: str) -> Any:
-    """Return what wraps and unwraps with an RSA key."""
+    """Return the RSA-OAEP cipher with the RSA key `key_id`. Raises `InvalidStore` if the key cannot be read."""
     path = _path(key_id)
     try:
         from Cryptodome.Cipher import PKCS1_OAEP

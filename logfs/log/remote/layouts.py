@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 # A .log file without a manifest is fetched in chunks of this size, which is the default of Aiven's plugin.
 CHUNK_BYTES = 4 << 20
 
-# More than any other file of the largest segment has.
+# Every object but the .log file is smaller than this, even of the largest segment.
 _MOST_SMALL_BYTES = 256 << 20
 
 # The files of a segment by the names that Aiven's manifest has for them.
@@ -49,27 +49,27 @@ IN_MANIFEST = {
 
 
 def plain_chunks(chunk_bytes: int, file_bytes: int, longer: int = 0) -> ChunkIndex:
-    """Return the chunks of a file whose bytes are stored as they are, or each chunk `longer` by some bytes."""
+    """Return the chunks of a file that is not compressed; each is stored with `longer` additional bytes."""
     last = file_bytes % chunk_bytes or min(file_bytes, chunk_bytes)
     size = min(chunk_bytes, file_bytes)
     return ChunkIndex(chunk_bytes, file_bytes, size + longer, last + longer)
 
 
 def key_of(segment: RemoteSegment) -> SegmentKey:
-    """Return what the names of a segment's objects tell."""
+    """Return what the keys of a segment's objects contain: its partition, first offset and id."""
     return SegmentKey(segment.partition, segment.start_offset, segment.segment_id)
 
 
 class BucketSegment:
     """A segment in a bucket: the objects of one copy. Any thread may call any method.
 
-    `key_of_segment` is what the names of its objects tell, `start_offset` its first offset, `identity` a number that
-    no other copy has, and `modified_ms` when the last of its objects was stored (ms since the epoch).
+    `key_of_segment` is what the keys of its objects contain, `start_offset` its first offset, `identity` a number
+    that no other copy has, and `modified_ms` when the last of its objects was stored (ms since the epoch).
     """
 
     # The suffixes of the files that a segment may have.
     suffixes: ClassVar[Sequence[str]]
-    # The suffixes of its objects, that of the .log file first, and those without which a copy is not complete.
+    # The suffixes of its objects, that of the .log file first, and of the objects that every complete copy has.
     stored: ClassVar[Sequence[str]]
     required: ClassVar[frozenset[str]]
 
@@ -89,7 +89,7 @@ class BucketSegment:
 
     @classmethod
     def of(cls, segment: RemoteSegment, stored: StoredSegment, place: str) -> Self:
-        """Return a copy whose sizes are known; its objects are below the prefix `place`. Nothing is requested."""
+        """Return a segment with the sizes of `stored`; its objects are below the prefix `place`. Send nothing."""
         key = key_of(segment)
         copy = cls(
             key,
@@ -113,7 +113,7 @@ class BucketSegment:
         return [suffix for suffix in self.suffixes if suffix != names.TEXT_INDEX]
 
     def _whole(self, suffix: str) -> StoredFile:
-        """Return all of an object as a file of one chunk. Raises `Corrupt` for a small file that is huge."""
+        """Return all of an object as a file of one chunk. Raises `Corrupt` above 256 MiB, except for a .log file."""
         found = self.objects[suffix]
         size = found.size
         if suffix != names.LOG and size > _MOST_SMALL_BYTES:
@@ -141,13 +141,13 @@ class BucketSegment:
 
     @staticmethod
     def parse(key: str, place: str) -> tuple[SegmentKey, str] | None:
-        """Return the segment and the suffix of a key below the prefix `place`; None for another object's."""
+        """Return the segment and the suffix of a key below the prefix `place`; None if the key is of no segment."""
         raise NotImplementedError
 
     def description(self, read: Callable[..., bytes]) -> RemoteSegment | None:
         """Return what a manifest tells of the segment; None if there is none, or if it is of another segment.
 
-        `read` and errors are as in `file`.
+        `read` returns the content of a small file, as in `file`. Raises the errors of `file`.
         """
         return None
 
@@ -282,7 +282,7 @@ class AivenSegment(BucketSegment):
                 try:
                     described = self._parse(read(stored))
                 except Corrupt:
-                    # It may have arrived wrong, and is kept as it arrived.
+                    # The manifest may have arrived wrong, and the cache has it like that.
                     described = self._parse(read(stored, again=True))
                 if described.segment is not None:
                     self.end_offset = described.segment.end_offset

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from logfs.log.disk.bucket_path import BucketPath
 
-# A request that has got no answer by then fails. A chunk of 4 MiB takes less at 2 Mbit/s.
+# A request without an answer within this time fails. A chunk of 4 MiB takes less at 2 Mbit/s.
 _REQUEST_SECONDS = 20
 _CONNECT_SECONDS = 5
 # A request is repeated after an error of the network or of the server (500, SlowDown) for as long as this.
@@ -53,13 +53,13 @@ _AWS_KEYS = {
 # a few times by then.
 _REFUSED = re.compile(r"non-2xx status code|status: [345]\d\d|range was invalid")
 _MAY_PASS = re.compile(r"(status code|status): (5\d\d|429)")
-# The credentials are refused, or what they permit: 401, 403, and 400 for a token that has expired.
+# The store refuses the credentials, or they do not permit the request: 401, 403, 400 for an expired token.
 _DENIED = re.compile(r"(status code|status): 40[13]|<Code>(ExpiredToken|InvalidToken)</Code>")
 _CODE = re.compile(r"<Code>([^<]{1,80})</Code>")
 _SENTENCE = re.compile(r"<Message>([^<]{1,200})</Message>")
 
 
-# Objects are sent in parts of this size, so many of one object at a time.
+# Large objects are sent in parts of this size, at most four parts of one object at a time.
 _PART_BYTES = 16 << 20
 _MOST_PARTS = 4
 
@@ -78,7 +78,7 @@ class _BodyFailed(Exception):
 class StoredObject(NamedTuple):
     """An object as a listing shows it: its key, its size in bytes, and when it was stored (ms since the epoch).
 
-    `version` is another one after the object was replaced; "" if it never is.
+    `version` changes when the object is replaced; "" if it is never replaced.
     """
 
     key: str
@@ -98,10 +98,10 @@ class ObjectStore:
     def __init__(self, place: BucketPath, *, looks_again: bool = False) -> None:
         """Prepare requests to the bucket of `place`. Nothing is imported, read or sent before the first one.
 
-        With `looks_again`, an object counts as missing when the store has said so three times, as it may in passing.
+        With `looks_again`, an object counts as missing only after the store has said so three times.
 
-        That raises `InvalidStore` if obstore is not installed, or if the bucket or the credentials' files cannot be
-        used.
+        The first request raises `InvalidStore` if obstore is not installed, or if the bucket or the credentials'
+        files cannot be used.
         """
         self._place = place
         self._looks = _MOST_LOOKS if looks_again and place.scheme != "file" else 1
@@ -171,7 +171,7 @@ class ObjectStore:
                     if size > _PART_BYTES:
                         break
                 else:
-                    # In one request, where several parts would be three.
+                    # A small object takes one request; sent in parts, it takes three.
                     self._obstore.put(self._store, key, b"".join(first), use_multipart=False)
                     return
                 self._obstore.put(
@@ -232,10 +232,10 @@ class ObjectStore:
             self._ask(key, lambda: self._obstore.delete(self._store, key))
         except FileNotFoundError:
             if self._place.scheme == "s3":
-                # S3 never says so of an object, but of a bucket.
+                # S3 reports a missing bucket like this, but never a missing object.
                 raise self._no_bucket(key) from None
         if self._place.scheme == "file":
-            # What a kill left of an upload has the object's name, and a number behind it.
+            # A killed upload leaves a file with the object's name, `#` and a number.
             path = Path("/", key)
             for left in path.parent.glob(f"{glob.escape(path.name)}#*"):
                 left.unlink(missing_ok=True)
@@ -298,7 +298,7 @@ class ObjectStore:
 
 
 def _sync(path: Path) -> None:
-    """Make a file durable, and the names on the way to it."""
+    """Make a file durable, and its name and those of the two directories above it."""
     for each in (path, *path.parents[:3]):
         fd = os.open(each, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -315,7 +315,7 @@ def _make(module: Any, place: BucketPath) -> Any:
     if place.scheme == "s3":
         config = _aws_config()
         endpoint = config.get("endpoint") or _environment("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
-        # Who names an endpoint without TLS wants it without TLS.
+        # An endpoint that is configured with http:// is used without TLS.
         options["allow_http"] = endpoint.startswith("http://")
         if endpoint:
             config["endpoint"] = endpoint
@@ -340,7 +340,7 @@ def _environment(*variables: str) -> str:
 
 
 def _aws_config() -> dict[str, str]:
-    """Return what the environment does not set, from the files of Amazon's tools: the profile `AWS_PROFILE`."""
+    """Return the options of `AWS_PROFILE` in Amazon's files; the environment overrides their keys and region."""
     profile = _environment("AWS_PROFILE", "AWS_DEFAULT_PROFILE") or "default"
     has_keys = bool(_environment("AWS_ACCESS_KEY_ID"))
     config: dict[str, str] = {}

@@ -50,8 +50,8 @@ class SegmentContent(NamedTuple):
 class UploadOptions(NamedTuple):
     """Where segments are stored, and how: the prefix of the keys, the layout, and the size of a chunk in bytes.
 
-    In Aiven's layout, the chunks are compressed with zstd with `compress`, and everything is encrypted with
-    `key_id`, the name of an RSA key.
+    Two options are for Aiven's layout only: `compress` compresses the chunks with zstd, and `key_id`, the name of an
+    RSA key, encrypts everything but the manifest.
     """
 
     place: str
@@ -116,7 +116,7 @@ class _Sender:
         return self._stored(content, UploadOptions(self._options.place, Layout.LOCAL), {})
 
     def send_objects(self, content: SegmentContent) -> StoredSegment:
-        """Store the .log file in chunks, the joined indexes, the text index, and the manifest, as Aiven's plugin."""
+        """Store the .log file in chunks, the joined indexes, the text index and the manifest, like Aiven's plugin."""
         options, size = self._options, self._segment.size_bytes
         key = new_data_key(options.key_id) if options.key_id else None
         sizes: list[int] = []

@@ -1,4 +1,4 @@
-"""The `Disk` of remote segments that are known by their descriptions: no listing is requested to find them."""
+"""The `Disk` of remote segments that are known by their descriptions. Those that logfs copied need no listing."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ class TieredDisk(BucketDisk):
         is_finished: Callable[[SegmentKey], bool],
         cache_bytes: int,
     ) -> None:
-        """Read objects whose keys begin with `place`; `root` is the log directory that their bucket is.
+        """Read objects whose keys begin with `place`; `root` is the URL of their bucket as a log directory.
 
-        `home` is the URL in the settings, without their prefix. `cache_bytes` is the limit of the cache of chunks.
+        `home` is the URL in the settings without the prefix. `cache_bytes` is the limit of the cache of chunks.
 
         A missing object of a segment that `is_finished`, by its description, raises `RemoteStorageError`; otherwise
         another process has deleted it, which raises `Gone`.
         """
-        # A bucket that is opened alone is listed again for a missing object. Here the object is asked for again.
+        # A `BucketDisk` lists again if an object is missing. This disk requests the object again instead.
         super().__init__(root, cache_bytes, home, looks_again=True)
         self.home, self.place = home, place
         self._is_finished = is_finished
-        # By the directory of the partition and the first offset.
+        # The segments by the directory of their partition and their first offset.
         self._segments: dict[Path, dict[int, BucketSegment]] = {}
         self._missing: dict[tuple[Path, int], int] = {}
         self._listed = cache(self._list)
@@ -83,7 +83,7 @@ class TieredDisk(BucketDisk):
         return found
 
     def note_missing(self, directory: Path, first: int, end: int) -> None:
-        """Have every file of a segment that begins at `first` raise `RemoteStorageError`: nothing describes it."""
+        """Note that nothing describes the offsets [first, end): opening their files raises `RemoteStorageError`."""
         self._missing[directory, first] = end
 
     def _list(self, partition: RemotePartition) -> Mapping[SegmentKey, BucketSegment]:

@@ -1,4 +1,4 @@
-"""Segments for readers in other processes, which share only the files. Imports all of `log` above it.
+"""Segments for other processes that share the files. Imports `disk`, `remote`, `segment`, `read` and `follow`.
 
 - `segment_descriptor`: what another process needs to find and open a segment, and to notice that it is gone.
 - `scan_split`: a scan split into parts. Begin here.

@@ -76,7 +76,7 @@ def plan(
         end = min(end_offset, segment.next_offset)
         if first >= end:
             continue
-        # A plan of many small segments opens no index.
+        # The index is not used here, so a plan of many small segments opens no index.
         position = 0 if first == segment.base_offset else segment.position_of(first)
         cuts = [(first, position)]
         if position + split_bytes < planned.size_bytes:
@@ -114,7 +114,7 @@ def ranges_reaching(reader: Reader, timestamp: int) -> list[tuple[int, int]]:
 def _first_reaching(segment: Segment, timestamp: int) -> int:
     """Return an offset below which all records of a segment are earlier than `timestamp`; its end if all are."""
     if segment.is_tiered:
-        # Its description says it without a request.
+        # The description of the segment tells its greatest timestamp without a request.
         return segment.next_offset if segment.largest_timestamp < timestamp else segment.base_offset
     index = segment.time_index
     try:
@@ -135,8 +135,7 @@ def _first_reaching(segment: Segment, timestamp: int) -> int:
 def divide(segment_split: SegmentSplit, records: int) -> Iterator[SegmentSplit]:
     """Divide a split into splits of at most `records` offsets each.
 
-    The offset index gives the byte at which the reading of each begins. Raises `Gone` if the segment's file is
-    missing or was cut.
+    The offset index gives the position of each new split. Raises `Gone` if the segment's file is missing or was cut.
     """
     segment = segment_split.segment.open()
     count = max(segment_split.end_offset - segment_split.first_offset, 1)
@@ -228,7 +227,7 @@ def _read(
 
 
 def _start(segment: Segment, segment_split: SegmentSplit) -> tuple[int, int]:
-    """Return the position to read from and the offset expected there: those of the segment if no batch fits there."""
+    """Return the position to read from and its offset; those of the segment start if no batch begins there."""
     head = segment.header(segment_split.position) if segment_split.position else None
     if head is not None and segment.base_offset <= head.base_offset <= segment_split.first_offset:
         return segment_split.position, head.base_offset

@@ -44,7 +44,7 @@ class TieredSource(NamedTuple):
     remote: RemoteSegment
 
     def open(self, directory: Path) -> TieredSegment:
-        """Return the segment, of a partition directory in a bucket; reading it raises `Gone` if it was deleted."""
+        """Return the segment of a partition directory in a bucket. Reading it raises `Gone` if it was deleted."""
         disk = tiered_disk(as_path(self.root), as_path(self.home), self.place)
         stored = custom_metadata.parse(self.remote.custom)
         return TieredSegment(disk, directory, self.remote, stored)
@@ -86,8 +86,8 @@ class SegmentDescriptor:
     def open(self) -> Segment:
         """Return the segment, with its file open and checked; close it after use.
 
-        Raises `Gone` if the file is missing, is another file, or is shorter than planned. Raises `OSError`. An
-        object store is asked nothing.
+        Raises `Gone` if the file is missing, is another file, or is shorter than planned. Raises `OSError`. For a
+        segment in an object store, sends at most a listing, if another program has copied it.
         """
         segment = self._open()
         segment.gaps = self.gaps
@@ -223,7 +223,7 @@ def describe_segments(
         if previous is None and segment is not every[0] and segment in every:
             before = every[every.index(segment) - 1]
             previous = before.base_offset, _identity(reader, before)
-        # Before its end is read: a segment that grows meanwhile must not count as one that ends there.
+        # Read before the end: a segment that gets a successor meanwhile must not count as sealed at an old end.
         is_last = segment.next_base is None
         identity = _identity(reader, segment)
         described = SegmentDescriptor(

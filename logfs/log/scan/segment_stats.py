@@ -135,7 +135,7 @@ def _note_columns(counts: SegmentStats, columns: Columns, plain_bytes: int, buck
 def times_by_index(segment: Segment, bucket_ms: int) -> Counter[int]:
     """Count the offsets of a segment as `SegmentStats.times` counts records, without reading the log.
 
-    The offsets up to an entry of the time index count as of its timestamp.
+    An offset counts with the timestamp of the first entry of the time index that is at or after it.
     """
     entries = np.frombuffer(segment.time_index.to_bytes(), _TIME_ENTRY)
     lasts = entries["offset"].astype(np.int64) + segment.base_offset

@@ -5,14 +5,14 @@
 - `segment_end`: the end of an active segment, as readers see it.
 - `segment_files`: the files of a segment, and which of them are open.
 - `segment_listing`: the segments that a directory holds at this moment.
-- `file_checks`: files that are refused before anything reads them.
+- `file_checks`: checks that refuse a file before its content is read.
 - `index`: sparse sorted entries of fixed width: the offset index and the time index.
-- `index_entries`: where the entries of an index are read, and how they are added.
+- `index_entries`: how the entries of an index are read and added.
 - `text_index`: the third index, by position in the text views.
 - `text_index_cache`: text indexes of segments that a broker wrote, in the user's cache directory.
 - `txn_index`: the aborted transactions of a segment.
-- `batch_iterator`: the batches of a file one by one, past damage.
-- `batch_scanner`: many batches at once in compiled loops, where nothing is wrong.
-- `pipeline`: compiled work in other threads, while a scan reads on.
+- `batch_iterator`: the batches of a file one by one; damaged ranges are skipped and reported.
+- `batch_scanner`: many batches at once in compiled loops, for ranges without damage.
+- `pipeline`: compiled work in other threads, while the scanning thread reads the next chunks.
 - `index_builder`: all indexes of a segment, built from its log.
 """

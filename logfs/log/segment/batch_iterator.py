@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     Read = Callable[[int, int], memoryview]
 
 CHUNK_BYTES = 256 * 1024
-# The offset after a batch is an int64, too.
+# All offsets are below this limit, because the offset after a batch must fit in an int64, too.
 _LIMIT_OFFSET = 2**63 - 1
 # The first fields of a batch, and of a message of an old format, where the offset is that of the last record.
 _HEAD = np.dtype([("offset", ">i8"), ("size", ">i4"), ("unchecked", ">i4"), ("magic", "u1")])
@@ -87,7 +87,7 @@ class Walk(NamedTuple):
     """The arguments of `walk`: which bytes of a .log file to walk over, and which offsets to expect there.
 
     The bytes are [start, end), read by `read(position, size)`, about `chunk_bytes` at a time. `first_offset` is the
-    lowest offset that the first batch may have; with `exact`, the batches before `start` are known to end there.
+    lowest offset that the first batch may have; with `exact`, it is known to follow the batches before `start`.
     `next_offset` is the offset after the last batch, None if it is unknown, as in recovery. All offsets are below
     `limit_offset` (the base offset of the next segment).
 
@@ -176,7 +176,7 @@ class _Window:
                 raise Corrupt(f"message size {size} is invalid with {left} bytes left")
             return LegacyBatch.parse(self.get(position, size))
         if len(head) < HEADER_SIZE:
-            # Of a file that is being cut, fewer bytes are left than there were.
+            # A file that is being truncated may have fewer bytes left than its size said.
             raise Corrupt(f"{min(left, len(head))} bytes are too few for a batch")
         header = parse_header(head)
         if header.magic != MAGIC:
@@ -226,7 +226,7 @@ def _valid_batch(window: _Window, position: int, expected: int, what: Walk, know
 def _check_successor(
     window: _Window, position: int, header: Header, what: Walk, known: bool
 ) -> None:
-    """Raise `Corrupt` unless a batch that does not follow its predecessor at least leads to its successor."""
+    """Check a batch whose predecessor does not confirm its offset. Raises `Corrupt` if its successor does not."""
     after = position + header.size_bytes
     successor = window.base_offset(after) if after < window.end else None
     follows = what.next_offset if successor is None else successor
@@ -274,8 +274,9 @@ def _resynchronise(window: _Window, start: int, expected: int, what: Walk, reaso
 def _leads_to_the_end(window: _Window, position: int, what: Walk, astray: set[int]) -> bool:
     """Return whether valid batches follow one another from a position up to the very end.
 
-    Batches of the log do, where nothing else is damaged. Batches inside a record do not, for the rest of the record
-    follows them. `astray` collects the positions that do not lead to the end, so that each is examined once.
+    Batches of the log reach the end if nothing else is damaged. Batches inside a record do not reach it, because the
+    rest of the record follows them. `astray` collects the positions that do not lead to the end, so that each
+    position is examined once.
     """
     expected: int | None = None
     seen: set[int] = set()
@@ -295,7 +296,7 @@ def _leads_to_the_end(window: _Window, position: int, what: Walk, astray: set[in
 
 
 def _contents(window: _Window, position: int, expected: int, what: Walk) -> tuple[int, int, bool]:
-    """Return the byte and the offset where a damaged batch ends, and whether its length is reliable.
+    """Return the position after a damaged batch, its last offset, and whether its length is reliable.
 
     The messages in a wrapper may lie in it uncompressed (snappy and LZ4 keep what they cannot shorten), and must not
     be mistaken for messages of the log. If the wrapper's length agrees with the lengths of its fields, it is right,
@@ -320,11 +321,11 @@ def _contents(window: _Window, position: int, expected: int, what: Walk) -> tupl
 
 
 def _candidates(chunk: bytes, expected: int, limit_offset: int) -> Sequence[int]:
-    """Return where in a chunk a batch or a wrapper may begin, by its magic, size and offset."""
+    """Return the positions in a chunk at which a batch or a wrapper may begin, by its magic, size and offset."""
     if len(chunk) < _HEAD.itemsize or not chunk.strip(b"\0"):
         # The rest of a preallocated file is a long run of zeros.
         return []
-    # There is a head at every byte, so they overlap.
+    # A head may begin at every byte, so the items of this array overlap.
     heads = np.ndarray(len(chunk) - _HEAD.itemsize + 1, _HEAD, chunk, strides=(1,))
     at = np.flatnonzero(heads["magic"] <= MAGIC)
     at = at[heads["size"][at] >= SMALLEST_BYTES - LENGTH_OVERHEAD]

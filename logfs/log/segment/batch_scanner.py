@@ -1,4 +1,4 @@
-"""Many batches at once: a version of `batch_iterator` in compiled kernels, for data in which nothing is wrong.
+"""Many batches at once: a version of `batch_iterator` in compiled kernels, for data without damage.
 
 A service that appends one line at a time leaves hundreds of batches in a block of the log. A Python step for each
 field of each batch would cost more than reading the block.
@@ -68,7 +68,7 @@ _AHEAD_BYTES = 8 << 20
 _SMALL_BYTES = 1024
 # The text of segments with so many bytes is measured in other threads.
 _LARGE_BYTES = 8 << 20
-# No reader asks for more text at a time, unless a few batches have more.
+# The limit of text to render at once. Few blocks of a view have more; a greater size may come from a wrong index.
 _MOST_TEXT_BYTES = 32 << 20
 # The greatest size of a batch that a 32-bit length can express.
 _MOST_BYTES = 2**31 - 1 + LENGTH_OVERHEAD
@@ -367,10 +367,10 @@ def scan_at(
     *,
     gaps: bool,
 ) -> tuple[ScannedBatches, int]:
-    """Return the valid batches at `position` of a file, as `scan` does, and where in the file the last of them ends.
+    """Return the valid batches from `position` of a file on, and the position in the file after the last of them.
 
-    `read(position, size)` reads the file, whose bytes from `end` on are left out. About 1 MiB of batches are
-    returned, or one that is larger.
+    `read(position, size)` reads the file; its bytes from `end` on are ignored. `first_offset` and `gaps` are as in
+    `scan`. Returns about 1 MiB of batches, or one batch if it is larger.
     """
     left = end - position
     data = read(position, min(_CHUNK_BYTES, left))
@@ -387,8 +387,8 @@ def scan(data: memoryview, first_offset: int, *, gaps: bool) -> tuple[ScannedBat
     """Return the valid batches at the start of `data`, and the position in `data` after the last of them.
 
     `first_offset` is the lowest base offset that the first batch may have; without `gaps`, it must have exactly this
-    one. The scan stops at the first batch that is incomplete or invalid, and only `batch_iterator.walk`
-    tells which of the two it is.
+    offset. The scan stops at the first batch that is incomplete or invalid. Use `batch_iterator.walk` to find out
+    which of the two it is.
     """
     from logfs.format.kernels import batch_kernels
 
@@ -443,7 +443,7 @@ def scan_one(position: int, batch: Batch) -> ScannedBatches:
 
 
 def _spans(rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the columns that `decode_columns` needs; contiguous, for numba compiles again for every layout."""
+    """Return the columns that `decode_columns` needs, contiguous, because numba compiles again for every layout."""
     return np.ascontiguousarray(rows[:, SPAN_START:])
 
 
@@ -453,7 +453,7 @@ def survey(
     """Yield the batches of a segment from `position` on, in measured runs, and each `Damage` between them.
 
     `first_offset` is the base offset that the first batch should have; with `segment.gaps` it may have a higher one.
-    The text of a large segment is measured in other threads, while this one reads on.
+    The text of a large segment is measured in other threads too, while this thread reads ahead.
     """
 
     return scan_ahead(segment, position, first_offset, ScannedBatches.measured)
@@ -467,7 +467,7 @@ def scan_ahead(
 ) -> Iterator[T | Damage]:
     """Yield the result of `work` for each run that `scan_segment` yields, and each `Damage` between them.
 
-    `work` on a large segment is done in other threads, too, while this one reads on.
+    For a large segment, `work` is called in other threads too, while this thread reads ahead.
     """
 
     def done(found: ScannedBatches | Damage) -> T | Damage:
@@ -489,7 +489,7 @@ def scan_segment(
     expected = first_offset
     asked = position
     while position < size:
-        # The kernel's own read-ahead loses its way, because each chunk begins within the one before.
+        # The kernel's own read-ahead does not detect a sequential scan, because the chunks overlap.
         asked = max(asked, position)
         segment.read_ahead(asked, position + _AHEAD_BYTES - asked)
         asked = position + _AHEAD_BYTES
@@ -500,11 +500,11 @@ def scan_segment(
             yield found
             position, expected = found.end, found.next_offset
             continue
-        # The careful walk finds what is wrong here and where batches go on, or reads messages of an old format.
+        # The walk finds the damage here and the next valid batch, or reads messages of an old format.
         for walked in segment.walk(position, first_offset=expected, is_end_known=False):
             if isinstance(walked, Damage):
                 yield walked
-                # No CRC covers the offset of the next batch: the careful walk checks it against its successor, too.
+                # Continue the walk: no CRC covers the next batch's offset, and the walk checks it by its successor.
                 position, expected = walked.end, walked.next_offset
                 continue
             yield scan_one(*walked)
@@ -517,12 +517,12 @@ def scan_segment(
 
 
 def position_to_scan_from(segment: Segment, offset: int) -> int:
-    """Return the position of about the batch that holds `offset`; 0 if the segment begins at or above it."""
+    """Return a position at or shortly before the batch of `offset`; 0 if the segment begins at or above `offset`."""
     return segment.position_of(offset) if offset > segment.base_offset else 0
 
 
 def scan_from(segment: Segment, offset: int) -> Iterator[ScannedBatches | Damage]:
-    """Yield the same from about the batch that holds `offset` on, which the offset index finds."""
+    """Yield the batches in runs, and each `Damage`, from at or shortly before the batch that holds `offset` on."""
     position = position_to_scan_from(segment, offset)
     head = segment.header(position) if position else None
     first = segment.base_offset if head is None else head.base_offset
@@ -530,15 +530,15 @@ def scan_from(segment: Segment, offset: int) -> Iterator[ScannedBatches | Damage
 
 
 def _below(rows: NDArray[np.int64], limit_offset: int) -> NDArray[np.int64]:
-    """Return the batches before the first that reaches beyond what a segment can hold."""
+    """Return the batches before the first batch that has an offset of `limit_offset` or higher."""
     is_beyond = rows[:, NEXT_OFFSET] > limit_offset
     return rows[: int(is_beyond.argmax())] if is_beyond.any() else rows
 
 
 def _without_doubtful_end(rows: NDArray[np.int64], expected: int) -> NDArray[np.int64]:
-    """Return the batches without the last one if that follows a gap.
+    """Return the batches, without the last batch if that follows a gap.
 
-    No CRC covers its offset and only its successor can confirm it, so it is left to the next scan.
+    No CRC covers the offset of the last batch, and only its successor can confirm it: the next scan reads both.
     """
     if len(rows):
         before = int(rows[-2, NEXT_OFFSET]) if len(rows) > 1 else expected

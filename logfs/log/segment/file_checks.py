@@ -62,8 +62,8 @@ def _check_size(disk: Disk, path: Path) -> None:
 def _check_swap(disk: Disk, directory: Path, base_offset: int, bases: set[int]) -> None:
     """Raise `Corrupt` for a swap that compaction cannot have written and that would hide good records.
 
-    What compaction leaves begins with a whole batch, and the segment before it ends below its base offset. Both the
-    swap and that segment were fsynced before the swap got its name (kafka-storage 8.8).
+    A swap that compaction wrote begins with a whole batch, and the segment before it ends below the swap's base
+    offset. Both files were fsynced before the swap got its name (kafka-storage 8.8).
     """
     swap = Segment(disk, directory, base_offset, names.SWAP)
     _check_size(disk, swap.path)

@@ -38,7 +38,7 @@ class SparseIndex(NamedFile):
     opened at the first use, so that a store of many segments opens quickly, and is read block by block.
 
     Entries are added by `_writer`: to the file of an active segment after `preallocate`, or in memory after
-    `collect`, where a read-only store keeps them. Without either, the index is full.
+    `collect`, where a read-only store keeps them. An index without a `_writer` is full.
     """
 
     entry: ClassVar[struct.Struct]
@@ -75,7 +75,7 @@ class SparseIndex(NamedFile):
 
     @property
     def capacity(self) -> int:
-        """The greatest number of entries that the index can have: those that the preallocated file has space for."""
+        """The greatest number of entries that the index can have; without a writer, the number that it has."""
         return len(self) if self._writer is None else self._writer.capacity
 
     @property
@@ -85,7 +85,7 @@ class SparseIndex(NamedFile):
 
     @property
     def room(self) -> int:
-        """How many further entries fit, without those that are reserved for the closing entry."""
+        """How many further entries fit, without the slots that are reserved for the closing entry."""
         length = (self._entries or self._open()).length
         capacity = length if self._writer is None else self._writer.capacity
         return capacity - length - self.reserved
@@ -200,7 +200,8 @@ class SparseIndex(NamedFile):
     def _written(self, file: File) -> int:
         """Return the number of entries before the first one of zeros.
 
-        An entry stands for a batch after the first one, so it is never all zero.
+        An entry stands for a batch after the first one, so it is not all zero. An exception is the time index of a
+        segment whose only batch has the timestamp 0.
         """
         width = self.entry.size
         return bisect_left(
@@ -215,7 +216,7 @@ class SparseIndex(NamedFile):
             self._writer.reserve(len(self), count)
 
     def trim(self) -> None:
-        """Cut the preallocated space after the entries off the file, which ends its writing (kafka-storage 3.5)."""
+        """Cut the preallocated space after the entries off the file, and end the writing (kafka-storage 3.5)."""
         if isinstance(self._writer, IndexWriter):
             self._is_dirty = True
             self._entries = self._writer.trim(self._entries or self._open())
@@ -234,7 +235,7 @@ class SparseIndex(NamedFile):
             raise
 
     def close(self) -> None:
-        """Release the file; the next use opens it again. In a read-only store, entries only in memory stay."""
+        """Release the file; the next use opens it again. In a read-only store, entries in memory are kept."""
         if self._disk.writable or self._file is not None:
             self._entries = self._writer = None
 
@@ -252,7 +253,7 @@ class SparseIndex(NamedFile):
 
         As in Kafka, the offset index and the time index check their last entry too.
         """
-        # An open file may have lost its name.
+        # Prefer the open file, because its name may have been removed.
         file = self._file or self._find_file()
         size = self._disk.size(file) if file else 0
         if size % self.entry.size:
@@ -279,14 +280,14 @@ class SparseIndex(NamedFile):
             raise
         if better is not None:
             self._entries = None if self._disk.writable else better._entries
-        # Another file, perhaps: to repair an index replaces both.
+        # Open the file again: a repair replaces the files of both the offset and the time index.
         entries = self._open_file()
         self.on_open()
         return entries
 
     def _open_file(self) -> Entries:
-        # Under the lock, and once: a thread that reads must not replace what a thread that appends has opened and
-        # made space in since.
+        # Check again under the lock: a reading thread must not replace the entries of a file that an appending thread
+        # has opened and preallocated since.
         with self._disk.hold(self._disk.naming):
             if self._entries is None:
                 self._entries = self._entries_of_file()
@@ -333,9 +334,9 @@ class SparseIndex(NamedFile):
         return Gone(f"{self.path}: was truncated while it was read; read again")
 
     def _forget_cut(self, entries: Entries) -> None:
-        """Let the next use open a file again that is shorter than `entries`, which were read of it, say.
+        """Make the next use open the file again, because the file is shorter than `entries` says.
 
-        An index that another process writes is read anew after a look at all of its log: raises `Gone`.
+        Raises `Gone` if that is not allowed, as in a read-only store: the caller then looks at the whole log again.
         """
         if self._entries is entries:
             if not (self._disk.writable and entries.reopens):
@@ -352,8 +353,8 @@ class SparseIndex(NamedFile):
                 self._forget_cut(entries)
 
     def _search(self, entries: Entries, value: int) -> tuple[int, tuple[int, ...]]:
-        """Do as `_last_up_to`. Raises `struct.error` if the file is shorter than it was."""
-        # Bisections that call no function of Python: most of a lookup's time went there.
+        """Search `entries` for the result of `_last_up_to`. Raises `struct.error` if the file has become shorter."""
+        # The bisections call no Python function, because such calls took most of a lookup's time.
         length, per_block, blocks, _, _ = entries
         if not length:
             return -1, ()
@@ -387,7 +388,7 @@ class SparseIndex(NamedFile):
 
 
 class OffsetEntry(NamedTuple):
-    """An offset index entry: the batch whose last offset is `offset` starts at `position`."""
+    """An offset index entry: the batch at `position`, or a later batch of the same append, ends with `offset`."""
 
     offset: int
     position: int
@@ -410,7 +411,7 @@ class OffsetIndex(SparseIndex):
         self._append(relative, position)
 
     def append_all(self, entries: Iterable[tuple[int, int]]) -> None:
-        """Add an entry for each (offset, position), as `append` does; their offsets are ascending."""
+        """Add an entry for each (offset, position). The offsets must be ascending, which is not checked."""
         pack, base = self.entry.pack, self.base_offset
         self.extend(b"".join([pack(offset - base, position) for offset, position in entries]))
 
@@ -483,7 +484,7 @@ class TimeIndex(SparseIndex):
             return first_timestamp < 0
         last = self[entries.length - 1]
         if (last.timestamp, last.offset) == (0, self.base_offset):
-            # An entry of zeros: only right if the segment begins in 1970.
+            # An entry of zeros is right only if the segment's first timestamp is 0 (1970).
             return entries.length == 1 and first_timestamp == 0
         return self.base_offset <= last.offset < next_offset
 
@@ -504,7 +505,7 @@ class TimeIndex(SparseIndex):
             self._append(timestamp, self._relative(offset))
 
     def append_all(self, entries: Iterable[TimeEntry]) -> None:
-        """Add each of `entries` whose timestamp is above that of the entry before it; they are ascending."""
+        """Add each of `entries`, which are ascending, whose timestamp is above that of the entry before it."""
         pack, base, newest = self.entry.pack, self.base_offset, self.last.timestamp
         packed = []
         for timestamp, offset in entries:

@@ -59,7 +59,8 @@ class TextBuilder:
     ) -> None:
         """Continue after the last entry of `index`, with an entry about every `interval_bytes` of log.
 
-        `after` are the position in place of that of the last entry, and the text size of the batches so far.
+        `after` is given in place of the last entry: (position to count the interval from, text size of all batches so
+        far).
         """
         self._index = index
         self._interval_bytes = interval_bytes
@@ -117,7 +118,7 @@ class LookupBuilder:
     ) -> None:
         """Add an entry about every `interval_bytes` of log after the position `last_entry`.
 
-        `max_entry` is the greatest timestamp before the batches to come.
+        `max_entry` is the greatest timestamp of the batches so far; None if there are none.
         """
         self.max_entry = max_entry or TimeEntry(-1, offset_index.base_offset)
         self.last_entry = last_entry
@@ -130,7 +131,7 @@ class LookupBuilder:
         offset_index, time_index = self._offset_index, self._time_index
         positions, rows = found.positions, found.rows
         lasts, times = rows[:, NEXT_OFFSET] - 1, rows[:, MAX_TIMESTAMP]
-        # For each row, the row of the greatest timestamp so far, the first of equals; -1 for one before this run.
+        # For each row, the first row with the greatest timestamp so far; -1 if that timestamp is from an earlier run.
         greatest = np.maximum.accumulate(np.maximum(times, self.max_entry.timestamp))
         before = np.concatenate(([self.max_entry.timestamp], greatest[:-1]))
         row_of = np.maximum.accumulate(np.where(times > before, np.arange(len(rows)), -1))
@@ -144,7 +145,7 @@ class LookupBuilder:
         newest = time_index.last.timestamp
         offset_entries: list[tuple[int, int]] = []
         time_entries: list[TimeEntry] = []
-        # If the size was chosen for a greater index.interval.bytes than the present one, the index becomes sparser.
+        # If the size was chosen for a greater index.interval.bytes, the index fills up: later batches get no entry.
         room, time_room = offset_index.room, time_index.room
         for row in _due(positions, self.last_entry, self._interval_bytes):
             if len(offset_entries) >= room or len(time_entries) >= time_room:
@@ -155,7 +156,7 @@ class LookupBuilder:
             if entry.timestamp > newest:
                 newest = entry.timestamp
                 time_entries.append(entry)
-        # First: a caller may go on without the entries for which the disk has no room.
+        # Set before the appends, which raise on a full disk: a caller may then go on without the entries.
         self.max_entry = max_entry(-1)
         offset_index.append_all(offset_entries)
         time_index.append_all(time_entries)
@@ -225,7 +226,7 @@ def lookup_fits(segment: Segment, number: int) -> bool:
     if not times.can_be(segment.next_offset, segment.first_timestamp):
         return False
     with suppress(DamagedRange):
-        # A closing entry that is missing was that of the last batch, unless timestamps go back.
+        # If the closing entry is missing, the last batch is newer than the last entry, unless timestamps go back.
         newest = segment.find_batch(segment.next_offset - 1)
         if newest is not None and newest.header.max_timestamp > times.last.timestamp:
             return False
@@ -271,7 +272,7 @@ def text_entries_after(segment: Segment, before: TextEntry, count: int) -> list[
             entries.append(TextEntry(found[1].header.base_offset, found[0], text))
             text = text.plus(text_size(found[1]))
     end = TextEntry(segment.next_offset, segment.size_bytes, text)
-    # The first is in the index already.
+    # The first entry is `before`, which is in the index already.
     inner = entries[1:]
     between, wanted = len(inner), count - 1
     if between < wanted:
@@ -312,11 +313,11 @@ def text_entries_between(
         if position > entries[-1].position:
             entries.append(TextEntry(first, position, text))
         if size is None:
-            # Of several damaged ranges the first gets all of that text, as in the views.
+            # If several ranges are damaged, the first gets all of the missing text, as in the views.
             size, missing = missing, NO_TEXT
         text = text.plus(size)
     del entries[0]
-    # Spaced evenly, as in an index that was never damaged.
+    # The new entries are spaced evenly, as in an index that was never damaged.
     between = len(entries)
     return [entries[n * between // count] for n in range(count)] if between >= count else []
 
@@ -329,9 +330,9 @@ def rebuild_text(segment: Segment) -> None:
     builder = TextBuilder(index, _INTERVAL_BYTES)
     for found in survey(segment, builder.position, index.last.offset):
         if isinstance(found, Damage) and found.end == size:
-            # The bytes alone do not show how far the damage goes. The segment's end does.
+            # The damaged bytes do not show how many offsets they held. The segment's `next_offset` does.
             found = found._replace(next_offset=max(found.next_offset, segment.next_offset))
         builder.add(found)
     builder.finish(segment.next_offset, size)
-    # Synced, because the file is not checked again after a crash.
+    # The new file is synced, because it is not checked again after a crash.
     index.save(sync=True)

@@ -1,9 +1,9 @@
 """The entries of a sparse index: where readers find their bytes, and how the one writer adds more.
 
-Readers touch no memory mapping: that may wait for the disk on the event loop, and raises SIGBUS if the file was cut.
-They read a file by `Disk.read`, in blocks of 4 KiB, and the process keeps those that were read last: a lookup among
-10,000 offset entries, 512 in a block, reads at most 5 of 20 blocks. The mapping of the file of an active segment
-belongs to its `IndexWriter`.
+Readers use no memory mapping: an access may wait for the disk on the event loop, and raises SIGBUS if the file was
+truncated. They read a file by `Disk.read`, in blocks of 4 KiB, and the process keeps the blocks that were read last.
+For example, a lookup among 10,000 offset entries, 512 in a block, reads at most 5 of 20 blocks. Only the
+`IndexWriter` of an active segment uses a mapping of the file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ALL = 2**32
 
 
 class Blocks(dict[int, bytes | bytearray]):
-    """The bytes of the entries by block. Those of a file are read when they are needed, and forgotten again.
+    """The bytes of the entries by block. A block of a file is read when it is needed, and may be dropped later.
 
     The process keeps the 16 MiB of blocks that were read last. The last block may be incomplete.
     """
@@ -57,7 +57,7 @@ class Blocks(dict[int, bytes | bytearray]):
 
 
 class HeldBlock(Blocks):
-    """All entries in one block in memory."""
+    """Entries that are held in memory, all of them in one block."""
 
     __slots__ = ()
 
@@ -69,7 +69,7 @@ class HeldBlock(Blocks):
         return bytes(self[0][:size])
 
 
-# All blocks that were read of files, the oldest first. Only atomic operations are used on it.
+# The blocks that were read of files and are kept, the oldest first. Only atomic operations are used on the deque.
 _kept: deque[tuple[ref[Blocks], int]] = deque()
 _MOST_KEPT = 4096
 
@@ -77,10 +77,10 @@ _MOST_KEPT = 4096
 class Entries(NamedTuple):
     """What readers see of an index: `length` entries, with `per_block` of them in each of the `blocks`.
 
-    More may follow in the last block meanwhile.
+    The last block may already have further entries, which an append has added since.
 
     - `has_rest`: the file has more bytes after its last whole entry, fewer than an entry has.
-    - `reopens`: the index may forget them, and find them again in its own file.
+    - `reopens`: the index may drop these entries, because it can read them again from its own file.
     """
 
     length: int
@@ -121,15 +121,15 @@ class EntryCollector:
         return Entries.held(bytearray(data), self._entry)
 
     def reserve(self, length: int, more: int) -> None:
-        """Make sure that `more` entries after the first `length` find space. Memory has it."""
+        """Make sure that there is space for `more` entries after the first `length`. In memory there always is."""
 
 
 class IndexWriter(EntryCollector):
     """Adds entries to the index file of an active segment, which is preallocated with zeros (kafka-storage 3.6).
 
-    It stores them through a mapping that nothing else touches: a write of 8 bytes would take ten times as long. An
-    entry is in the file before readers see it. They read the file; but the block with the last entry is in memory, so
-    that an append never waits for a read.
+    It stores the entries through a mapping, because a system call for 8 bytes takes ten times as long. Nothing else
+    uses the mapping. An entry is in the file before readers see it. Readers read the file, except for the block with
+    the last entry, which is in memory: an append never waits for a read.
     """
 
     def __init__(self, disk: Disk, file: File, entry: struct.Struct, capacity: int) -> None:
@@ -143,9 +143,9 @@ class IndexWriter(EntryCollector):
         self._mapping: mmap.mmap | None = None
 
     def begin(self, length: int) -> Entries:
-        """Give the file its space, and return its first `length` entries, to which others are added.
+        """Preallocate the file for `capacity` entries, and return its first `length` entries, to which `add` adds.
 
-        Raises `OSError` and `WouldBlock`; `trim` takes the space back.
+        Raises `OSError` and `WouldBlock`. `trim` removes the space that is left over.
         """
         width, size = self._entry.size, self.capacity * self._entry.size
         if self._disk.size(self._file) != size:
@@ -178,7 +178,7 @@ class IndexWriter(EntryCollector):
             self._block_start = number * per_block
             self._block = bytearray(packed[(self._block_start - length) * width :])
             blocks[number] = self._block
-            # It is whole now: readers find it in the file.
+            # The block before is full now, so readers can read it from the file.
             blocks.pop(before, None)
         return Entries(after, per_block, blocks)
 

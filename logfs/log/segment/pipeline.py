@@ -1,4 +1,4 @@
-"""A pipeline for scans: compiled work on what was read goes on in other threads, while this one reads on."""
+"""A pipeline for scans: other threads do compiled work on the data that was read, while this thread reads more."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 R = TypeVar("R")
 
-# How many items are taken before the result of the first one is needed.
+# How many further items are taken before the result of an item is needed.
 _AHEAD = 4
 
 _threads: ThreadPoolExecutor | None = None
@@ -23,7 +23,7 @@ _threads: ThreadPoolExecutor | None = None
 def map_ahead(work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
     """Yield the result of `work` for each item, in order, as `map` does; `work` is called in other threads, too.
 
-    While the next result is not there, this thread does the work on later items. An error of `work` is raised when
+    Until the next result is ready, this thread calls `work` on later items. An error of `work` is raised when
     its item would be yielded, and an error of `items` after the results of the items before it. With one processor,
     or if no thread can be started, `work` is called in this thread.
     """
@@ -58,7 +58,7 @@ class _Call(Generic[T, R]):
                 self.future = _pool().submit(work, item)
 
     def take(self) -> bool:
-        """Do the work in this thread, unless another one has begun it. Returns whether it was done."""
+        """Do the work in this thread, unless a thread has begun it already. Returns whether this call did it."""
         if not self.future.cancel():
             return False
         self.future = Future()
@@ -70,7 +70,7 @@ class _Call(Generic[T, R]):
 
 
 def _next_result(waiting: deque[_Call[T, R]]) -> R:
-    """Return the result of the first call, which leaves `waiting`. Until it is there, work on the calls after it."""
+    """Remove the first call from `waiting` and return its result. Until it is ready, do the work of later calls."""
     first = waiting.popleft()
     if not first.take():
         for later in waiting:
@@ -92,7 +92,7 @@ def _pool() -> ThreadPoolExecutor:
 
 
 def _forget() -> None:
-    """Used in a forked child, which has no threads but the one that forked."""
+    """Forget the pool in a forked child process, which has only the thread that forked."""
     global _threads
     _threads = None
 

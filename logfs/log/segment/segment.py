@@ -48,17 +48,17 @@ logger = logging.getLogger(__name__)
 
 
 class Segment(SegmentFiles):
-    """Batches of consecutive offsets from `base_offset` on, in one append-only file.
+    """Batches in ascending order of offsets from `base_offset` on, in one append-only file.
 
-    Sealed segments never change (rule 4): any thread reads them without a lock. An active segment has one writer, and
-    readers see it up to its `end`, which is set after the bytes are in the file. `size_bytes` may be less
-    than the file's length where a read-only store ignores a torn tail.
+    A sealed segment does not change (rule 4) unless a truncation makes it active again. Any thread reads it without a
+    lock. An active segment has one writer, and readers see it up to its `end`, which is set after the bytes are in
+    the file. `size_bytes` is less than the file's length if a read-only store ignores a torn tail.
     """
 
     # Whether the segment is in an object store, and not in the directory of its partition.
     is_tiered = False
-    # The offset of the first record that is no control record, or `next_offset` if there is none; None if it is not
-    # known before the segment is read.
+    # The offset of the first record that is not a control record, or `next_offset` if there is none. None if only
+    # reading the segment can tell.
     first_record_offset: int | None = None
     # The statuses of the index files after they were rebuilt: other programs may have changed them since.
     _rebuilt: Sequence[Status] = ()
@@ -88,7 +88,7 @@ class Segment(SegmentFiles):
 
     def detached(self) -> Segment:
         """Return a second object for the same files and indexes, whose end and writer change independently."""
-        # Made before the copy, which shares them.
+        # Make the index objects before the copy, so that both segments share them.
         _ = self.indexes
         other = copy.copy(self)
         if self.writer is not None:
@@ -98,8 +98,9 @@ class Segment(SegmentFiles):
     def repaired(self, number: int) -> SparseIndex | None:
         """Rebuild the offset index (0) or the time index (1) from the log if its file cannot be right.
 
-        Returns the new index; None if the file may be used, and for a segment that is not sealed, empty or in a
-        bucket, where the check would cost requests. Each entry is checked when it is used anyway.
+        Returns the new index, or None if the file may be used. Also returns None if the segment is not sealed, is
+        empty, or is in a bucket, where the check costs requests, and if a rebuild before has not helped. Each entry
+        is checked again when it is used.
         """
         next_base = self.next_base
         if next_base is None or self.is_active or self._disk.is_remote or not self.size_bytes:
@@ -108,7 +109,7 @@ class Segment(SegmentFiles):
             return None
         paths = [index.path for index in self.indexes[:2]]
         if self._disk.writable and self._rebuilt == self._statuses(paths):
-            # The log has damage of its own.
+            # A rebuild did not help, because the log itself is damaged.
             return None
         self._disk.check_may_block()
         with self._rebuilding:
@@ -132,8 +133,8 @@ class Segment(SegmentFiles):
     ) -> Sequence[TextEntry]:
         """Make `count` text index entries from the log, to replace damaged ones between two valid entries.
 
-        Without `after`, the last one is for the end of a sealed segment. Returns an empty sequence if the log between
-        `before` and `after` does not agree with them or is too short.
+        Without `after`, the last new entry is for the end of the segment, which must be sealed. Returns an empty
+        sequence if the log between `before` and `after` does not agree with them or has too few batches.
         """
         self._disk.check_may_block()
         if after is None:
@@ -161,7 +162,7 @@ class Segment(SegmentFiles):
         return self._sealed_size
 
     def _size_of_file(self) -> int:
-        # A file that is not open stays closed: there may be very many.
+        # Do not open a closed file for its size: a log may have very many segments.
         file = self._file
         with self._disk.hold(self._disk.naming):
             return self._disk.size(file) if file else self._disk.stat(self.path).size_bytes
@@ -193,7 +194,7 @@ class Segment(SegmentFiles):
         return self.max_entry if self.max_entry.timestamp >= 0 else self.time_index.last
 
     def mtime_ms(self) -> int:
-        """Return the .log file's modification time (ms), which counts where no record has a timestamp."""
+        """Return the .log file's modification time (ms since the epoch)."""
         with self._disk.hold(self._disk.naming):
             return self._disk.stat(self.path).mtime_ns // 1_000_000
 
@@ -250,12 +251,13 @@ class Segment(SegmentFiles):
     def offset_before(self, timestamp: int) -> int:
         """Return an offset from which to search for the first record with `timestamp` (ms) or a later one.
 
-        The time index gives it. All records in batches before the one that holds it have lower timestamps.
+        The offset is that of a time index entry, or the base offset if the log contradicts the entry. All records in
+        batches before the batch of that offset have lower timestamps.
         """
         found = self.time_index.lookup(timestamp)
         if found.timestamp < 0:
             return self.base_offset
-        # The headers suffice to see whether the entry is right: those who use it check the batches that they return.
+        # Headers suffice to check the entry, because the callers check each batch that they return.
         position, expected, _ = self._look_from(found.offset)
         _, _, header = self._step(position, expected, lambda h: h.last_offset >= found.offset)
         largest = None if header is None else header.max_timestamp
@@ -265,7 +267,7 @@ class Segment(SegmentFiles):
     def has_batch_of(self, entry: TimeEntry, *, if_damaged: bool = False) -> bool:
         """Whether a time index entry is right: `entry.timestamp` is the greatest in the batch of `entry.offset`.
 
-        Returns `if_damaged` where that batch is damaged and tells nothing.
+        Returns `if_damaged` if that batch is damaged.
         """
         if entry.timestamp < 0:
             return False
@@ -289,8 +291,9 @@ class Segment(SegmentFiles):
         """Yield (position, batch) for the batches in bytes [position, end), and each `Damage` between them.
 
         `position` is the start of a batch, and `first_offset` the offset after the batches before `position`, if
-        known. `end` is by default the end of the segment. `chunk_bytes` is the size of a read. Recovery walks where
-        the `next_offset` of the segment is not known yet, and gives the `first_offset`.
+        known. `end` is by default the end of the segment. `chunk_bytes` is the size of a read. Recovery sets
+        `is_end_known` to False, because it does not know the segment's `next_offset` yet. It then gives
+        `first_offset` unless `position` is 0.
         """
         size = self.size_bytes
         stop = size if end is None else min(end, size)
@@ -362,7 +365,7 @@ class Segment(SegmentFiles):
         return self._checked(position, data) or self._find_batch_carefully(offset)
 
     def _checked(self, position: int, data: memoryview) -> Batch | None:
-        """Return the batch that `data`, read at `position`, holds exactly; None if it cannot be right."""
+        """Return the batch in `data`, read at `position`; None if it is invalid or hides the next batch."""
         header = parse_header(data) if len(data) >= HEADER_SIZE else None
         if header is None or header.size_bytes != len(data):
             return None
@@ -371,15 +374,15 @@ class Segment(SegmentFiles):
         return batch if batch.is_valid and not hides else None
 
     def _offset_at(self, position: int) -> int:
-        """Return the base offset field at `position`, right or wrong; at the file's end, one above all offsets."""
+        """Return the unchecked base offset field at `position`; at the file's end, `limit_offset`."""
         head = self.read(position, LENGTH_OVERHEAD)
         return START.unpack_from(head)[0] if len(head) == LENGTH_OVERHEAD else self.limit_offset
 
     def _look_from(self, offset: int) -> tuple[int, int, int]:
         """Return the position to look for `offset` from, the offset expected there, and the size of the first read.
 
-        The text index gives all three. Without one, the offset index gives the position and the last offset of the
-        batch there; the number of its offsets is covered by its CRC.
+        The text index gives all three. Without a text index, the offset index gives the position and the last offset
+        of the batch there. The expected offset is this last offset less the last offset delta in the batch's header.
         """
         around = None
         with suppress(Corrupt):
@@ -395,11 +398,11 @@ class Segment(SegmentFiles):
         return found.position, found.offset - STEP.unpack_from(header)[-1], POINT_READ_BYTES
 
     def find_batch_at(self, timestamp: int, first_offset: int) -> tuple[int, Batch | None]:
-        """Find the first batch with a timestamp (ms) and an offset of at least `timestamp` and `first_offset`.
+        """Find the first batch with a greatest timestamp >= `timestamp` (ms) and a last offset >= `first_offset`.
 
         The lookup reads headers, beginning at a time index entry, and checks only the batch that it returns. Returns
-        (position, batch). The batch is None if there is none, or where anything does not fit: then it may be found by
-        a walk from `position` on.
+        (position, batch). `position` is that of the batch before, or where the lookup began. The batch is None if
+        there is none, or if a header does not fit: a walk from `position` on may then find it.
         """
         start = max(self.offset_before(timestamp), first_offset)
         position, expected, _ = self._look_from(start)
@@ -417,8 +420,9 @@ class Segment(SegmentFiles):
     ) -> tuple[int, int, Header | None]:
         """Step from header to header, from `position` on, where offset `expected` begins. No CRC is checked.
 
-        Returns (before, position, header) of the first batch that `is_wanted`; the header is None if there is none,
-        or if a header does not follow the one before. `before` is the position of the batch before it.
+        Returns (before, position, header) of the first batch for which `is_wanted` is true. The header is None if no
+        batch is wanted, or if a header does not follow the header before. `before` is the position of the batch
+        before the wanted one, or the start of the search.
         """
         before = position
         window, window_start = self.read(position, STEP_READ_BYTES), position
@@ -437,7 +441,7 @@ class Segment(SegmentFiles):
             before, position, expected = position, position + header.size_bytes, header.next_offset
 
     def _find_batch_carefully(self, offset: int) -> Batch | None:
-        """Do as `find_batch`, by the careful walk from the offset index's entry on."""
+        """Return the batch of `offset` or the next one, by a walk that checks each batch. Raises `DamagedRange`."""
         for found in self.walk(self.position_of(offset), chunk_bytes=POINT_READ_BYTES):
             if isinstance(found, Damage):
                 if found.first_offset <= offset < found.next_offset:
@@ -455,9 +459,9 @@ class Segment(SegmentFiles):
     # From active to sealed. Appends are in `SegmentWriter`.
 
     def begin(self, config: LogConfig, now_ms: int) -> SegmentWriter:
-        """Make the segment a new, empty one, and return its writer. Files that it has are emptied.
+        """Make the segment new and empty, and return its writer. Existing index and .log files are emptied.
 
-        After an `OSError`, `discard` removes what there is of the files.
+        After an `OSError`, call `discard` to remove the files that exist by then.
         """
         self._begin_writing()
         self._file = self._disk.open(self.path, write=True, create=True)
@@ -472,10 +476,10 @@ class Segment(SegmentFiles):
         return self.activate(config)
 
     def activate(self, config: LogConfig) -> SegmentWriter:
-        """Give the segment a writer, and return it. The indexes are preallocated."""
+        """Give the segment a writer, and return the writer. Preallocates the indexes and, if set, the .log file."""
         self._begin_writing()
         if self._end is not None:
-            # Measure the text before the text index gets space for more.
+            # Measure the text before the text index is preallocated.
             _ = self.end
         self.has_preallocated_space = True
         if config.preallocate and not self.size_bytes:
@@ -498,11 +502,11 @@ class Segment(SegmentFiles):
     def cut_back(self) -> None:
         """After a failed write, cut off the bytes of the .log file that lie after the segment's end."""
         if self._file is not None:
-            # Without an open file nothing was written.
+            # If the file is not open, nothing was written.
             self._disk.truncate(self._file, self.end.size_bytes)
 
     def seal(self, next_base: int) -> None:
-        """Make the segment a sealed one, which never changes again; `next_base` is the base offset of the next one.
+        """Seal the segment, so that no batch is appended to it. `next_base` is the base offset of the next segment.
 
         Writes the closing index entries and trims the files (kafka-storage 3.5).
         """
@@ -526,7 +530,7 @@ class Segment(SegmentFiles):
                 self._disk.truncate(self.file, segment_end.size_bytes)
             self.has_preallocated_space = False
         finally:
-            # Last: from here on a flush, which may be running in another thread, includes the indexes.
+            # The writer is removed last: a flush in another thread includes the indexes once it is None.
             self.writer = None
 
     def save_indexes(self, *, sync: bool) -> None:
@@ -549,8 +553,8 @@ class Segment(SegmentFiles):
     def end_before(self, offset: int) -> SegmentEnd:
         """Return the end of the segment without the batch that holds `offset` and everything after it.
 
-        Its next offset is the offset after the last batch that is left, or the base offset if none is left: the next
-        opening finds no other. In a compacted log it may be below `offset`.
+        Its next offset is the offset after the last batch or damage that is left, or the base offset if none is left:
+        recovery finds the same next offset in the file. In a compacted log it may be below `offset`.
         """
         if offset <= self.base_offset:
             return SegmentEnd(0, self.base_offset, NO_TEXT)
@@ -570,8 +574,8 @@ class Segment(SegmentFiles):
     def truncate(self, end: SegmentEnd, config: LogConfig, now_ms: int) -> None:
         """Cut the segment to `end`, which `end_before` has returned, and continue from there (kafka-storage 10.4).
 
-        Cuts the indexes too, and preallocates them again by the `config`. `now_ms` is the new time of creation if no
-        batch is left.
+        Cuts the indexes too, and preallocates them again with the sizes in `config`. The segment becomes active. If
+        no batch is left, `now_ms` becomes its time of creation.
         """
         self._begin_writing()
         position, offset, _ = self._end = end
@@ -631,7 +635,7 @@ class Segment(SegmentFiles):
 
 
 POINT_READ_BYTES = 16 * 1024
-# What stepping from header to header reads at a time: small batches lie close together, large ones do not.
+# The bytes of one read while stepping from header to header. Several headers of small batches fit into them.
 STEP_READ_BYTES = 4 * 1024
-# Two index entries are rarely further apart than a batch of the default max.message.bytes is long.
+# The limit of one read. Two index entries are rarely further apart: the default max.message.bytes is 1 MiB.
 _MOST_READ_BYTES = 2 * 1024 * 1024

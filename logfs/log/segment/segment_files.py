@@ -1,8 +1,8 @@
 """The files of a segment: their names, and which of them are open.
 
 A process has a limited number of descriptors (1,024 is usual). A log has any number of segments, with up to five
-files each. Files are therefore opened at the first use, and only a limited number of the sealed segments stay open:
-those that are durable are closed in favour of others, and if too many wait for a flush, one is due.
+files each. Files are therefore opened at the first use, and only a limited number of the sealed segments stay open.
+Durable segments are closed in favour of others. If too many segments wait for a flush, a flush is due.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from logfs.log.segment.segment_listing import Files
     from logfs.log.segment.text_index import TextEntry
 
-# Sealed segments use at most half of the descriptors of the process. A durable one has four: the .log file, and that
-# of each index. One that waits for its flush may have the file of the transaction index, too.
+# Sealed segments use at most half of the descriptors of the process. A durable segment has four, for the .log file
+# and the three sparse indexes. A segment that waits for its flush may also have one for the transaction index.
 SHARE = 2
 _DURABLE_DESCRIPTORS = 4
 _UNFLUSHED_DESCRIPTORS = 5
@@ -38,7 +38,7 @@ _UNFLUSHED_DESCRIPTORS = 5
 
 # The attributes that `SegmentFiles.__getattr__` makes.
 _INDEXES = frozenset({"offset_index", "time_index", "text_index", "txn_index"})
-# Held while they are made, so that all threads get the same objects.
+# Held while the index objects are made, so that all threads get the same objects.
 _making = make_lock(Level.MAKING_FILES)
 
 
@@ -64,7 +64,8 @@ class SegmentFiles(NamedFile):
         self._file: File | None = None
         # Held while indexes are rebuilt, and while files are released.
         self._rebuilding = make_lock(Level.REBUILDING)
-        # Conditions under which the files are not closed in favour of other segments.
+        # The files are closed in favour of other segments only if they are durable and not held open. `_is_counted`
+        # says whether the segment is in `_open_segments`.
         self._is_durable = True
         self._is_held_open = False
         self._is_counted = False
@@ -100,7 +101,7 @@ class SegmentFiles(NamedFile):
     def identify(self, files: Files) -> None:
         """Take the identities of the files that belong to the segment, by suffix (".log").
 
-        This class ignores them and opens its files by name. `LiveSegment` opens only files with these numbers.
+        This class ignores them and opens its files by name. `LiveSegment` opens only files with these identities.
         """
 
     def new_indexes(self) -> tuple[OffsetIndex, TimeIndex, TextIndex]:
@@ -162,7 +163,7 @@ class SegmentFiles(NamedFile):
     def rename_suffix(self, suffix: str) -> list[Path]:
         """Rename the files to names that end in `suffix`, the .log first; return the new paths (kafka-storage 8.8).
 
-        Readers that hold the segment find the files there. The caller syncs the directory.
+        Readers that hold the segment find the files under the new names. The caller syncs the directory.
         """
         known = (names.CLEANED, names.SWAP, names.DELETED)
         with self._disk.naming:
@@ -194,7 +195,7 @@ class SegmentFiles(NamedFile):
         _unflushed.discard(self)
 
     def forget_indexes(self) -> None:
-        """Drop the objects of the indexes, which hold nothing that is not in their files; no reader has them yet."""
+        """Drop the index objects. Call this only if all entries are in the files and no reader has the objects."""
         with _making:
             for name in _INDEXES if self._has_index_objects else ():
                 del self.__dict__[name]
@@ -223,7 +224,7 @@ class SegmentFiles(NamedFile):
         _count(ref(self))
 
     def _release(self) -> bool:
-        """Close the files in favour of other segments, if that is allowed; return False to be called again later.
+        """Close the files in favour of other segments, if that is allowed; return False if the caller must retry.
 
         Readers continue with the descriptors that they have, or with new ones.
         """

@@ -90,7 +90,7 @@ def _look(disk: Disk, directory: Path) -> dict[str, int]:
 
 
 def log_bytes(disk: Disk, directory: Path) -> int:
-    """Return the bytes of all .log files in a directory. Raises `FileNotFoundError` if one goes meanwhile."""
+    """Return the total size (bytes) of a directory's .log files. Raises `FileNotFoundError` if one is removed."""
     logs = [entry.name for entry in disk.scan(directory) if entry.name.endswith(names.LOG)]
     return sum(disk.stat(directory / name).size_bytes for name in logs)
 
@@ -100,10 +100,10 @@ def open_by_identity(
 ) -> File:
     """Open the file that was listed as `path` with `identity`, even if a swap has renamed it since.
 
-    With `identity` None, any file of that name will do. With `may_have_left`, a file that a deletion has renamed is
+    With `identity` None, any file of that name is opened. With `may_have_left`, a file that a deletion has renamed is
     found, too. Raises `Gone` if no such file is found.
     """
-    # The last try finds a file that got its name after the first one.
+    # The last try finds a file that was renamed to this name after the first try.
     for suffix in ("", names.SWAP, *([names.DELETED] if may_have_left else []), ""):
         try:
             file = disk.open(path.with_name(path.name + suffix) if suffix else path)

@@ -31,12 +31,12 @@ class SegmentWriter:
     """
 
     def __init__(self, segment: Segment, disk: Disk, config: LogConfig) -> None:
-        # The segment owns its writer: a second strong reference would keep both until the garbage collector runs.
+        # The segment owns its writer: a strong reference back would keep both until the garbage collector runs.
         self._ref = ref(segment)
         self._disk = disk
         # The position of the last batch that got an entry, or the end when the writer was made.
         self._last_entry = segment.size_bytes
-        # The timestamp of the first batch, from which the age counts; None until it is needed.
+        # The greatest timestamp (ms) of the first batch, from which the age counts; None until it is needed.
         self._rolling_timestamp: int | None = None
         offset_index, time_index, _ = segment.indexes
         self._indexes_are_full = offset_index.is_full or time_index.is_full
@@ -162,7 +162,7 @@ class SegmentWriter:
         now_ms: int,
         first_timestamp: int | None = None,
     ) -> bool:
-        """Do as `should_roll` in a segment of `held` bytes; `first_timestamp` is given if no reader sees a batch."""
+        """Whether a segment of `held` bytes must be sealed first. Looks up `first_timestamp` (ms) if it is None."""
         if held > config.segment_bytes - size:
             return True
         if held:
@@ -190,9 +190,9 @@ def age_limit_ms(config: LogConfig, writer: SegmentWriter | None) -> int:
 def is_roll_overdue(segment: Segment, config: LogConfig, idle_ms: int, now_ms: int) -> bool:
     """Whether the active segment is so old that an append now would roll it; the last append was `idle_ms` ago.
 
-    The age is the timestamp of the next record minus that of the segment's first record. The next record is assumed
-    to have the newest timestamp plus `idle_ms`, not the wall-clock time: otherwise each check would roll after an
-    import of records with timestamps of years ago. Without timestamps the age counts from the opening, as in Kafka.
+    The age is the timestamp of the next record minus that of the segment's first batch. The next record is assumed to
+    have the newest timestamp plus `idle_ms`, not the wall-clock time: otherwise each check would roll after an import
+    of records of years ago. Without timestamps the age counts from the creation or the opening, as in Kafka.
     """
     if not segment.size_bytes:
         return False

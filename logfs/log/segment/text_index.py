@@ -42,7 +42,7 @@ class TextIndex(SparseIndex):
     entry = struct.Struct(">iiiqqI")
     first_field = struct.Struct(">i")
     _facts = struct.Struct(">iiiqq")
-    # Called for damaged entries. Returns `count` entries between two valid ones, or none if the log has not as many.
+    # Called for damaged entries. Returns `count` entries between two valid ones; none if the log has too few batches.
     recreate: Callable[[TextEntry, TextEntry | None, int], Sequence[TextEntry]] = staticmethod(
         lambda before, after, count: ()
     )
@@ -54,7 +54,7 @@ class TextIndex(SparseIndex):
         self._remade: dict[tuple[int, ...], tuple[int, ...]] = {}
 
     def check_entries(self, entries: bytes) -> int | None:
-        """Return the number of the first damaged one of `entries`, the bytes of the file; None if all are valid."""
+        """Return the number of the first damaged entry in `entries`, bytes of the file; None if all are valid."""
         size, width, view = self._facts.size, self.entry.size, memoryview(entries)
         for start in range(0, len(entries), width):
             end = start + size
@@ -77,8 +77,9 @@ class TextIndex(SparseIndex):
     def _recreate(self, number: int) -> tuple[int, ...]:
         """Rebuild a damaged entry and its damaged neighbours from the log, and return the fields of the entry.
 
-        The log between the nearest valid entries is used, or up to its end. The new entries are kept in memory:
-        `logfs check` reports the file, and `logfs reindex` repairs it. Raises `Corrupt` if they cannot be rebuilt.
+        Reads the log between the nearest valid entries, or up to its end if none follows. The new entries are kept in
+        memory: `logfs check` reports the file, and `logfs reindex` repairs it. Raises `Corrupt` if they cannot be
+        rebuilt.
         """
         first, behind = number, number + 1
         while first and not self._is_right(first - 1):
@@ -125,7 +126,7 @@ class TextIndex(SparseIndex):
         return facts + crc32c(facts, self._seed).to_bytes(4, "big")
 
     def _relative_end(self, offset: int) -> int:
-        # `offset` may be the base offset of the next segment, a stray file with a far higher one.
+        # `offset` may be the base offset of the next segment. It is far higher if that segment is a stray file.
         offset = min(offset, self.base_offset + MAX_RELATIVE_OFFSET + 1)
         # -1 means that no offset comes before: damage at the start of the file may take bytes and no offsets.
         return self._relative(offset - 1) if offset > self.base_offset else -1
@@ -140,7 +141,7 @@ class TextIndex(SparseIndex):
             self._append(self._relative_end(offset), position, *before)
 
     def append_all(self, entries: Iterable[tuple[int, int, TextSize]]) -> None:
-        """Add an entry for each (offset, position, text size before it), as `append` does; they are ascending."""
+        """Add an entry for each ascending (offset, position, text size before it) that lies after the last entry."""
         last = self.last.position
         self.extend(b"".join([self.packed(*each) for each in entries if each[1] > last]))
 
@@ -160,8 +161,8 @@ class TextIndex(SparseIndex):
     def last_before(self, position: int, number: int) -> int:
         """Return the number of the last entry at or before a position of the .log file, near entry `number`.
 
-        Only the 256 entries from `number` on are searched, and the number of the last of them is returned for a
-        position after it. `position` must lie at or after entry `number - 1`.
+        Only the 256 entries from `number` on are searched. If all of them lie before `position`, returns the number
+        of the last one. `position` must lie at or after entry `number - 1`.
         """
         high = min(number + _NEAR, len(self))
         return (

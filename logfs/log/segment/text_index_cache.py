@@ -1,13 +1,13 @@
 """A cache of text indexes in the user's cache directory, for segments that another program wrote.
 
-A broker writes no text index, and a read-only store must not put one beside its files. Making one means reading the
-whole segment. The cache holds the entries of each sealed segment, and a checksum of them, in the file
-`$XDG_CACHE_HOME/logfs/text/<key>` (by default below `~/.cache`).
+A broker writes no text index, and a read-only store must not put a text index beside the broker's files. To make a
+text index, the whole segment has to be read. The cache holds the entries of each sealed segment, and a checksum of
+them, in the file `$XDG_CACHE_HOME/logfs/text/<key>` (by default below `~/.cache`).
 
 The key is a digest of what distinguishes one state of a .log file from every other: device, inode, length, mtime,
 ctime, base offset, and the header of the first batch. A file that was changed, replaced or moved has another key, so
-its old entries are never found again. The files that were unused for longest are removed. A failure to read or write
-the cache costs time, and is no error.
+its old entries are never found again. Above `LIMIT_BYTES`, the files that were unused for longest are removed. A
+failure to read or write the cache is not an error; the segment is read again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 # No file is kept for a segment smaller than this; it is read again.
 SMALLEST_BYTES = 1 << 20
-# Enough for the text indexes of about 150 GiB of log, at an entry every 4 KiB.
+# Enough for the text indexes of 128 GiB of log, at an entry of 32 bytes for every 4 KiB.
 LIMIT_BYTES = 1 << 30
 
 _VERSION = b"logfs text index 2"
@@ -42,7 +42,7 @@ _TRAILER = struct.Struct(">I")
 
 
 def load(disk: Disk, log: File, index: TextIndex) -> bool:
-    """Let a sealed segment's text index use the entries in the cache; return False if there are none.
+    """Let a sealed segment's text index use the entries in the cache; return False if there are no valid ones.
 
     `log` is the segment's .log file, by whose state the entries are found, and `disk` reads it.
     """

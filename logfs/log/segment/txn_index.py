@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class TransactionIndex(NamedFile):
-    """The aborted transactions of a segment in the order of their markers. The first one creates the file.
+    """The aborted transactions of a segment in the order of their markers. The first transaction creates the file.
 
     There is one writer; any thread may read `entries`. Recovery rebuilds the index like the other indexes. Without a
     writable disk, the entries of a rebuild stay in memory.
@@ -42,7 +42,7 @@ class TransactionIndex(NamedFile):
         if entries is None:
             self._disk.check_may_block()
             with self._disk.naming:
-                # Once: a thread that reads must not replace what a thread that appends has read and added to since.
+                # Check again: a reading thread must not replace entries that an appending thread has set since.
                 entries = self._entries
                 if entries is None:
                     entries = self._entries = self._load()
@@ -89,7 +89,7 @@ class TransactionIndex(NamedFile):
         self._entries = (*entries, aborted)
 
     def supplement(self, aborted: AbortedTransaction) -> None:
-        """Note an aborted transaction that a reading of the log has found; here it is in the file already."""
+        """Note an aborted transaction that was found in the log. Here do nothing: it is in the file already."""
 
     def truncate(self, offset: int) -> None:
         """Drop the transactions whose markers lie at or after `offset`."""
@@ -105,8 +105,8 @@ class TransactionIndex(NamedFile):
     def save(self, *, sync: bool) -> None:
         """Replace the file with the collected entries; in a read-only store they stay in memory.
 
-        Creates no file without entries. With `sync`, a power cut leaves the old file or the new one. The caller syncs
-        the directory.
+        Creates no file if the index is empty. With `sync`, a power cut leaves the old file or the new one. The caller
+        syncs the directory.
         """
         self._is_collecting = False
         if self._disk.writable and (self.entries or self._disk.exists(self.path)):

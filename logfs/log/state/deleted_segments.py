@@ -51,9 +51,9 @@ class DeletedSegments:
     ) -> None:
         """Rename the files of segments, and the producer snapshots at their base offsets, to end in `.deleted`.
 
-        The snapshot at offset `kept` stays (-1: none does). If files of segments dropped earlier have these names
-        already, they are first renamed again or removed. The renamed files may be removed from `due_ms` on, in ms
-        since the epoch. The caller syncs the directory.
+        The snapshot at offset `kept` stays; with -1, no snapshot stays. If files of segments dropped earlier have the
+        new names already, these files are first renamed again or removed. The renamed files may be removed from
+        `due_ms` on, in ms since the epoch. The caller syncs the directory.
         """
         bases = {segment.base_offset for segment in segments}
         self._free_names([gone for gone in self._dropped if gone.base_offset in bases])
@@ -71,9 +71,9 @@ class DeletedSegments:
     def remove(self, now_ms: int) -> int:
         """Unlink the files of segments whose delay has passed; return the number of segments.
 
-        The files of a segment that a reader holds stay until the reader has released it. Unlinking them while they
-        are held open would free no space on the disk, and would need more descriptors than a process has once a
-        reader is far behind.
+        The files of a segment that a reader holds stay until the reader has released it. If they were unlinked, they
+        would have to be held open: this frees no space, and with a reader far behind it would need more descriptors
+        than a process has.
         """
         due = [gone for gone in self._dropped if gone.due_ms <= now_ms and not gone.segment()]
         self._unlink(due)

@@ -55,9 +55,9 @@ class LeaderEpochs:
 
     @property
     def first_offset(self) -> int | None:
-        """The offset at which the first epoch begins, where the log begins or began; None if there is no epoch.
+        """The start offset of the first epoch, which is where the log begins or began; None if there is no epoch.
 
-        Entries are removed before the log's first segments are.
+        When the log start moves, this offset changes before the first segments are removed.
         """
         return min((start for _, start in self._entries), default=None)
 
@@ -74,7 +74,7 @@ class LeaderEpochs:
     def assign(self, epoch: int, offset: int) -> None:
         """Note that the records from `offset` on have the leader epoch `epoch`.
 
-        Removes the entries with an epoch not below `epoch` or a start not below `offset`. Changes nothing if `epoch`
+        Removes the entries with an epoch >= `epoch` or a start offset >= `offset`. Changes nothing if `epoch`
         is the latest already and starts at or below `offset`.
         """
         if self._entries and epoch == self.latest and offset >= self._entries[-1][1]:

@@ -1,7 +1,7 @@
 """The .snapshot files of a partition: its producers at some offsets, so that not all of the log is read again.
 
-Which of them are kept is described in kafka-storage 9.8. A snapshot that cannot be read is dropped; an older one, or
-the log itself, gives the same state.
+kafka-storage 9.8 describes which snapshots are kept. A snapshot that cannot be read is dropped: the same state can be
+computed from an older snapshot and the log.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class ProducerSnapshots:
         self._unsynced: set[int] = set()
         # The offsets of the files that `set_aside` has set aside.
         self._aside: set[int] = set()
-        # While there is no snapshot, none is written at or below this offset: what lies below the log start is
-        # forgotten.
+        # While there is no snapshot, no snapshot is written at or below this offset. The producers below the log
+        # start are forgotten.
         self.minimum_offset = 0
         self.offsets: list[int] = []
         self.list_files()
@@ -77,9 +77,9 @@ class ProducerSnapshots:
         return self._disk.read_file(self.path(offset))
 
     def write(self, offset: int, producers: Producers) -> None:
-        """Write a snapshot of `producers`, whose state is that at `offset`, unless one at or after `offset` exists.
+        """Write a snapshot of `producers`, whose state is that at `offset`, if `offset` is above `latest`.
 
-        A read-only store writes none. The next `flush` makes the file durable.
+        A read-only store writes no snapshot. The next `flush` makes the file durable.
         """
         if offset <= self.latest or not self._disk.writable:
             return
@@ -89,7 +89,7 @@ class ProducerSnapshots:
         self._aside.discard(offset)
 
     def write_if_room(self, offset: int, producers: Producers) -> None:
-        """Do as `take`, but not on a full disk: the log can be read then, and the next opening reads more of it."""
+        """Write a snapshot as `write` does. On a full disk, log a warning: the next opening reads more of the log."""
         try:
             self.write(offset, producers)
         except OSError as error:
@@ -181,15 +181,15 @@ class ProducerSnapshots:
                 self._disk.unlink(self.path(offset))
 
     def set_aside(self, offset: int) -> None:
-        """Do not use the snapshots above an offset, from which on the log is recovered.
+        """Stop using the snapshots above `offset`, at which recovery of the log begins.
 
-        Recovery takes most of them anew, with the same content. Their files therefore stay until `drop_aside`.
+        Recovery writes most of them again with the same content. Their files therefore stay until `drop_aside`.
         """
         self._aside.update(found for found in self.offsets if found > offset)
         self.offsets = [found for found in self.offsets if found <= offset]
 
     def drop_aside(self) -> None:
-        """Remove the files that `set_aside` has set aside and that were not taken anew since."""
+        """Remove the files that `set_aside` has set aside and that `write` has not written again since."""
         while self._aside:
             offset = self._aside.pop()
             if self._disk.writable:
@@ -229,7 +229,7 @@ class ProducerSnapshots:
 def replay(producers: Producers, segment: Segment, start: int, end: int) -> None:
     """Update `producers` by those batches of a segment that have offsets in [start, end). Damage is skipped.
 
-    The transaction index of a segment that another process writes learns of the transactions that they abort.
+    Each transaction that the batches abort is given to the segment's `txn_index.supplement`.
     """
     for found in scan_from(segment, start):
         if isinstance(found, Damage):

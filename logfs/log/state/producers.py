@@ -1,7 +1,7 @@
 """The state of a log's producers: epochs, sequences, open transactions (Kafka's ProducerStateManager).
 
-The rules are those of kafka-storage 9.1 to 9.4. There are no replicas here: a transaction whose marker is in the log
-is over, and is not held back until a replica has the marker.
+The rules are those of kafka-storage 9.1 to 9.4. There are no replicas here: a transaction is over when its marker is
+in the log, while Kafka waits until the replicas have the marker.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# The batches of a producer that are remembered, to recognise one that is sent again (kafka-storage 9.1).
+# How many batches of a producer are remembered, to recognise a batch that is sent again (kafka-storage 9.1).
 KEPT_BATCHES = 5
 NO_COORDINATOR_EPOCH = -1
 _NONE = -1
@@ -193,7 +193,7 @@ class Producers:
     def check_batch(self, header: Header, *, trusted: bool = False) -> SentBatch | None:
         """Check a batch before it is appended; return the earlier batch if this one is a repetition, else None.
 
-        `header` is the header of the batch. `trusted` means that it comes from a coordinator, which keeps no
+        `header` is the header of the batch. `trusted` means that the batch comes from a coordinator, which keeps no
         sequences. Raises `InvalidProducerEpoch` for an outdated epoch, `OutOfOrderSequence` for a sequence that does
         not follow the last one, and `InvalidTransactionState` for a batch outside the producer's open transaction.
         """
@@ -326,7 +326,7 @@ class Producers:
 def deciding_batches(run: ScannedBatches) -> Iterator[Batch]:
     """Yield the batches of a run from which the state of its producers follows, in order.
 
-    Of the batches outside of transactions these are the last five of each producer: earlier ones are not remembered.
+    Of a producer's batches outside of transactions, yields only the last five: earlier batches are not remembered.
     """
     rows = run.rows
     is_sent = rows[:, PRODUCER_ID] >= 0
@@ -342,6 +342,6 @@ def deciding_batches(run: ScannedBatches) -> Iterator[Batch]:
 
 
 def _spread(producer_id: int) -> int:
-    """Return the hash by which a Java hash map chooses the bucket of a long; it iterates bucket by bucket."""
+    """Return the hash by which a Java `HashMap`, which iterates bucket by bucket, chooses the bucket of a long."""
     folded = (producer_id ^ producer_id >> 32) & 0xFFFFFFFF
     return folded ^ folded >> 16

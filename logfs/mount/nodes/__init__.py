@@ -5,10 +5,10 @@ thread that must not wait, it raises `WouldBlock` with nothing changed, and the 
 
 - `base`: the base classes of nodes and handles: the interface that `protocol` calls. Begin here.
 - `root`: the root directory, and `.logfs/`.
-- `partition`: the directory of one partition, which has all that follows in it.
-- `folder`: the base class of directories in it. `growing`: the base class of files that grow.
+- `partition`: the directory of one partition.
+- `folder`: the base class of directories in a partition directory. `growing`: the base class of files that grow.
 - `append`: `append` and `append.jsonl`.
-- `topics`: `topics/`, each topic as one thing.
+- `topics`: `topics/`, with one directory for each topic.
 - `text_file`: `records`, `records.jsonl` and ranges. `record`: one record.
 - `offsets`, `time`, `keys`: records by offset, by time and by key.
 - `segments`: the real files of the partition.

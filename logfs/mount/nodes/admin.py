@@ -38,7 +38,7 @@ class AdminFile(FileNode):
         return Stat(stat.S_IFREG | access.mode, access.uid, access.gid, 0, now_ns)
 
     def open(self, flags: int, caller: Caller) -> Handle:
-        """Open the file. Raises `NotWritable` for writing to a read-only store."""
+        """Open the file. Raises `NotWritable` if it is opened for writing and the store is read-only."""
         if flags & (os.O_WRONLY | os.O_RDWR) and self.context.store.read_only:
             raise NotWritable(f"{self.path}: the store is open read-only")
         return AdminHandle(self, caller)
@@ -50,9 +50,9 @@ class AdminFile(FileNode):
 class AdminHandle(Handle):
     """An open `admin` file. A request is all data up to a write that ends with a newline.
 
-    That write begins the request and returns. The answer is read at position 0: lines of progress, and then one with
-    the answer or the error. A read at the end of what there is returns nothing, and can be repeated until that line
-    has come. The request is cancelled if the file is closed before.
+    That write begins the request and returns. The answer is read from position 0: lines of progress, and a last line
+    with the answer or the error. A read at the end of the lines so far returns nothing, and can be repeated until the
+    last line has come. Closing the file before then, or another request, cancels the request.
     """
 
     direct_io = True

@@ -104,11 +104,11 @@ class AppendFile(PartitionAccess, FileNode):
         return AppendHandle(self, flags, process_of(caller.pid))
 
     def make_framer(self) -> LineFramer:
-        """Return what takes the writes of one open file."""
+        """Return a new framer, which takes the writes of one open file."""
         return self.framer(writable(self.partition))
 
     def check_appendable(self) -> None:
-        """Raise the error of an append, if none can succeed."""
+        """Raise the error of the first log that takes no appends now, if there is one."""
         for log in self.logs():
             log.check_appendable()
 
@@ -117,7 +117,7 @@ class AppendFile(PartitionAccess, FileNode):
         return (writable(self.partition),)
 
     def truncate(self, size: int) -> None:
-        """Do nothing: every `>` sends O_TRUNC, and the file is empty."""
+        """Do nothing: every `>` sends O_TRUNC, and the file always reads as empty."""
 
     def xattrs(self, caller: Caller) -> dict[str, bytes]:
         last = self._last_offsets.get(process_of(caller.pid))
@@ -136,7 +136,7 @@ class EnvelopeAppendFile(AppendFile):
 
 
 class EmptyHandle(Handle):
-    """An `append` file that is open for reading: it is empty."""
+    """An `append` file of a read-only store, open for reading: it reads as empty. Also the base of `AppendHandle`."""
 
     direct_io = True
 
@@ -159,8 +159,8 @@ class AppendHandle(EmptyHandle):
         self._process = process
         # With direct_io the kernel sends no FSYNC for O_SYNC and O_DSYNC: only the open flags show them.
         self._is_sync = bool(flags & (os.O_SYNC | os.O_DSYNC))
-        # Where the last write began, and where the next one begins if all of that is taken. None with O_APPEND, where
-        # the position is the size that the kernel has of the file.
+        # Where the last write began, and where the next one begins if the last was taken whole. None with O_APPEND,
+        # where the kernel takes the file size that it knows as the position.
         self._positions: tuple[int, int] | None = None if flags & os.O_APPEND else (0, 0)
         node.handles.add(self)
 
@@ -170,7 +170,7 @@ class AppendHandle(EmptyHandle):
     def check_position(self, position: int, data: bytes) -> None:
         """Raise EOPNOTSUPP for what `posix_fallocate` writes: the C library replaces the call by a NUL in each block.
 
-        Any other data is taken at any position. A NUL at position 0, or after the last write, is data.
+        Any other data is taken at any position. A NUL is data only where the last write began or ended, first at 0.
         """
         if self._positions is None:
             return

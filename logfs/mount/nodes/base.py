@@ -152,7 +152,7 @@ class Handle:
         raise refuse(errno.EBADF, f"{self.node.path}: cannot be written")
 
     def check_position(self, position: int, data: bytes) -> None:
-        """Called before a write of `data` at `position`. Raises the error of one that must not be taken there."""
+        """Check a write of `data` at `position` before it is taken. Raises `OSError` if it must not be taken."""
 
     def grown(self) -> Sequence[Reader]:
         """Return the logs that writes may have grown; the caller makes the kernel forget the sizes of their files."""
@@ -212,7 +212,7 @@ class DirectoryNode(Node):
     def known(self, name: str) -> Node | None:
         """Return the node that an earlier lookup of `name` made; None if there is none or it is out of date.
 
-        It counts as out of date, too, if the calling thread must not wait and would have to wait for the answer.
+        The result is also None if the calling thread must not wait, and would have to wait to find this out.
         """
         alive = self._alive.get(name)
         try:
@@ -256,7 +256,7 @@ class DirectoryNode(Node):
         return True
 
     def names(self) -> Iterator[str]:
-        """Yield the names that `ls` shows, at most a few for each segment. A lookup may find other names, too."""
+        """Yield the names that `ls` shows. A lookup may find others, too: `offsets/` and `keys/` show only some."""
         raise NotImplementedError
 
     def disown(self, name: str) -> None:

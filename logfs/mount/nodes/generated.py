@@ -63,14 +63,14 @@ class GeneratedFile(FileNode):
         """Return the present content. It is made again unless the file is open."""
         content = self._content
         if content is None or not self._handles:
-            # The metrics of very many partitions take long.
+            # The content may take long to make, as the metrics of very many partitions do.
             self.context.store.disk.check_may_block()
             content = self._make()
         return content
 
     def hold(self, handle: GeneratedHandle) -> bytes:
         """Keep the present content until `handle` is dropped, and return it."""
-        # Added first: another thread that drops the last handle before lets go of the content.
+        # The handle is added first: a thread that drops the last handle before this line also drops the content.
         self._handles.add(handle)
         try:
             self._content = content = self.content()
@@ -80,7 +80,7 @@ class GeneratedFile(FileNode):
         return content
 
     def drop(self, handle: GeneratedHandle) -> None:
-        """Let go of the content that an open handle held."""
+        """Remove an open handle; with the last one, the content is no longer kept."""
         self._handles.discard(handle)
         if not self._handles:
             self._content = None
@@ -113,7 +113,7 @@ class GeneratedFile(FileNode):
         Raises `OSError` (EINVAL) if `data` is not UTF-8 or has a NUL, and the errors of the function that sets it.
         """
         assert self._write is not None
-        # A value is made durable, and may wait for a lock of the store (rule 8).
+        # The setting of a value waits for the disk, and may wait for a lock of the store (rule 8).
         self.context.store.disk.check_may_block()
         try:
             text = data.decode()

@@ -56,9 +56,9 @@ class GroupsFolder(DirectoryNode):
         raise NotImplementedError
 
     def parse(self, text: str) -> Mapping[Reader, str]:
-        """Return what `text`, which was written to the file of a group, commits for which partitions.
+        """Return the offset in words that `text` commits for each partition; a caller has written `text` to the file.
 
-        Raises `InvalidName`.
+        Raises `InvalidName` if `text` is malformed.
         """
         raise NotImplementedError
 
@@ -95,13 +95,13 @@ class GroupsFolder(DirectoryNode):
             raise OSError(errno.ENOENT, f"{self.path}/{name}: no such group")
 
     def commits(self, group: str) -> Commits:
-        """Return what a group has committed for the partitions, in their order, without those that it has not."""
+        """Return the commits of a group in the order of the partitions; partitions without a commit are left out."""
         groups = self.context.store.groups
         found = [(each, groups.committed(group, each.name.directory)) for each in self.readers]
         return [(each, commit) for each, commit in found if commit is not None]
 
     def _writable(self, name: str) -> str:
-        """Return the group of a name that can be written to or removed."""
+        """Return the group of a file name. Raises `OSError`: EPERM for a lag file, EINVAL for an invalid name."""
         if name.endswith(LAG):
             raise refuse(errno.EPERM, f"{self.path}/{name}: lag files are read-only")
         group = _parse(name)
@@ -135,7 +135,7 @@ class TopicGroups(GroupsFolder):
         return b"".join(b"%d %d\n" % (each.partition, commit.offset) for each, commit in commits)
 
     def parse(self, text: str) -> Mapping[Reader, str]:
-        """Return the offset in words for each partition: one word is for all, or each line has a number and a word.
+        """Return the offset in words for each partition. `text` is one word for all, or lines of a number and a word.
 
         Raises `InvalidName` for another form, or for a partition that the topic does not have.
         """
@@ -216,7 +216,7 @@ class GroupFile(FileNode):
 
 
 class LagFile(GroupFile):
-    """The lag of a group: the log end offsets minus the committed offsets, of the partitions that have one."""
+    """The lag of a group: log end offset minus committed offset, summed over the partitions that have a commit."""
 
     allowed_bits = READ_BITS
 

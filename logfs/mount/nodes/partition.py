@@ -65,7 +65,7 @@ class PartitionDirectory(PartitionAccess, DirectoryNode):
         super().__init__(context, name, parent)
         self._partition = partition
         self.modes = PermissionTable(partition)
-        # One node per name as long as the directory exists, so that inodes stay the same.
+        # The newest node of each name. The directory keeps it, so that a current node keeps its inode number.
         self._children: dict[str, Node] = {}
         self._last_offsets = {name: LastOffsets() for name in _APPENDS}
 

@@ -53,7 +53,7 @@ class RecordFile(PartitionAccess, FileNode):
         self.partition = partition
         self.modes = modes
         self.mode_name = parent.name
-        # Of the log, when the record was read.
+        # The generation of the log at the time when the record was read.
         self.generation = partition.generation
         self._record: Record | None = record
         self._offset = record.offset

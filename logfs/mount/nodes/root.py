@@ -38,7 +38,7 @@ _COMMANDS = ("compact", "retain", "checkpoint", "pause", "resume")
 
 
 class RootDirectory(DirectoryNode):
-    """The root directory: the partitions, and `.logfs`. Mode and owner are those of the first log directory."""
+    """The root: the partitions, `.logfs` and `topics`. Mode and owner are those of the first log directory."""
 
     def __init__(self, context: Context) -> None:
         super().__init__(context, "", None)

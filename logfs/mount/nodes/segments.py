@@ -70,7 +70,7 @@ class SegmentsDirectory(PartitionFolder):
 class SegmentFile(GrowingFile):
     """One real file. A file of the active segment shows the bytes that are written, not the preallocated space.
 
-    A growing file is opened with direct_io, so the kernel caches none of its pages and it cannot be mapped shared.
+    A growing file is opened with direct_io: reads go to the daemon, and the file cannot be mapped shared.
     Once the segment is sealed, the name leads to a new node.
     """
 
@@ -98,7 +98,7 @@ class SegmentFile(GrowingFile):
         raise OSError(errno.ENOENT, f"{self.path}: is no longer open")
 
     def _opened(self) -> Iterator[DiskFile]:
-        """Yield the files that the handles have open: their readers see these, whatever the name leads to now."""
+        """Yield the files that the handles have open. Their readers see these, even after a replacement."""
         return (each.file for each in [*self.handles] if isinstance(each, SegmentHandle))
 
     @property

@@ -64,7 +64,7 @@ class TimeDirectory(PartitionFolder):
 
 
 class TimeLink(SymlinkNode):
-    """A link to the first record at or after a time, found at the lookup. Later appends cannot change the target."""
+    """A link to the first record at or after a time. A node keeps the target that was found at its lookup."""
 
     is_evictable = True
     entry_timeout = 1.0

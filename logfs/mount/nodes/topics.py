@@ -1,4 +1,4 @@
-"""`topics/`: each topic as one thing, with files that append to its partitions, and read them merged by time."""
+"""`topics/`: a directory for each topic, with files that append to its partitions and read them merged by time."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _PARTITIONS = "partitions"
 
 
 class _Folder(DirectoryNode):
-    """A directory with the mode and the owner of the mount's root, in which nothing can be made."""
+    """A directory with the owner of the mount's root, and its mode without write permission for group and others."""
 
     entry_timeout = 1.0
 
@@ -129,7 +129,7 @@ class TopicDirectory(_Folder):
 
 
 class PartitionsDirectory(_Folder):
-    """A link to the directory of each partition of a topic, by its number."""
+    """A directory with a link to each partition of a topic; the names are the numbers of the partitions."""
 
     def find(self, name: str) -> Node | None:
         return PartitionLink(self.context, name, self) if name in [*self.names()] else None
@@ -154,7 +154,7 @@ class PartitionLink(SymlinkNode):
 
 
 class _TopicAccess(PartitionAccess):
-    """The access to an entry of a topic: that of the entry of this name of every partition.
+    """An entry of a topic. Its mode and owner are those of the entry with the same name in every partition.
 
     If the partitions differ, only the owner of the log directory has access.
     """
@@ -195,7 +195,7 @@ class TopicSettingsDirectory(_TopicAccess, TopicConfigDirectory):
 class TopicGroupsDirectory(TopicGroups, _TopicAccess):
     """The committed offsets of groups for a topic."""
 
-    # The next use of the name shows a new partition.
+    # 0 makes the next use of the name show a new partition.
     entry_timeout = 0
 
     def __init__(
@@ -235,7 +235,7 @@ class TopicAppendFile(_TopicAccess, AppendFile):
         try:
             check_partitions(self.parent.name, self.partitions)
         except UnknownPartition as error:
-            # ENOENT would have the kernel create the file.
+            # An answer of ENOENT would make the kernel create the file.
             raise OSError(errno.EIO, str(error)) from None
         super().check_appendable()
 
@@ -250,8 +250,8 @@ class TopicAppendFile(_TopicAccess, AppendFile):
 class TopicTextFile(_TopicAccess, GrowingFile):
     """`records` or `records.jsonl` of a topic: the records of all partitions, merged by time.
 
-    Bytes that were shown once stay as they are for as long as the file is open. A new file may have another order
-    where records were appended late.
+    Bytes that were shown once stay as they are for as long as the file is open. A file that is opened later may have
+    another order where records were appended late.
     """
 
     allowed_bits = READ_BITS

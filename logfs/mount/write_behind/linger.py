@@ -1,9 +1,9 @@
 """Asks the kernel, every `linger_ms`, for what writers have left in its page cache.
 
 The kernel does not tell when a write begins to fill the page cache, and would keep a page for up to 30 s. `syncfs`
-makes it send everything, at a cost that does not depend on the number of open files. Nothing is asked while no file
-is written: the kernel is then made to forget the attributes of the file, so the next write(2) asks for them first,
-and wakes this task.
+makes it send everything, at a cost that does not depend on the number of open files. If nothing was written to a file
+for some rounds, the kernel is made to forget its attributes. The next write(2) then asks for them first, which wakes
+this task. Until then there is about one round a second while any file is open for writing, and otherwise none.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# After this many rounds without new bytes, the kernel is made to forget the attributes of a file; after so many more,
-# no more rounds are made for it. A write(2) that has its attributes already may be as late as the rounds between.
+# After `_FORGOTTEN_AFTER` rounds without new bytes, the kernel is made to forget the attributes of a file. After more
+# than `_QUIET_AFTER`, the file is idle. The rounds between are for a write(2) that has the attributes already.
 _FORGOTTEN_AFTER = 2
 _QUIET_AFTER = 5
-# Rounds without a known reason, while a file is open for writing.
+# The longest pause between rounds while a file is open for writing, but all files are idle.
 _IDLE_SECONDS = 1.0
-# When the mount stops: a write(2) that had begun before may still bring bytes during a round. No other begins.
+# The most rounds when the mount stops: a write(2) that began earlier may bring bytes in a round. No new one begins.
 _MOST_LAST_ROUNDS = 10
 
 
@@ -49,7 +49,7 @@ class Linger:
         self._device = 0
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._lock = trio.Lock()
-        # The rounds since the last new bytes, by the inode of the file; only of files that may have more of them.
+        # The rounds since the last new bytes, by the inode of the file. Idle files are left out.
         self._active: dict[int, int] = {}
         self._open: set[int] = set()
         self._woken = trio.Event()
@@ -61,7 +61,7 @@ class Linger:
         self._woken.set()
 
     def wake(self, inode: int) -> None:
-        """Make rounds for an open file, which has new bytes or may soon have."""
+        """Make rounds for an open file that has new bytes or may get some soon."""
         self._open.add(inode)
         self._active[inode] = 0
         self._woken.set()
@@ -74,7 +74,7 @@ class Linger:
     async def wait_for_round(self, inode: int) -> None:
         """Wait for the end of a round in progress, if no other file is open.
 
-        A round holds an open file in the mount for a moment, for which `umount` would call the mount busy.
+        A round has the root of the mount open for a moment. An `umount` at this moment would call the mount busy.
         """
         if self._open <= {inode}:
             async with self._lock:
@@ -106,7 +106,7 @@ class Linger:
             for _ in range(_MOST_LAST_ROUNDS):
                 self._active.clear()
                 await run_in_thread(self._sync)
-                # The kernel does not wait in syncfs until a FUSE mount has answered.
+                # With FUSE, syncfs returns before the mount has answered.
                 await run_in_thread(self._invalidate)
                 if not self._active:
                     return
@@ -123,7 +123,7 @@ class Linger:
             await run_in_thread(self._sync)
         self.rounds += 1
         for inode in asked:
-            # It may be closed by now.
+            # The file may be closed by now.
             if inode in self._active:
                 self._active[inode] += 1
                 if self._active[inode] > _QUIET_AFTER:

@@ -40,13 +40,13 @@ SELF = ".logfs"
 _PASSED_ON = os.O_ACCMODE | os.O_SYNC | os.O_DSYNC
 # Requests that wait for the main mount at a time.
 _WORKERS = 32
-# A write(2) asks for the attributes once in this time. Without a daemon it fails then, although the page cache would
-# take the data.
+# The kernel keeps attributes for this time; then a write(2) asks for them again. If the daemon has ended, the call
+# fails; without the request, the page cache would take the data.
 _ATTR_SECONDS = 1.0
 
 
 class _Node:
-    """Something that the kernel knows: its path in the mount, and attributes as of the last lookup."""
+    """A file or directory that the kernel knows: its path in the mount, and the attributes that were found last."""
 
     inode = 0
     entry_timeout = attr_timeout = _ATTR_SECONDS
@@ -60,7 +60,7 @@ class _Node:
         self.found = found
 
     def stat(self) -> Stat:
-        """Return the attributes of the node. No size is told, so that readers ask."""
+        """Return the attributes of the node. The size is always 0, whatever the content is."""
         found = self.found
         mode = self.kind | (stat.S_IMODE(found.st_mode) & self.bits)
         return Stat(mode, found.st_uid, found.st_gid, 0, found.st_mtime_ns)
@@ -82,7 +82,7 @@ class _Generated(_Node):
 
 
 class _AppendFile(_Node):
-    """One lookup of an `append` file: a stream, and the files that are open on it."""
+    """The node of an `append` file for one lookup: a stream, and how many files are open on it for writing."""
 
     # Each lookup of an `append` file gives a new inode, so each open file has pages and a stream of its own.
     entry_timeout = 0.0
@@ -116,7 +116,7 @@ class WriteBehindOperations(Handlers[_Node]):
         # Directories and generated files by path; each keeps its inode while the kernel knows it.
         self._known: WeakValueDictionary[str, _Node] = WeakValueDictionary()
         self._files: dict[int, tuple[_AppendFile, int]] = {}
-        # Files opened with O_SYNC or O_DSYNC, with the open file in the main mount.
+        # Files opened with O_SYNC or O_DSYNC, each with its descriptor of the file in the main mount.
         self._direct: dict[int, tuple[_AppendFile, int]] = {}
         self._contents: dict[int, bytes] = {}
         self._listings: dict[int, list[_Node]] = {}
@@ -168,7 +168,7 @@ class WriteBehindOperations(Handlers[_Node]):
         return ["errors", "status.json"] if node.path == f"/{SELF}" else list(APPEND_FILES)
 
     def _numbered(self, node: _Node) -> _Node:
-        """Return the node that the kernel is told for one that was just found, with an inode number."""
+        """Return the node to tell the kernel for `node`, which was just found, and give it an inode number."""
         if not isinstance(node, _AppendFile):
             known = self._known.setdefault(node.path, node)
             known.found = node.found
@@ -187,7 +187,7 @@ class WriteBehindOperations(Handlers[_Node]):
     async def getattr(self, inode: int, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
         node = self._inodes.node(inode)
         if isinstance(node, _AppendFile):
-            # A write(2) asks first if the kernel was made to forget the attributes, and fails with this error.
+            # After the kernel was made to forget the attributes, a write(2) asks for them, and fails with the error.
             with _noted():
                 node.stream.check()
             if node.writers:
@@ -228,7 +228,7 @@ class WriteBehindOperations(Handlers[_Node]):
     async def opendir(self, inode: int, ctx: pyfuse3.RequestContext) -> int:
         node = self._inodes.node(inode)
         handle = self._new_handle()
-        # Rounds of `linger` open the root; its listing is made when it is read.
+        # The rounds of `linger` open the root without reading it, so the listing is made at the first readdir.
         self._listings[handle] = [node]
         return handle
 
@@ -249,7 +249,7 @@ class WriteBehindOperations(Handlers[_Node]):
             try:
                 children.append(self._find(node, name))
             except FileNotFoundError:
-                # The partition was deleted after the listing, or it is offline.
+                # The partition was deleted after the listing.
                 continue
         return children
 
@@ -352,12 +352,12 @@ class WriteBehindOperations(Handlers[_Node]):
             await self._run(stream.write, off, buf)
         self._totals["bytes"] += stream.position - before
         if stream.has_error and not had_error:
-            # The next write(2) shall fail.
+            # The next write(2) then asks for the attributes, and fails.
             forget_attributes(node.inode)
         return len(buf)
 
     async def flush(self, fh: int) -> None:
-        """Return the error of what was written, if there is one, to close(2). It ends no line."""
+        """Fail with the error of the stream, if there is one, so that close(2) returns it. No line is ended."""
         if fh not in self._files:
             return
         node, flags = self._files[fh]
@@ -411,7 +411,7 @@ class WriteBehindOperations(Handlers[_Node]):
 
 @contextmanager
 def _noted() -> Iterator[None]:
-    """Pass on the errors of a stream, which has noted them when they happened."""
+    """Pass on an error of a stream without recording it again: the stream recorded the error when it happened."""
     try:
         yield
     except OSError as error:
@@ -426,7 +426,7 @@ def check_main_mount(mount: Path) -> None:
 
 
 def _partition(name: str) -> str:
-    """Return `name` if it is that of a partition. Raises `OSError` (ENOENT) for another."""
+    """Return `name` if it is the name of a partition. Raises `OSError` (ENOENT) for any other name."""
     if not _is_partition(name):
         raise refuse(errno.ENOENT, name)
     return name

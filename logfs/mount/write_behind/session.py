@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# As Kafka's producer (`linger.ms`).
+# The default `linger.ms` of Kafka's producer since Kafka 4.0.
 DEFAULT_LINGER_MS = 5
 MOST_LINGER_MS = 60_000
 _MAX_TASKS = 400
@@ -51,7 +51,7 @@ class WriteBehindOptions:
 def run(options: WriteBehindOptions, *, ready: Callable[[], None] = lambda: None) -> None:
     """Mount, and serve requests until unmounted or stopped by SIGTERM, SIGINT or SIGHUP.
 
-    A signal first has everything sent to the main mount that was written so far. `ready` is called when the mount
+    At a signal, all that was written so far is first sent to the main mount. `ready` is called when the mount
     answers. Raises `InvalidStore` for an unsuitable mountpoint or main mount, and `OSError`.
     """
     if not 1 <= options.linger_ms <= MOST_LINGER_MS:
@@ -105,12 +105,12 @@ async def _stop_on_signal(linger: Linger) -> None:
             logger.info("stopping on %s", signal.Signals(number).name)
             await linger.stop()
             pyfuse3.terminate()
-            # A second signal must not begin anew: the mount answers no more.
+            # A second signal must not cause a second stop: the mount no longer answers.
             await trio.sleep_forever()
 
 
 async def _announce(linger: Linger, mountpoint: Path, ready: Callable[[], None]) -> None:
-    """Call `ready` once the mount answers a `stat`, which is made in a thread, as by any other caller."""
+    """Call `ready` once the mount answers a `stat`, which a worker thread makes: this thread has to answer it."""
     found = await run_in_thread(os.stat, mountpoint)
     start_notifier()
     linger.start(mountpoint, found.st_dev)

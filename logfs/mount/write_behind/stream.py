@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-# One request of FUSE holds up to 1 MiB, which begins anywhere in a page. Lines that share a request are accepted or
-# refused as lines; a line that was cut by the end of a request could not be told from two.
+# A FUSE request holds up to 1 MiB of data, which may begin anywhere in a page. Each request has whole lines only: if
+# the end of a request cut a line, a refusal could not be assigned to this line.
 _REQUEST_BYTES = (1 << 20) - 4096
 # The longest unfinished line that is kept. `max.message.bytes` decides about shorter ones.
 LONGEST_LINE = 64 << 20
 # The last accepted bytes that are kept, to be compared with those that the kernel sends again.
 _COMPARED_BYTES = 64 * 1024
-# The main mount refuses a line with one of these, and only that line.
+# At an error with one of these errnos, the main mount has refused one line only.
 _REFUSALS = frozenset({errno.EINVAL, errno.EMSGSIZE})
 _NEWLINE = b"\n"
 
@@ -28,12 +28,13 @@ class Stream:
     """The bytes of one open file, in order, and the whole lines among them sent to `target`, an `append` file.
 
     The kernel sends pages, not writes: a page that was sent when it was half full is sent again, from its beginning,
-    when it has grown, and requests may overtake each other. What counts is the position in the file.
+    when it has grown, and requests may overtake each other. Bytes are therefore identified by their file position.
 
-    The log gets a beginning of what was written, without the refused lines: after any other error nothing more is
-    sent, and every later request fails with that error. `note` is called once with each error, when it happens.
+    The log gets the written lines in order. A refused line is left out. After any other error nothing more is sent,
+    and `check` raises this error each time. `note` is called once with each error, when it happens.
 
-    Not thread-safe: the caller makes one call at a time. All methods but `check` may wait for the main mount.
+    Not thread-safe: the caller makes one call at a time. Methods other than `check` and `read` may wait for the main
+    mount.
     """
 
     def __init__(self, target: Path, note: Callable[[OSError], object]) -> None:
@@ -48,9 +49,9 @@ class Stream:
         # The bytes before `position`, or the last of them.
         self._accepted = b""
         self._unfinished = bytearray()
-        # Whether the rest of the unfinished line belongs to a line that was refused for its length.
+        # Whether bytes up to the next newline are left out, because their line was refused for its length.
         self._skips = False
-        # The first refusal of a line that no caller has been told.
+        # The first refusal of a line of which no caller has been told yet.
         self._refusal: OSError | None = None
 
     def open(self) -> None:
@@ -68,7 +69,7 @@ class Stream:
             self._file = -1
 
     def write(self, position: int, data: bytes) -> None:
-        """Accept bytes that the kernel sends; `position` is that of the first one in the file.
+        """Accept bytes that the kernel sends; `position` is the position of the first byte in the file.
 
         Bytes before `self.position` were accepted already. Errors are kept for `check`.
         """
@@ -80,9 +81,9 @@ class Stream:
             self._accept(self._early.pop(first), first)
 
     def read(self, position: int, size: int) -> bytes:
-        """Return accepted bytes, fewer at their end; those that are no longer known are zeros.
+        """Return up to `size` accepted bytes from `position` on. Bytes that are no longer kept are returned as zeros.
 
-        The kernel reads a page again that it has dropped, before a write(2) to the rest of the page.
+        Before a write(2) to a part of a page that the kernel has dropped, the kernel reads this page again.
         """
         known = self.position - len(self._accepted)
         end = min(position + size, self.position)
@@ -108,7 +109,7 @@ class Stream:
     def sync(self) -> None:
         """Make all lines that were sent durable. Raises what `check` raises, and `OSError` if the sync fails.
 
-        The kernel has sent everything before it asks for this.
+        The kernel has sent everything before it sends an FSYNC; missing bytes are therefore an error (EIO).
         """
         if self._early:
             missing = f"bytes {self.position} to {min(self._early) - 1} were not written"
@@ -167,7 +168,7 @@ class Stream:
             self._skips = True
 
     def _send(self, lines: bytes) -> None:
-        """Send whole lines. A refused line is left out; any other error is the end."""
+        """Send whole lines. A refused line is left out; after any other error nothing more is sent."""
         position = 0
         while position < len(lines) and self.failure is None:
             end = _end_of_lines(lines, position)
@@ -207,7 +208,7 @@ class Stream:
 
 
 def _end_of_lines(lines: bytes, start: int) -> int:
-    """Return the end of the lines from `start` that fit one request, or of the first line if even that does not."""
+    """Return the end of the lines from `start` that fit into one request, or of the first line if it does not fit."""
     if len(lines) - start <= _REQUEST_BYTES:
         return len(lines)
     end = lines.rfind(_NEWLINE, start, start + _REQUEST_BYTES) + 1
