@@ -1,4 +1,4 @@
-"""Writing the checkpoint files of all log directories of a store (kafka-storage 1.3)."""
+"""The writer of the checkpoint files in all log directories of a store (kafka-storage 1.3)."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 class Checkpoints:
     """The writer of the checkpoint files in the log directories of a registry.
 
-    They hold the recovery points, log start offsets, high watermarks and cleaner offsets of the partitions.
+    The files hold the recovery points, log start offsets, high watermarks and cleaner offsets of the partitions.
     Callers of `write`, `write_one` and `forget_cleaner_offset` hold the registry's lock.
     """
 
     def __init__(self, registry: PartitionRegistry) -> None:
         self._registry = registry
-        # The log directories of copies that become the partitions at the next opening; their files stay open.
+        # By partition: the log directory of a moved copy that becomes the partition only at the next opening.
         self.unfinished: dict[str, LogDir] = {}
 
     def write(self) -> None:
@@ -38,11 +38,11 @@ class Checkpoints:
         errors.throw()
 
     def write_one(self, log_dir: LogDir, *coming: Partition) -> None:
-        # One copy: a partition that becomes loaded meanwhile must not be missed by both loops.
+        # Both loops below use this snapshot: a partition that is loaded meanwhile then counts in one of them.
         loaded = dict(self._registry.partitions)
         here = [p for n, p in loaded.items() if self._registry.homes[n] is log_dir]
         here += coming
-        # Copies of unfinished moves, which are the partitions from the next opening on.
+        # The copies of unfinished moves: each becomes the partition at the next opening.
         copies = [name for name, home in self.unfinished.copy().items() if home is log_dir]
         here += [loaded[name] for name in copies if name in loaded]
         points = {partition.name: partition.recovery_point for partition in here}

@@ -1,7 +1,7 @@
-"""A topic whose records are the store's own: `__consumer_offsets`, or `__remote_log_metadata`.
+"""A topic that the store itself writes and reads: `__consumer_offsets`, or `__remote_log_metadata`.
 
-Its partitions are created when they are needed. A broker creates all at once, so that their number shows how many
-there are; logfs keeps the number as a setting.
+logfs creates a partition of it when the partition is needed, and keeps the number of partitions as a setting. A
+broker creates all partitions at once, so in its log directories the existing partitions show their number.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def batches_past_damage(log: Log, offset: int, end: int, what: str) -> Iterator[
 
 
 class InternalTopic:
-    """The partitions of an internal topic. Any thread may call; callers of `log` hold a lock of their own."""
+    """The partitions of an internal topic. Any thread may call its methods."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class InternalTopic:
 
         `create` creates a partition and returns it. `count_setting` is the broker-level setting with the number of
         partitions. `settings` returns the texts of the settings that the topic gets when its first partition is
-        created. `what` says what its records are, for messages.
+        created. `what` says what the topic's records are, for messages.
         """
         self._registry = registry
         self._create = create
@@ -84,7 +84,7 @@ class InternalTopic:
         """Return the partitions that exist and are not offline."""
         for name in [*self._registry.homes]:
             if name.startswith(f"{self.topic}-"):
-                # Also in a store that was opened for one other partition.
+                # A store that was opened for another partition does not have these partitions yet.
                 self._registry.include(name)
         # Make a list first: another thread may be creating a partition.
         return [log for log in list(self._registry.partitions.values()) if log.topic == self.topic]
@@ -98,27 +98,28 @@ class InternalTopic:
         name = f"{self.topic}-{number}"
         settings = registry.settings
         if not settings.topic_overrides(self.topic):
-            # A broker keeps its settings elsewhere.
+            # There is no settings file: the topic is new, or a broker keeps its settings in its metadata log.
             settings.change_topic(self.topic, self._settings())
         if registry.include(name) is None and name not in registry.offline:
             self.check_open(name)
             if self._count_setting not in settings.broker_overrides:
-                # Once this partition exists, the partitions here need not show the number that a broker chose.
+                # Store the number first: with this partition, the existing ones may show another number.
                 settings.set_broker(self._count_setting, str(self.partition_count()))
             self._create(name)
         self.check_online(name)
         return registry.writable(name)
 
     def check_online(self, *names: str) -> None:
-        """Raise `PartitionFailed` if one of the topic's partitions, by default any, is offline."""
+        """Raise `PartitionFailed` if one of the partitions `names` is offline; without names, if any of the topic."""
         for name, reason in self._registry.offline.copy().items():
             if name in names or (not names and name.startswith(f"{self.topic}-")):
                 raise PartitionFailed(f"{name}: {self._what} are offline: {reason}")
 
     def check_open(self, *names: str, may_be_absent: bool = False) -> None:
-        """Raise `InvalidStore` if one of the topic's partitions, by default any, is in a log directory not open here.
+        """Raise `InvalidStore` if a log directory that is not open here has one of the topic's partitions.
 
-        Also raises it if such a log directory is not there, unless it `may_be_absent`, and `OSError`.
+        `names` are the partitions to look for, by default all. Also raises `InvalidStore` if such a log directory is
+        missing, unless `may_be_absent`. Raises `OSError` if a log directory cannot be read.
         """
         here = " ".join(str(log_dir.path) for log_dir in self._registry.log_dirs)
         for path in self._registry.missing_log_dirs:
@@ -138,7 +139,7 @@ class InternalTopic:
 
 
 class Replay:
-    """What the records of one partition of an internal topic say, up to the offset that was read.
+    """The state that the records of one partition of an internal topic give, up to the offset that was read.
 
     One thread at a time may use it.
     """
@@ -147,7 +148,7 @@ class Replay:
         """Begin at the log start. `what` says what the records are, for warnings."""
         self.log = log
         self._what = what
-        # The offset up to which the log was read, and its active segment and generation at that time.
+        # The offset up to which the log was read; the segment of this offset, and the log's generation, at that time.
         state = log.state
         self.end, self._segment = state.log_start_offset, state.segments[0]
         self._generation = state.generation
@@ -155,8 +156,8 @@ class Replay:
     def catch_up(self) -> None:
         """Read the new records, or all records again if those already read may have left the log.
 
-        A truncation changes the log's generation. Compaction replaces sealed segments from the first one on: if the
-        segment that was active is still in the log, compaction has not removed any unread record.
+        A truncation changes the log's generation. Compaction replaces sealed segments from the first one on. If the
+        segment that was active at the last call is still in the log, compaction has removed no unread record.
         """
         log = self.log
         log.refresh()
@@ -179,14 +180,14 @@ class Replay:
         self._generation, self._segment, self.end = generation, segment, end
 
     def leave_out(self, offset: int, error: Corrupt | Unsupported) -> None:
-        """Log that a record or a batch is skipped."""
+        """Log a warning that the record or batch at `offset` is skipped because of `error`."""
         message = "%s: %s: offset %d is skipped: %s"
         logger.warning(message, self._what, self.log.directory, offset, error)
 
     def forget(self) -> None:
-        """Forget all that the records have said: they are read again from the log start."""
+        """Discard the state, because `catch_up` then applies the records again from the log start."""
         raise NotImplementedError
 
     def apply(self, batch: Batch) -> None:
-        """Take the records of the next batch from `end` on. Raises `Corrupt` if it cannot be read."""
+        """Apply the records of the next batch from offset `end` on. Raises `Corrupt` if the batch cannot be read."""
         raise NotImplementedError

@@ -56,9 +56,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Partitions with so many bytes are recovered at the same time; the compiled loops over their batches run in parallel.
+# Partitions of at least this size are recovered at the same time: compiled loops over their batches run in parallel.
 _LARGE_BYTES = 4 << 20
-# The longest sleep between two loads.
+# A pause between two loads is divided into sleeps of at most this length.
 _PAUSE_SECONDS = 0.1
 
 
@@ -126,7 +126,7 @@ def _check_log_dir(disk: Disk, path: Path) -> None:
     if disk.exists(path):
         raise InvalidStore(f"{path}: is not a directory")
     with suppress(FileNotFoundError):
-        # This raises another error if the disk has failed: then the directory is not missing.
+        # If the disk has failed, `stat` raises another error: it is then unknown whether the directory is missing.
         disk.stat(path)
     if not disk.writable:
         raise InvalidStore(
@@ -138,7 +138,7 @@ def _check_log_dir(disk: Disk, path: Path) -> None:
 
 
 def _check_unique(found: Mapping[LogDir, move_recovery.FoundDirectories]) -> None:
-    """Raise `InvalidStore` for a partition in two log directories, unless another process uses the second one."""
+    """Raise `InvalidStore` for a partition in two log directories, unless another process writes to the second."""
     homes: dict[TopicPartition, LogDir] = {}
     for log_dir, each in found.items():
         for name, *_ in each.partitions:
@@ -156,8 +156,8 @@ class _LoadingStopped(Exception):
 class PartitionLoader:
     """The loader of a store, which opens the partitions in its log directories.
 
-    `find` notes the partitions there are, in `PartitionRegistry.unloaded`; `load` and `load_all` load them. Any
-    threads may load at the same time, each another partition.
+    `find` adds the partitions that it finds to `PartitionRegistry.unloaded`; `load` and `load_all` load them.
+    Several threads may load different partitions at the same time.
     """
 
     def __init__(
@@ -175,12 +175,12 @@ class PartitionLoader:
 
         `only` is the name of the one partition to load, or a function that selects partitions by name; None selects
         all. `progress` is called with (partition, bytes read so far, bytes in all) during recovery. With `recover`,
-        partitions are recovered even after a clean shutdown. With `lazy`, `refresh` does not load what it finds.
+        partitions are recovered even after a clean shutdown. With `lazy`, `load_new` loads nothing.
         """
         self._registry = registry
         self._commits = commits
         self._tiered = tiered
-        # What recovery has read so far, and the number of partitions for which it is done.
+        # The number of bytes that recovery has read so far, and the number of partitions that are recovered.
         self.recovered_bytes = 0
         self.recovered_partitions = 0
         self._counting = make_lock(Level.COUNTING)
@@ -189,14 +189,14 @@ class PartitionLoader:
         self._is_stopped = False
         self._progress = progress
         self._wanted = (lambda name: only in (None, name)) if not callable(only) else only
-        # Whether there may be partitions in the log directories that the store does not know yet.
+        # Whether the store was opened without some of the partitions in its log directories.
         self._is_partial = only is not None
         self._recover = recover
         self._is_lazy = lazy
         # For `refresh`: the identities of partition directories, and the mtimes (ns) of those that are offline.
         self._identities: dict[str, int] = {}
         self._failed_mtime: dict[str, int] = {}
-        # For `follow`: the partitions by name, each with its directory and the identity of that.
+        # For `follow`: the partitions by name, each with its directory and the directory's identity.
         self._followed: dict[str, tuple[tuple[Path, int], Log]] = {}
 
     def find(self) -> None:
@@ -229,7 +229,7 @@ class PartitionLoader:
                     self._registry.homes[name.directory] = log_dir
 
     def _scan(self, log_dir: LogDir) -> move_recovery.FoundDirectories:
-        """Return the partition directories in a log directory. A store that writes notes deleted ones for removal."""
+        """List the partition directories of a log directory; unless read-only, schedule deleted ones for removal."""
         found = move_recovery.FoundDirectories([], [], [])
         for entry in log_dir.disk.scan(log_dir.path):
             if not entry.is_directory:
@@ -237,7 +237,7 @@ class PartitionLoader:
             try:
                 kind, name = names.classify_directory(entry.name)
             except LogfsError:
-                # lost+found and the like: a broker refuses the whole log directory, which is not necessary here.
+                # For example lost+found. A broker would refuse the whole log directory; here it is only ignored.
                 logger.info("%s: is not a partition, ignored", log_dir.path / entry.name)
                 continue
             path = log_dir.path / entry.name
@@ -253,17 +253,17 @@ class PartitionLoader:
 
     def _note(self, log_dir: LogDir, name: TopicPartition, path: Path) -> None:
         if name.directory in self._registry.homes:
-            # The partition is being moved from one log directory to another, as in `refresh`.
+            # The partition is being moved from one log directory to another, and is in both for a moment.
             log_dir.look_again()
             return
         self._registry.unloaded[name.directory] = UnloadedPartition(name, log_dir, path)
         self._registry.homes[name.directory] = log_dir
 
     def include(self, name: str) -> None:
-        """Note a partition that is in a log directory and was not wanted, unless the directory is leased."""
+        """Add a partition that the store was opened without to `unloaded`, unless its log directory is leased."""
         registry = self._registry
         if name in registry or name in registry.offline or name not in registry.homes:
-            # Without the lock, which callers may need to take before a lock that they hold.
+            # Checked without the lock: a caller may hold another lock that must be taken after this one.
             return
         with registry.lock:
             home = registry.homes.get(name)
@@ -275,10 +275,11 @@ class PartitionLoader:
                 registry.unloaded[name] = UnloadedPartition(parsed, home, home.path / name)
 
     def follow(self, name: str) -> Log | None:
-        """Return a partition of a read-only store as it is now, even if the store does not have it; None without one.
+        """Return a partition of a read-only store, even one that the store was opened without; None if it is missing.
 
-        It is not the object in `partitions`, and no lock of the registry is needed. It may be in a log directory that
-        the store was opened without. One thread at a time may call. Raises the errors of a load.
+        The result is not the object in `PartitionRegistry.partitions`, and no lock of the registry is needed. The
+        partition may be in a log directory that is not open here. One thread at a time may call this. Raises the
+        errors of a load.
         """
         log_dirs = {log_dir.path: log_dir for log_dir in self._registry.working}
         for path in self._registry.missing_log_dirs:
@@ -302,7 +303,7 @@ class PartitionLoader:
         """Load the partitions that are not loaded yet, several at a time if any may need recovery.
 
         Returns when they are loaded or offline, or after `stop`. May be called in any thread, and starts others. With
-        `gently`, it pauses after each partition for as long as the load took, unless any may need recovery.
+        `gently`, pauses after each partition for as long as its load took, unless partitions may need recovery.
         """
         is_clean = not self._recover and all(
             log_dir.clean or log_dir.live for log_dir in self._registry.working
@@ -315,7 +316,7 @@ class PartitionLoader:
             with suppress(LogfsError, OSError):
                 self.load(unloaded)
             pause = time.monotonic() - began if gently and is_clean else 0.0
-            # In parts: a load that took long must not delay the end of the store.
+            # Sleep in parts: a long pause must not delay the closing of the store.
             while pause > 0 and not self._is_stopped:
                 time.sleep(min(pause, _PAUSE_SECONDS))
                 pause -= _PAUSE_SECONDS
@@ -328,7 +329,7 @@ class PartitionLoader:
         for_each(load, todo, threads=count, abandon=abandon)
 
     def stop(self) -> None:
-        """End the loads that are running, and start no more. The partitions stay as a crash would leave them."""
+        """End the loads that are running, and start no more. The next opening begins interrupted recoveries anew."""
         self._is_stopped = True
         for unloaded in list(self._registry.unloaded.values()):
             with unloaded.lock:
@@ -338,15 +339,15 @@ class PartitionLoader:
         """Load a partition, and return it; if another thread is loading it, wait for that thread.
 
         Raises the error that keeps it offline, and `UnknownPartition` if it was deleted meanwhile. After an `OSError`
-        for too many open files it is neither loaded nor offline, and the next call tries again.
+        for too many open files, or `RemoteStorageError`, it is neither loaded nor offline: the next call tries again.
         """
         registry, name = self._registry, unloaded.name.directory
         if unloaded.partition is None:
             registry.disk.check_may_block()
             if registry.settings.broker_config.remote_storage_url:
-                # Remote segments that another program has copied are listed.
+                # The load may list objects in the bucket: raises `WouldBlock` in a thread that must not do that.
                 registry.disk.check_may_fetch()
-                # Their descriptions are needed under the lock, under which that of the registry may not be taken.
+                # The load needs the metadata topic, and holds a lock under which `include` must not be called.
                 for other in list(registry.homes) if self._is_partial else ():
                     if other.startswith(f"{METADATA_TOPIC}-"):
                         self.include(other)
@@ -361,12 +362,12 @@ class PartitionLoader:
         if found is unloaded:
             raise PartitionFailed(f"{unloaded.path}: the store is closed")
         if found is not None:
-            # A refresh has found it in another place meanwhile.
+            # A refresh has found the partition again meanwhile, for example in another log directory.
             return self.load(found)
         raise registry.offline.get(name) or UnknownPartition(f"{name}: no such partition")
 
     def _load(self, unloaded: UnloadedPartition) -> None:
-        """Load a partition, and settle it: an error takes it offline."""
+        """Load a partition, and record the outcome. An error takes it offline, unless a later load may succeed."""
         log_dir, path, registry = unloaded.log_dir, unloaded.path, self._registry
         try:
             registry.record_load(unloaded, self._open_partition(log_dir, unloaded.name, path))
@@ -395,7 +396,7 @@ class PartitionLoader:
             registry.record_load(unloaded, reason)
 
     def _complete(self, log_dir: LogDir, name: TopicPartition, path: Path) -> None:
-        """Write the topic id into a partition directory without a segment: a crash has ended its creation."""
+        """Write the topic id into a directory with no id and no segment, whose creation a crash has interrupted."""
         found = {entry.name for entry in log_dir.disk.scan(path)}
         if names.PARTITION_METADATA not in found and not any(n.endswith(names.LOG) for n in found):
             topic_id = self._registry.topic_id(name.topic) or checkpoint.random_uuid()
@@ -434,7 +435,7 @@ class PartitionLoader:
             disk, now_ms = log_dir.disk, self._registry.clock()
             if start.is_clean:
                 return recovery.load(disk, path, config, start, now_ms, kind=kind)
-            # Threads that run Python only get in each other's way, and a small partition is nothing else.
+            # A small partition takes mostly Python code, which threads cannot run in parallel: one at a time.
             turn = self._turn if total < _LARGE_BYTES else nullcontext()
             with turn, self._registry.doing("recovering", name.directory, total) as work:
                 report = partial(self._report, work)
@@ -460,7 +461,7 @@ class PartitionLoader:
                 is_live=log_dir.live,
             )
         elif start.is_tiered:
-            # The remote segments stay with the holder of the lock.
+            # Only the process that holds the lock attaches the remote segments.
             with partition.lock:
                 partition.publish(
                     log_start_offset=min(start.log_start_offset, partition.log_start_offset)
@@ -468,7 +469,7 @@ class PartitionLoader:
         return partition
 
     def _report(self, work: BackgroundOperation, size: int) -> None:
-        """Count bytes that the recovery of a partition has read. Raises `_LoadingStopped` after `stop`."""
+        """Count `size` bytes that recovery has read, and report progress. Raises `_LoadingStopped` after `stop`."""
         if self._is_stopped:
             raise _LoadingStopped
         with self._counting:
@@ -479,11 +480,11 @@ class PartitionLoader:
     def refresh(self, log_dirs: Sequence[LogDir]) -> None:
         """Bring a read-only store up to date with the partitions that these log directories have now.
 
-        Drops partitions that are gone or were replaced, and applies the log start offsets in the checkpoints. New
-        partitions are unloaded then, and so are offline ones whose directory has changed. The caller holds
+        Drops partitions that are gone or were replaced, and applies the log start offsets in the checkpoints. Adds
+        new partitions to `unloaded`, and offline ones whose directory has changed. The caller holds
         `PartitionRegistry.lock`, and then calls `load_new` without it, because a load may wait for a bucket.
         """
-        # First what has left any of them: a partition that has moved is then found in its new log directory.
+        # First drop what has left any log directory, so that a moved partition is then found in its new one.
         found = {log_dir: self._drop_left(log_dir) for log_dir in log_dirs}
         for log_dir, partitions in found.items():
             for directory, (name, path, identity) in partitions.items():
@@ -509,7 +510,7 @@ class PartitionLoader:
     def _drop_left(self, log_dir: LogDir) -> dict[str, tuple[TopicPartition, Path, int]]:
         """Drop the partitions that have left a log directory or were replaced; return those that are in it.
 
-        Each is (name, path, identity of its directory), by its name.
+        The result maps the name of each partition to (name, path, identity of its directory).
         """
         scanned = self._scan(log_dir)
         found = {

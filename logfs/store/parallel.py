@@ -1,4 +1,4 @@
-"""Work on many partitions in several threads: waits for the disk, and compiled loops, then overlap."""
+"""Work on many partitions in several threads, so that waits for the disk and compiled loops overlap."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def for_each(
 ) -> None:
     """Call `work` for each item, in this thread and in up to `threads` - 1 others; return when all calls are done.
 
-    After an error, or an interrupt of this thread, no more calls begin, `abandon` is called so that running ones may
-    end early, and the first error is raised. If a thread cannot be started, the others do its work.
+    After an error, or an interrupt of this thread, no further call begins. `abandon` is then called, so that running
+    calls may end early, and the first error is raised. If a thread cannot be started, the others do its work.
     """
     todo: SimpleQueue[_T] = SimpleQueue()
     for item in items:

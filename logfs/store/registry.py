@@ -56,7 +56,7 @@ class BackgroundOperation:
 class UnloadedPartition:
     """A partition of which only the directory is known so far; `PartitionLoader.load` loads it.
 
-    `partition` is None until then. The thread that loads it holds `lock`.
+    `partition` is None until the load has ended. The thread that loads the partition holds `lock`.
     """
 
     name: TopicPartition
@@ -89,10 +89,10 @@ class UnloadedPartition:
 class PartitionRegistry:
     """The log directories of a store and its partitions, for the parts of a store that work on them.
 
-    The parts of a store (commits, retention, compaction, …) know this alone of it. Any thread may read. `partitions`,
-    `offline` and `homes` change under `lock`; the end of a load changes the first two without it. Loops over them,
-    and over `deletions`, take a copy first: `list(homes)`, `homes.copy().items()`. The garbage collector, and with it
-    another thread, may run while `list(homes.items())` is being made.
+    The parts of a store (commits, retention, compaction, …) use only this class of it. Any thread may read.
+    `partitions`, `offline` and `homes` change under `lock`; only the end of a load changes them without it. Loops
+    over them, and over `deletions`, take a copy first: `list(homes)` or `homes.copy().items()`. The copy
+    `list(homes.items())` is not safe: the garbage collector, and with it another thread, may run while it is made.
     """
 
     settings: Settings
@@ -111,11 +111,11 @@ class PartitionRegistry:
         self.log_dirs: list[LogDir] = []
         # The store's other log directories, which are not open here. They may be absent from the disk.
         self.missing_log_dirs: Sequence[Path] = ()
-        # The partitions that are loaded, and those that no caller has used yet in a store that was opened lazily.
+        # The partitions that are loaded, and those that were found but are not loaded yet.
         self.partitions: dict[str, Log] = {}
         self.unloaded: dict[str, UnloadedPartition] = {}
         self.offline: dict[str, LogfsError | OSError] = {}
-        # The partitions that the store was opened without, and that it needs itself.
+        # The partitions that the store was opened without, and has added for its own use.
         self.included: set[str] = set()
         # The log directory of each partition, including those that are offline or were not loaded.
         self.homes: dict[str, LogDir] = {}
@@ -154,7 +154,7 @@ class PartitionRegistry:
         return len({*self.unloaded, *self.partitions} - self.included)
 
     def writable(self, name: str) -> Partition:
-        """Return a partition to change, loaded. Raises `NotWritable` in a read-only store, and as `store[name]`."""
+        """Load and return a partition to change. Raises as `self[name]`, and `NotWritable` in a read-only store."""
         return writable(self[name])
 
     def written(self) -> dict[str, Partition]:
@@ -163,7 +163,7 @@ class PartitionRegistry:
         return {name: each for name, each in loaded if isinstance(each, Partition)}
 
     def find(self, name: str) -> Log | None:
-        """Return the partition of that name, loaded; None if it is unknown or offline."""
+        """Return a partition, which is loaded if necessary; None if it is unknown, offline or cannot be loaded."""
         try:
             return self[name]
         except (LogfsError, OSError):
@@ -172,8 +172,8 @@ class PartitionRegistry:
     def include(self, name: str) -> Log | None:
         """Return a partition, loaded, even if the store was opened without it; None if it is unknown or offline.
 
-        The store then has the partition, but does not list it. Returns None also in a log directory that another
-        process has locked, if its lease is for another partition.
+        The store then has the partition, but does not list it. Also returns None if the partition's log directory is
+        open only by a lease for another partition.
         """
         self.loader.include(name)
         return self.find(name)
@@ -183,7 +183,7 @@ class PartitionRegistry:
     ) -> None:
         """Record the outcome of a load: the partition, the error that takes it offline, or None if it has gone.
 
-        The outcome is ignored if the partition's log directory has failed, or was found without it, since.
+        The outcome is ignored if, meanwhile, the log directory has failed or the partition has left it.
         """
         name = unloaded.name.directory
         with self._settling:
@@ -195,7 +195,7 @@ class PartitionRegistry:
                 self.offline[name] = outcome
             else:
                 unloaded.partition = self.partitions[name] = outcome
-            # Last: who does not find the name here looks at the others.
+            # Delete this entry last: a reader that does not find the name here then looks in the other mappings.
             del self.unloaded[name]
 
     def forget(self, name: str) -> None:
@@ -255,7 +255,7 @@ class PartitionRegistry:
         now on. They are moved to `offline` at once if `lock` is free, or else by the next `check_log_dirs`.
         """
         if log_dir.disk.is_disowned:
-            # In a forked child the thread that held this lock, or a partition's, does not exist.
+            # In a forked child, the threads that held these locks do not exist: make new locks.
             self.lock = make_rlock(Level.REGISTRY)
             self._settling = make_lock(Level.SETTLING)
         for name, partition in self.partitions.copy().items():
@@ -277,12 +277,12 @@ class PartitionRegistry:
             lost = {name: failure for name, failure in here.items() if failure is not None}
             if lost:
                 self.offline = {**self.offline, **lost}
-                # Replaced whole: the thread that met the error may be iterating over them.
+                # Assign new mappings: the thread that met the error may be iterating over the old ones.
                 self.partitions = {n: p for n, p in self.partitions.copy().items() if n not in lost}
                 self.unloaded = {n: p for n, p in self.unloaded.copy().items() if n not in lost}
 
     def find_missing_log_dirs(self) -> None:
-        """Set `missing_log_dirs` by what the log directories say of their store."""
+        """Set `missing_log_dirs` to the log directories that the open ones list as the store's, if not open here."""
         if not self.disk.is_remote:
             here = {Path(os.path.realpath(each.path)) for each in self.log_dirs}
             every = whole_store((each.disk, each.path) for each in self.working)

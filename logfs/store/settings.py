@@ -64,7 +64,7 @@ class Settings:
         self._broker_config = BrokerConfig.resolve(self._broker)
         # Incremented by every change, for callers that react to settings.
         self.version = 0
-        # By name, when a settings file was removed (ns since the epoch): nothing else shows that change.
+        # By file name: when a settings file was removed (ns since the epoch). No mtime shows its removal.
         self._removed_ns: dict[str, int] = {}
 
     @property
@@ -98,7 +98,7 @@ class Settings:
         return config
 
     def set_topic(self, topic: str, name: str, text: str | None) -> None:
-        """Change one setting of a topic, as `change_topic`."""
+        """Change one setting of a topic to `text`; None or a blank text removes it. Raises as `change_topic`."""
         self.change_topic(topic, {name: text})
 
     def change_topic(self, topic: str, changes: Mapping[str, str | None]) -> None:
@@ -126,11 +126,11 @@ class Settings:
         try:
             before = self.log_config(topic)
         except InvalidSetting:
-            return  # whatever comes after it is better
+            return  # the settings in force are invalid, so any valid change is accepted
         config.check_change(before)
 
     def set_broker(self, name: str, text: str | None) -> None:
-        """Change one broker-level setting, as `change_broker`."""
+        """Change one broker-level setting to `text`; None or a blank text removes it. Raises as `change_broker`."""
         self.change_broker({name: text})
 
     def change_broker(self, changes: Mapping[str, str | None]) -> None:
@@ -156,7 +156,7 @@ class Settings:
     def reread(self, topic: str) -> None:
         """Read the settings of a topic and of the broker level again, in a store that only reads.
 
-        What they are of settings files that cannot be read now stays as it was.
+        If a settings file cannot be read or is invalid, a warning is logged and all settings stay as they were.
         """
         try:
             overrides = self._read(_topic_file(topic), topic_setting)
@@ -207,7 +207,7 @@ class Settings:
                     disk.replace_file(log_dir / name, _file_of(overrides))
 
     def _check_log_dirs(self) -> None:
-        """Raise `LogDirFailed` while a copy cannot be written: it may be the one that counts when it is back."""
+        """Raise `LogDirFailed` if a log directory is offline: its outdated copy could count when it works again."""
         for disk, _ in self._all_log_dirs:
             if disk.failure is not None:
                 raise disk.failure
@@ -300,7 +300,7 @@ def _changed(
     setting: Callable[[str], Setting],
     changes: Mapping[str, str | None],
 ) -> Mapping[str, str]:
-    """Return overrides with settings set, as canonical text, or removed."""
+    """Return `overrides` after `changes`: texts are stored in canonical form; None or a blank text removes one."""
     changed = dict(overrides)
     for name, text in changes.items():
         known = setting(name)

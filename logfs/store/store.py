@@ -66,7 +66,7 @@ _CLOSING_THREADS = 8
 
 
 def _disk_for(log_dirs: Iterable[str | os.PathLike[str]], *, read_only: bool) -> Disk:
-    """Return the disk of log directories or of a bucket. Raises `NotWritable` to write to a bucket."""
+    """Return the disk of log directories or of a bucket. Raises `NotWritable` for a bucket unless `read_only`."""
     for path in map(as_path, log_dirs):
         if isinstance(path, BucketPath):
             if not read_only:
@@ -85,10 +85,10 @@ def now_ms() -> int:
 class Store:
     """The partitions of one or several log directories, by name: `store["orders-0"]`.
 
-    A store is a context manager; after a clean close the next opening needs no recovery. Reading needs no lock;
-    methods that change which partitions there are, or checkpoints, take the lock of `registry`, which has the state
-    that the parts of the store share. A partition that cannot be loaded is in `offline` with the reason, and the
-    others work. In a forked child calls raise `LogDirFailed`, because Kafka's lock belongs to the parent.
+    A store is a context manager; after a clean close the next opening needs no recovery. `registry` has the state
+    that the parts of the store share. Methods that add or remove partitions, or change checkpoints, take its lock;
+    reading needs no lock. A partition that cannot be loaded is in `offline` with the reason, and the others work. In
+    a forked child calls raise `LogDirFailed`, because Kafka's lock belongs to the parent.
     """
 
     def __init__(
@@ -110,9 +110,9 @@ class Store:
         log directory, and with `create` a missing one, too, if its parent directory exists. Any other path that is
         not a log directory raises `InvalidStore`, and nothing in it is changed.
         `progress` is called with (partition, bytes read, bytes in all) during recovery, by several threads. `only` is
-        the name of the one partition to load, or a function that selects partitions by name; the others stay as they
-        are. `recover` recovers even after a clean shutdown. With `lazy`, a partition is loaded, and recovered if
-        necessary, at its first use or by `load_all`; otherwise all are loaded before the constructor returns. `clock`
+        the name of the one partition to load, or a function that selects partitions by name; other partitions are not
+        loaded or changed. `recover` recovers even after a clean shutdown. With `lazy`, a partition is loaded, and
+        recovered if necessary, at its first use or by `load_all`; otherwise the constructor loads all. `clock`
         returns the time in ms since the epoch. A `Lease` may be given in place of a log directory that another
         process has locked: it permits work on one partition. The URL of a bucket, such as `s3://bucket/prefix`, may
         be given alone, with `read_only`: its partitions are those that brokers have copied there.
@@ -162,12 +162,12 @@ class Store:
             raise
 
     def _find_partitions(self, *, lazy: bool) -> None:
-        """Find the partitions, load all or, with `lazy`, those of decided commits, and do these commits."""
+        """Find and load the partitions, with `lazy` only those of decided commits; then do the decided commits."""
         began = time.monotonic()
         self.registry.find_missing_log_dirs()
         self.registry.loader.find()
         for name in sorted(self.commits.partitions()):
-            # First, and one by one: `Commits.reconcile`. Also those that the store is opened without.
+            # `Commits.reconcile` requires that these are loaded first, one by one, even those that `only` excludes.
             self.registry.include(name)
         if not lazy:
             self.load_all()
@@ -183,8 +183,8 @@ class Store:
     def load_all(self, *, gently: bool = False) -> None:
         """Load the partitions of a lazy store that are not loaded yet; may take long.
 
-        Other threads may use the store meanwhile; with `gently`, they get half of the time while nothing has to be
-        recovered. `stop_loading` and `close` end it.
+        Other threads may use the store meanwhile. With `gently`, loading pauses after each partition for as long as
+        the load took, unless partitions may need recovery. `stop_loading` and `close` end the loading.
         """
         began = time.monotonic()
         self.registry.loader.load_all(gently=gently)
@@ -197,7 +197,7 @@ class Store:
             )
 
     def stop_loading(self) -> None:
-        """End the loads and recoveries that are running, and start no more; the next opening does the rest."""
+        """End the loads and recoveries that are running, and start no more; the next opening does the others."""
         self.registry.loader.stop()
 
     @property
@@ -253,11 +253,11 @@ class Store:
         return len(self.registry)
 
     def find(self, name: str) -> Log | None:
-        """Return the partition of that name, loaded; None if it is unknown or offline."""
+        """Return a partition, which is loaded if necessary; None if it is unknown, offline or cannot be loaded."""
         return self.registry.find(name)
 
     def writable(self, name: str) -> Partition:
-        """Return a partition to change, loaded. Raises `NotWritable` in a read-only store, and as `store[name]`."""
+        """Load and return a partition to change. Raises as `store[name]`, and `NotWritable` in a read-only store."""
         return self.registry.writable(name)
 
     def create(
@@ -265,9 +265,9 @@ class Store:
     ) -> Partition:
         """Create a partition in the log directory with the fewest partitions, and return it once it is durable.
 
-        No group has a commit for it. `mirror_of` is given by the mirror of a cluster, as to `truncate`, and
-        `mirrored_id` is the id of the topic there: the partition gets this id, and no leader epoch before its first
-        batch.
+        Commits of groups for a deleted partition of that name are removed. Only the mirror of a cluster gives
+        `mirror_of`, as to `truncate`, and `mirrored_id`, the id of the topic in that cluster. The partition then gets
+        this id, and no leader epoch before its first batch.
 
         Raises `InvalidName`, `PartitionExists`, `NotWritable`, and the errors of `Groups.forget`.
         """
@@ -277,7 +277,7 @@ class Store:
         if source not in ("", mirror_of):
             raise NotWritable.of_mirror(name, source)
         if parsed.topic != GROUPS_TOPIC and name not in self.registry.homes:
-            # A crash may have kept those of a partition of that name that was deleted.
+            # After a crash, commits for a deleted partition of that name may be left.
             self.groups.forget_partition(name)
         with self.registry.lock:
             if name in self.registry.homes:
@@ -288,7 +288,7 @@ class Store:
             self.registry.homes[name] = log_dir
             self.registry.partitions[name] = partition
             if parsed in log_dir.recovery_points or parsed in log_dir.log_starts:
-                # Entries of a deleted partition of that name, which are left if the checkpoints could not be written.
+                # The entries are of a deleted partition of that name: they could not be removed at its deletion.
                 self.checkpoints.write()
             self.checkpoints.forget_cleaner_offset(log_dir, parsed)
         return partition
@@ -301,12 +301,12 @@ class Store:
     def _make(
         self, log_dir: LogDir, name: TopicPartition, mirrored_id: uuid.UUID | None
     ) -> Partition:
-        """Create the directory of a partition and its first files; after an error none of them remains."""
+        """Create the directory of a partition and its first files; after an error, remove them."""
         disk, path, topic = log_dir.disk, log_dir.path / name.directory, name.topic
         disk.mkdir(path)
         try:
             topic_id = self.registry.topic_id(topic)
-            # A partition of that name may have been deleted while others of the topic stayed.
+            # A deleted partition of that name may have remote segments under the same topic id.
             self.tiered.forget_partition(topic_id, name.directory)
             topic_id = mirrored_id or topic_id or checkpoint.random_uuid()
             write_topic_id(disk, path, topic_id)
@@ -314,12 +314,12 @@ class Store:
             loaded = recovery.load(
                 disk, path, config, recovery.LoadStart(closed=True), self.clock()
             )
-            # A leader adds its epoch before any record (kafka-storage 10.1); done here, no append has to wait for it.
+            # A leader adds its epoch before any record (kafka-storage 10.1). Added here, it delays no append.
             if mirrored_id is None:
                 loaded.epochs.assign(LEADER_EPOCH, 0)
             disk.sync_directory(path)
         except BaseException:
-            # Rename first, which takes no descriptor: if the removal fails, the next opening removes the directory.
+            # Rename first: this needs no descriptor. If the removal fails, the next opening removes the directory.
             doomed = path.with_name(names.deleted_directory(name, uuid.uuid4().hex))
             with suppress(LogfsError, OSError):
                 disk.rename_unsynced(path, doomed)
@@ -338,15 +338,15 @@ class Store:
         self.mover.move(name, log_dir)
 
     def topic(self, name: str) -> Topic:
-        """Return a topic as one thing: its partitions, an appender to all of them, and their records by time."""
+        """Return an object that appends to all partitions of a topic, and reads them merged by time."""
         return Topic(self, name)
 
     def delete(self, name: str) -> None:
         """Delete a partition as Kafka does: rename it at once, and have it removed after `file.delete.delay.ms`.
 
         The committed offsets of consumer groups for the partition are removed, too. With the last partition of a
-        topic, the topic's settings are removed. Raises `UnknownPartition`, `NotWritable`, `InvalidStore` if there are
-        committed offsets in a log directory that the store is open without, and the error that keeps the partition
+        topic, the topic's settings are removed. Raises `UnknownPartition`, `NotWritable`, `InvalidStore` if a log
+        directory of the store that is not open here has committed offsets, and the error that keeps the partition
         offline.
         """
         self._check_writable(name)
@@ -367,7 +367,7 @@ class Store:
             del self.registry.partitions[name]
             home = self.registry.homes.pop(name)
             self.registry.deletions[doomed] = self.clock() + delay_ms
-            # The partition is gone. Entries that cannot be removed now, on a full disk, are removed by `create`.
+            # The partition is gone. `create` removes entries that cannot be removed now, as on a full disk.
             errors = FirstError()
             with errors:
                 self.checkpoints.forget_cleaner_offset(home, partition.name)
@@ -379,7 +379,7 @@ class Store:
             with errors:
                 self.checkpoints.write()
             with errors:
-                # If this fails, it is done before the directory is removed.
+                # If this fails, the removal of the directory does it (`MaintenanceScheduler._forget_remote`).
                 self.tiered.forget_partition(topic_id, name)
             if errors.error is not None:
                 logger.error(
@@ -399,8 +399,8 @@ class Store:
     def truncate(self, name: str, offset: int, *, mirror_of: str | None = None) -> bool:
         """Drop the records of a partition at or above an offset, for good, and return whether anything changed.
 
-        `mirror_of` is given by the mirror of a cluster, the only one that may change the topics that it mirrors: it
-        is their `logfs.mirror.source`. Raises `OffsetOutOfRange` for a negative offset, and `NotWritable`.
+        Only the mirror of a cluster may change the topics that it mirrors. It gives their `logfs.mirror.source` as
+        `mirror_of`. Raises `OffsetOutOfRange` for a negative offset, and `NotWritable`.
         """
         if offset < 0:
             raise OffsetOutOfRange(f"{name}: cannot truncate at offset {offset}: give 0 or more")
@@ -410,12 +410,12 @@ class Store:
             partition.check_truncatable(offset)
             self.commits.clear_place(name)
             if offset < partition.recovery_point:
-                # First: after a crash in between, dropped records must not count as durable records that are lost.
+                # Before the truncation: after a crash, recovery must not report the dropped records as lost.
                 partition.flusher.lower_recovery_point(offset)
                 self.checkpoints.write()
             self.tiered.forget_from(partition, offset)
             with partition.flusher.lock, partition.lock:
-                # Again: since a promotion, records of others may be there.
+                # Check again: the topic may have been promoted, and may have records of other writers.
                 self._check_changeable(partition, mirror_of)
                 changed = partition.truncate(offset)
             if changed:
@@ -434,9 +434,9 @@ class Store:
         """Make the records below an offset unreadable, for good; return the log start offset (Kafka's DeleteRecords).
 
         -1 stands for the log end offset. An offset below the log start changes nothing. The next `retain` drops the
-        segments that lie wholly below the new log start. `mirror_of` is given by the mirror of a cluster, as to
-        `truncate`. Raises `OffsetOutOfRange` above the log end and below -1, `NotWritable`, and `InvalidSetting` if
-        `cleanup.policy` has no `delete`.
+        segments that lie wholly below the new log start. Only the mirror of a cluster gives `mirror_of`, as to
+        `truncate`. Raises `OffsetOutOfRange` above the log end and below -1, `NotWritable`, and, without `mirror_of`,
+        `InvalidSetting` if `cleanup.policy` has no `delete`.
         """
         if offset < -1:
             raise OffsetOutOfRange(
@@ -472,8 +472,8 @@ class Store:
     def retain(self, names: Iterable[str] | None = None) -> int:
         """Drop all segments eligible for deletion (kafka-storage 7), and return how many were dropped.
 
-        Without `names`, all partitions are examined, except failed ones and those whose upkeep is paused. What no log
-        needs any more in the object store is deleted there, too, once `file.delete.delay.ms` has passed.
+        Without `names`, all partitions are examined, except failed ones and those whose upkeep is paused. Remote
+        segments that no log needs any more are deleted, too, once `file.delete.delay.ms` has passed.
         """
         dropped = self.retainer.retain(names)
         self.remote_log_manager.expire()
@@ -482,8 +482,8 @@ class Store:
     def tier(self, name: str) -> int:
         """Copy the sealed segments of a tiered partition into the object store now, and return how many were copied.
 
-        Segments beyond the last stable offset stay. Raises `NotWritable`, `InvalidSetting` if the topic is not
-        tiered, and `RemoteStorageError`. `RemoteLogManager.copy` also reports progress.
+        Segments beyond the last stable offset are not copied. Raises `NotWritable`, `InvalidSetting` if the topic is
+        not tiered, and `RemoteStorageError`. `RemoteLogManager.copy` also reports progress.
         """
         self._check_writable(name)
         return self.remote_log_manager.copy(name).segments
@@ -507,10 +507,10 @@ class Store:
     # Upkeep.
 
     def refresh(self) -> None:
-        """Bring a read-only store up to date with added and deleted partitions, and with the changes to the others.
+        """Bring a read-only store up to date with added, deleted and changed partitions.
 
-        In a store that writes, this does nothing. A deleted partition leaves the store, and one that was deleted and
-        created again becomes another object; readers of the old object go on with the segments that they have.
+        In a store that writes, this does nothing. A deleted partition leaves the store. A partition that was deleted
+        and created again becomes another object; readers of the old object go on with the segments that they have.
         """
         if not self.read_only:
             return
@@ -532,10 +532,9 @@ class Store:
                 logger.error("%s: cannot be refreshed: %s", name, error)
 
     def is_unchanged(self) -> bool:
-        """Whether a read-only store is certainly what opening it now would give. Costs two `stat`s for a partition.
+        """Whether a read-only store is certainly up to date. Costs two calls of `stat` for each partition.
 
-        False, too, where that is not certain: with a partition that is offline, or that is partly in a bucket. Raises
-        `OSError`.
+        False if that is not certain: if a partition is offline, or has segments in a bucket. Raises `OSError`.
         """
         return (
             not self.offline
@@ -595,9 +594,9 @@ class Store:
     def _release(self) -> None:
         """Release the log directories, once no partition of this store can change any more.
 
-        A thread may be in an append. Its next call of the disk is refused, and its lock is waited for, because the
-        entries of mapped indexes are written without the disk. The lock of a partition is reentrant, so an
-        interrupted thread does not wait for itself.
+        Another thread may be in an append. Its next call of the disk is refused. It writes entries of memory-mapped
+        indexes without a call of the disk, so this method waits for the partition's lock, for up to
+        `PATIENCE_SECONDS` in all. The lock is reentrant, so an interrupted thread does not wait for itself.
         """
         log_dirs, self.registry.log_dirs = self.log_dirs, []
         until = time.monotonic() + PATIENCE_SECONDS
@@ -630,12 +629,12 @@ class Store:
             if not self.registry.partitions[name].close():
                 failed.append(name)
 
-        # The threads wait for fsyncs, which the filesystem does together.
+        # Several threads, because the filesystem does fsyncs that wait at the same time together.
         for_each(close, sorted(self.registry.partitions), threads=_CLOSING_THREADS)
         dirty = {id(self.registry.homes[name]) for name in failed}
         dirty |= {id(self.registry.homes[name]) for name in list(self.offline)}
         dirty |= set(map(id, list(self.checkpoints.unfinished.values())))
-        # Partitions that were not loaded are as clean as they were.
+        # A log directory with partitions that were not loaded stays clean only if it was clean at the opening.
         unseen = {
             id(home)
             for name, home in self.registry.homes.copy().items()

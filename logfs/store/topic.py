@@ -1,4 +1,4 @@
-"""A topic: its partitions as one thing."""
+"""A topic: appends to all of its partitions, and reads of them in one order."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ class PartitionRecord(NamedTuple):
 
 
 class Topic:
-    """The partitions of one topic in an open store. Any thread may use it; each has an appender of its own choice.
+    """The partitions of one topic in an open store. Any thread may call its methods.
 
-    The partitions are those that the store has at the time of each call.
+    Each call uses the partitions that the store has at that time. Each `Topic` object chooses the partitions of
+    records without a key on its own.
     """
 
     def __init__(self, store: Store, name: str) -> None:
@@ -46,15 +47,15 @@ class Topic:
 
     @property
     def partitions(self) -> Sequence[Log]:
-        """The partitions in the order of their numbers, which are loaded if necessary.
+        """The partitions in the order of their numbers. Partitions that are not loaded yet are loaded.
 
-        Raises the error that keeps one of them offline.
+        If a partition is offline, raises the error that keeps it offline.
         """
         found = sorted(names.parse_directory(name) for name in list(self._store.registry.homes))
         return [self._store[each.directory] for each in found if each.topic == self.name]
 
     def missing(self, partitions: int) -> Sequence[str]:
-        """Return the names of those of the partitions 0 to `partitions` - 1 that do not exist.
+        """Return the names of the missing partitions among the numbers 0 to `partitions` - 1.
 
         Raises `PartitionExists` if all exist, and `InvalidName` for less than one partition.
         """
@@ -67,24 +68,26 @@ class Topic:
         return missing
 
     def create(self, partitions: int) -> Sequence[Partition]:
-        """Create the partitions that `missing` returns, and return them. Raises what it and `Store.create` raise.
+        """Create the partitions that `missing` returns, and return them. Raises as `missing` and `Store.create` do.
 
-        The last one is created first: a topic that a failure leaves without its first partitions takes no appends,
-        whereas one with fewer partitions would choose others for the same keys.
+        The partition with the highest number is created first, so after a failure the lowest numbers are missing, and
+        the topic takes no appends. Without the highest numbers, the topic would take appends, and choose other
+        partitions for the same keys.
         """
         return [self._store.create(name) for name in reversed(self.missing(partitions))][::-1]
 
     def delete(self) -> None:
-        """Delete all partitions of the topic, as `Store.delete` does."""
+        """Delete all partitions of the topic, its settings and its committed offsets. Raises as `Store.delete`."""
         for partition in self.partitions:
             self._store.delete(partition.name.directory)
 
     def append(self, records: Iterable[bytes | Record]) -> Sequence[tuple[int, int]]:
-        """Append records to the partitions that Kafka's default partitioner chooses; return where each is.
+        """Append records to the partitions that Kafka's default partitioner chooses; return where each record is.
 
-        That is the number of its partition, and its offset. A record with a key goes to the partition of the key's
-        hash, others to one partition until they have filled a batch there. The records are readable at once, and
-        durable after `flush`. Raises as `Partition.append` does; records of other partitions may be in the log then.
+        For each record, the result has (partition number, offset). A record with a key goes to the partition of the
+        key's hash. Records without a key go to one partition until they fill a batch, and then to another. The
+        records are readable at once, and durable after `flush`. Raises as `Partition.append` and `check_partitions`
+        do; after an error, records for other partitions may have been appended.
         """
         partitions = self.partitions
         check_partitions(self.name, partitions)
@@ -117,9 +120,9 @@ class Topic:
     ) -> Iterator[PartitionRecord]:
         """Yield the records of all partitions up to their ends as they are now, merged by time.
 
-        The order is (time, partition, offset), where the time of a record is the greatest timestamp so far in its
-        partition, so that each partition keeps its order. `committed` hides aborted and open transactions. `start`
-        has the first offset for each partition by number; others are read from their log start. Raises as
+        The order is (time, partition, offset). The time of a record is the greatest timestamp read so far from its
+        partition, so each partition keeps its order. `committed` hides aborted and open transactions. `start` maps
+        partition numbers to the first offsets to read; other partitions are read from their log start. Raises as
         `Reader.read` does.
         """
         readers: Sequence[Reader] = [

@@ -33,7 +33,7 @@ _ERRORS = ".logfs/errors"
 
 
 class Appended:
-    """The offsets that an appender's records got: `count` records in [first, next_offset)."""
+    """The offsets that were assigned to an appender's records: `count` records in [first, next_offset)."""
 
     def __init__(self) -> None:
         self.first = 0
@@ -50,7 +50,7 @@ class Appended:
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether no other writer's records lie between."""
+        """Whether the offsets have no gap: no other writer's records lie between the first and the last record."""
         return self.next_offset - self.first == self.count
 
 
@@ -63,7 +63,7 @@ class Appender(Protocol):
     def __exit__(self, *_: object) -> None: ...
 
     def write(self, data: bytes) -> None:
-        """Append the lines that end in `data`, and keep the rest. Raises the error of the first refused line."""
+        """Append the lines that `data` completes, and keep the rest. Raises the error of the first refused line."""
 
     def finish(self) -> None:
         """Append the unfinished line as a record, if there is one. Raises as `write`."""
@@ -83,10 +83,11 @@ def open_appender(
 ) -> Appender:
     """Open a partition or a topic to append lines to it or, with `envelopes`, JSON envelopes.
 
-    The offsets in the result of a topic count its records from 0.
+    For a topic, the offsets in `Appender.appended` are not offsets of a log; only `count` has a meaning.
 
-    `recovery` is called as `progress` of `Store`. Waits up to `seconds` for another process that holds the
-    directories. Raises `StoreLocked`, which names it, `UnknownPartition`, and the errors of opening a store.
+    `recovery` becomes the `progress` of a store that is opened. Waits up to `seconds` for another process that holds
+    the directories. Raises `StoreLocked`, which names the process, `UnknownPartition`, and the errors of opening a
+    store.
     """
 
     def directly(paths: Sequence[Path]) -> Appender:
@@ -154,7 +155,7 @@ class _DirectAppender:
 
 
 class _MountedAppender:
-    """An `Appender` by the files of a mount."""
+    """An `Appender` that writes to the `append` or `append.jsonl` file of a mount."""
 
     def __init__(self, mounted: Path, name: str, is_topic: bool) -> None:
         self.appended = Appended()
@@ -176,7 +177,7 @@ class _MountedAppender:
 
     def __exit__(self, *_: object) -> None:
         with suppress(OSError):
-            # A mount that has gone away fails the close; `flush` has told whether the records are durable.
+            # The close fails if the mount has gone away; `flush` has told whether the records are durable.
             os.close(self._fd)
 
     def write(self, data: bytes) -> None:
@@ -211,7 +212,7 @@ class _MountedAppender:
             raise self._reason(error) from None
 
     def _reason(self, error: OSError) -> LogfsError | OSError:
-        """Return the error with the reason that the mount gives, or the error itself without one."""
+        """Return an error with the reason in the mount's file of errors; without a reason there, `error` itself."""
         try:
             lines = (self._mounted / _ERRORS).read_text().splitlines()
         except (OSError, UnicodeError):

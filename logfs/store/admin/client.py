@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from logfs.store.loading import Progress
 
 ADMIN_FILE = ".logfs/admin"
-"""The file of a mount that takes requests."""
+"""The file, below the mountpoint, to which requests are written."""
 
 # The pauses between two looks at an answer that is not complete.
 _FIRST_PAUSE_SECONDS = 0.002
@@ -46,8 +46,8 @@ def call(
 ) -> Answer:
     """Execute a request in the mount that holds the log directories or, without one, in a store opened for it.
 
-    `report` is called with the bytes that are done and the bytes in all; in a mount the request ends if `report`
-    raises an error. `recovery` is called as `progress` of `Store`. Waits up to `seconds` for another process that
+    `report` is called with the bytes that are done and the bytes in all; the request ends if `report` raises an
+    error. `recovery` becomes the `progress` of a store that is opened. Waits up to `seconds` for another process that
     holds the directories. A repeatable request is sent again if a mount ends before it has answered. Raises
     `StoreLocked`, which names the process; `RequestInterrupted` if the mount ends during another request; the errors
     of the request, wherever it is executed; and those of opening a store.
@@ -77,9 +77,9 @@ def _through(mounted: Path, request: Request, report: Report) -> Answer:
 
 
 def ask(mounted: Path, request: Request, report: Report = lambda done, total: None) -> Answer:
-    """Have a mount execute a request, and return the answer. Raises as `call`, and `NoAnswer` without a mount."""
+    """Have a mount execute a request, and return the answer. Raises as `call`; `NoAnswer` if the mount is gone."""
     line = format_request(request)
-    # A mount that refuses the line gives an errno, and no reason.
+    # Checked here for the error text: a mount that refuses the line returns only an errno.
     parse_request(line)
     with request_file(mounted / ADMIN_FILE) as fd:
         try:
@@ -98,7 +98,7 @@ def ask(mounted: Path, request: Request, report: Report = lambda done, total: No
 
 
 def _answer(fd: int, report: Report) -> dict[str, Any]:
-    """Wait for the answer to a request, and return it or the error; report the progress that comes before it."""
+    """Wait for the line with the answer or the error, and return it; report the progress lines that precede it."""
     read, rest, pause = 0, b"", _FIRST_PAUSE_SECONDS
     while True:
         data = os.pread(fd, READ_BYTES, read)

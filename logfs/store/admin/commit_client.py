@@ -1,6 +1,6 @@
 """Commits and new partitions from a process that does not have the store open.
 
-They go through the mount that holds the log directories or, without one, through a store opened for the purpose.
+A mount that holds the log directories executes them. Without a mount, a store is opened to execute them.
 """
 
 from __future__ import annotations

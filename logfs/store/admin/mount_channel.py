@@ -47,11 +47,11 @@ NO_MOUNT = frozenset(
         errno.ENOTDIR,
     }
 )
-"""The errors of calls to a mount that goes away."""
+"""The errnos that calls to a mount may raise when the mount has ended or is ending."""
 
 
 class NoAnswer(Exception):
-    """The mount has gone away before it has answered. The request can be sent again."""
+    """The mount ended before it answered. The request can be sent again."""
 
 
 def announce(log_dirs: Sequence[LogDir], mountpoint: Path) -> None:
@@ -97,8 +97,8 @@ def call_with_retries(
 ) -> _Answer:
     """Call `through` with the mountpoint of the mount that holds the directories, or `directly` if there is none.
 
-    Tries again, for up to `seconds`, while another process holds the directories or a mount goes away. Raises
-    `StoreLocked` if it still does then, and the errors of both functions.
+    Tries again, for up to `seconds`, while another process holds the directories or a mount goes away, and a few
+    times after `CommitPending`. Then raises `StoreLocked` or `CommitPending`. Raises the errors of both functions.
     """
     paths = paths_of(log_dirs)
     end = time.monotonic() + seconds
@@ -108,7 +108,7 @@ def call_with_retries(
             mounted = find_mount(Disk(), paths[0])
             return directly(paths) if mounted is None else through(mounted)
         except (StoreLocked, NoAnswer, CommitPending) as error:
-            # Few retries after `CommitPending`: the next opening does a decided commit, unless something prevents it.
+            # Few retries after `CommitPending`: if the first openings do not finish the commit, a cause prevents it.
             if time.monotonic() + pause > end or (isinstance(error, CommitPending) and pause > 0.1):
                 if isinstance(error, NoAnswer):
                     raise StoreLocked(f"{paths[0]}: its mount does not answer: {error}") from None
@@ -119,9 +119,9 @@ def call_with_retries(
 
 @contextmanager
 def request_file(path: Path) -> Iterator[int]:
-    """Open a mount's file that takes requests, and return its descriptor. Raises `NoAnswer` if the mount is gone.
+    """Open a file of a mount to which requests are written, and yield its descriptor until the context ends.
 
-    Raises `NotWritable` if the caller may not send requests.
+    Raises `NoAnswer` if the mount is gone, and `NotWritable` if the caller may not send requests.
     """
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)

@@ -1,7 +1,7 @@
 """Administrative requests: what each does to an open store, and its form as a line of JSON.
 
-A request does the same wherever it is executed: in a mount that holds the store, or in a store opened for it. Its
-fields are strings, integers, booleans, lists and objects of JSON, and so is the answer.
+A request does the same wherever it is executed: in a mount that holds the store, or in a store opened for it. The
+fields of a request, and the values of its answer, are strings, integers, booleans, lists and objects of JSON.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Request:
-    """A request to a store. The subclasses say what is done and answered; their names are those of the requests."""
+    """A request to a store. Each subclass is one kind of request, and `operation` is its name in a line of JSON."""
 
     operation: ClassVar[str]
-    # Whether a request that was not answered may be sent again: it is not executed twice.
+    # Whether a request without an answer may be sent again, because a second execution changes nothing.
     is_repeatable: ClassVar[bool] = False
 
     def loads(self) -> Only | None:
-        """Return which partitions a store opened for the request loads; None for all."""
+        """Return which partitions are loaded in a store that is opened for the request: None for all, "" for none."""
         return None
 
     def grows(self) -> Collection[str]:
-        """Return the partitions of users' records to which the request appends, now or when it is finished later."""
+        """Return the partitions, except internal ones, to which the request appends, even if at a later opening."""
         return ()
 
     def run(self, store: Store, report: Report) -> Answer:
@@ -89,9 +89,9 @@ class Create(PartitionRequest):
 
 @dataclass(frozen=True)
 class CreateTopic(Request):
-    """Create the missing ones of `partitions` partitions of a topic, after setting `settings` of it.
+    """Create the missing partitions of a topic among 0 to `partitions` - 1, after setting its `settings`.
 
-    The answer has the `directories` of those that were created.
+    The answer has the `directories` of the partitions that were created.
     """
 
     operation = "create-topic"
@@ -114,7 +114,7 @@ class Delete(PartitionRequest):
     operation = "delete"
 
     def loads(self) -> Only | None:
-        # The other partitions hold the offsets that groups have committed for this one.
+        # The partitions of `__consumer_offsets` hold the offsets that groups have committed for this partition.
         return None
 
     def run(self, store: Store, report: Report) -> Answer:
@@ -172,7 +172,7 @@ class Move(PartitionRequest):
 class Retain(Request):
     """Drop the segments eligible for deletion in some of the store's log directories.
 
-    The answer has the plan of each partition (`retention_plans`).
+    The answer has the plan of each partition (`retention_plans`), and whether a log directory has `failed`.
     """
 
     operation = "retain"
@@ -187,12 +187,12 @@ class Retain(Request):
 
 @dataclass(frozen=True)
 class Tier(Request):
-    """Copy what is due of tiered partitions into the object store, and drop what retention drops.
+    """Copy the due segments of tiered partitions into the object store, and then do retention of these partitions.
 
-    Without `partitions`, those of all tiered topics in `log_dirs`. With `take_over`, the store first becomes the
-    owner of the bucket, in place of another one. The answer has for each of `partitions` how many `segments` and
+    Without `partitions`, all tiered partitions in `log_dirs` are meant. With `take_over`, the store first becomes the
+    owner of the bucket, in place of another one. The answer has, for each of `partitions`, how many `segments` and
     `bytes` were copied and why the next segment `stays`; the number of segments `dropped` here and `deleted` in the
-    object store; and why partitions are `offline`.
+    object store; why partitions are `offline`; and whether a log directory has `failed`.
     """
 
     operation = "tier"
@@ -256,7 +256,7 @@ class Configure(Request):
 
 @dataclass(frozen=True)
 class Promote(Request):
-    """Make a topic that mirrors another cluster a log of its own; the answer is empty."""
+    """End the mirroring of another cluster by a topic, so that it takes appends; the answer is empty."""
 
     operation = "promote"
     topic: str
@@ -276,7 +276,7 @@ class Promote(Request):
 class CommitOffset(Request):
     """Commit an offset of a group for a partition, or for each partition of a topic.
 
-    The answer has the `offsets` that the words stand for, by partition.
+    `offset` is a number, or words that `resolve_offset` accepts. The answer has the `offsets` by partition.
     """
 
     operation = "commit_offset"
@@ -320,9 +320,9 @@ class CommitOffsets(Request):
 
 @dataclass(frozen=True)
 class ForgetOffset(Request):
-    """Delete the offsets that a group has committed for a partition, or for those of a topic.
+    """Delete the offsets that a group has committed for a partition, or for all partitions of a topic.
 
-    The answer says of which `partitions` there were any.
+    The answer has the `partitions` for which the group had committed an offset.
     """
 
     operation = "forget_offset"
@@ -433,7 +433,7 @@ def _checked(kind: str, value: Any) -> Any:
 
 
 def _adding(report: Report, total: int) -> Callable[[int], None]:
-    """Return a function that takes the bytes done since its last call, and reports all that are done."""
+    """Return a function that takes the bytes done since its last call, and reports the sum so far and `total`."""
     done = 0
 
     def spend(size: int) -> None:
@@ -455,7 +455,7 @@ def check_topic(store: Store, topic: str) -> None:
 
 
 def _partitions_in(store: Store, log_dirs: Sequence[str]) -> list[str]:
-    """Return the partitions in some of a store's log directories. A mount may have more than its caller names."""
+    """Return the partitions in `log_dirs`. A mount may have more log directories than the caller names."""
     wanted = set(map(os.path.realpath, log_dirs))
     return [name for name in store if os.path.realpath(store.registry.home(name)) in wanted]
 

@@ -58,10 +58,10 @@ logger = logging.getLogger(__name__)
 
 # Kafka keeps a transactional id for the same time (transactional.id.expiration.ms).
 EXPIRATION_MS = 7 * 86_400_000
-# The age at which upkeep removes staged files that no commit has named: no task takes that long.
+# The age (ms) at which upkeep removes staged files that no commit has named. No task of a writer takes so long.
 ORPHAN_MS = 86_400_000
 _LOOK_MS = 3_600_000
-# Errors after which a partition may go on: a full disk and its like, and staged files that are gone.
+# Write errors that do not make a partition fail: exhausted resources (a full disk), and a missing staged file.
 _HARMLESS = EXHAUSTED | {errno.ENOENT}
 
 
@@ -105,7 +105,7 @@ class Commits:
         return max(known, default=None)
 
     def pending(self) -> dict[LogDir, Pending]:
-        """Return the commit that is decided but not done of each log directory; others are left out."""
+        """Return, by log directory, the commit that is decided but not done; directories without one are left out."""
         return {path: log.pending for path, log in self._known.items() if log.pending is not None}
 
     def partitions(self) -> set[str]:
@@ -113,7 +113,7 @@ class Commits:
         return {part.partition for pending in self.pending().values() for part in pending.parts}
 
     def concerns(self, name: str) -> bool:
-        """Whether the partition `name` must not be moved yet, because a commit to it is decided but not done."""
+        """Whether a commit to the partition `name` is decided but not done; then the partition must not be moved."""
         return name in self.partitions()
 
     def _logs(self) -> Iterable[CommitLog]:
@@ -155,7 +155,7 @@ class Commits:
             return self._commit(writer, sequence, files)
 
     def _check_open(self, writer: str) -> None:
-        """Raise `InvalidStore` if a log directory that the store is open without knows commits of a writer."""
+        """Raise `InvalidStore` if the commit file of a log directory that is not open here knows `writer`."""
         for path in self._registry.missing_log_dirs:
             if writer in read_commits(self._registry.disk, path).writers:
                 here = " ".join(str(log_dir.path) for log_dir in self._registry.log_dirs)
@@ -190,7 +190,7 @@ class Commits:
         return self._apply(home, pending, measures)
 
     def _check_space(self, parts: Sequence[CommitPart]) -> None:
-        """Raise `OSError` (ENOSPC) if the batches do not fit: a full disk after the decision delays the commit."""
+        """Raise `OSError` (ENOSPC) if the batches do not fit, because a decided commit would wait for free space."""
         needed: Counter[LogDir] = Counter()
         for part in parts:
             needed[self._registry.homes[part.partition]] += sum(
@@ -203,9 +203,10 @@ class Commits:
                 raise OSError(errno.ENOSPC, what, str(log_dir.path))
 
     def _home_of(self, writer: str, name: str | None) -> LogDir:
-        """Return the log directory whose commit file keeps a writer.
+        """Return the log directory whose commit file records the commits of a writer.
 
-        This is the directory that keeps the writer already, if it works, or else that of partition `name`.
+        This is the directory that records them already, if it works, or else that of the partition `name`. Without
+        `name`, it is the first directory that works.
         """
         known = [home for home, log in self._known.items() if writer in log.writers]
         if known and known[0].failure is None:
@@ -259,7 +260,7 @@ class Commits:
         )
 
     def _land(self, home: LogDir, decided: Pending, staged_appends: Sequence[StagedAppend]) -> None:
-        """Write the batches after the log ends, where readers do not look; then show all of them; then flush."""
+        """Write the batches beyond the log end offsets, unseen by readers; then publish all of them; then flush."""
         for staged_append in staged_appends:
             try:
                 staged_append.write()
@@ -295,7 +296,7 @@ class Commits:
     def _note(self, home: LogDir, done: Pending) -> None:
         """Record that a commit is done, and remove its staged files.
 
-        If recording fails, the commit stands all the same, and is recorded later.
+        If recording fails, the commit is still valid, and is recorded later.
         """
         now_ms = self._registry.clock()
         finished = replace(done, parts=tuple(replace(part, done=True) for part in done.parts))
@@ -327,7 +328,7 @@ class Commits:
         Raises `Corrupt` or `OSError` if a commit file cannot be read.
         """
         with self._lock:
-            # Read the files again: a decision whose fsync failed may be on the disk all the same.
+            # Read the commit files again: a decision whose fsync failed may still be on the disk.
             decided = [read_commits(home.disk, home.path).pending for home in self._known]
             wanted = {
                 file
@@ -390,7 +391,7 @@ class Commits:
             )
             if part.done or is_there or has_stood:
                 return part
-            # Another partition of the same name, created since.
+            # The partition found is another one of the same name, which was created after the decision.
         elif name in self._registry.homes:
             raise CommitPending(
                 f"{home.path}: a decided commit writes to {name}, which is not loaded here"
@@ -416,12 +417,12 @@ class Commits:
             return
         self._registry.disk.check_may_block()
         with self._lock:
-            # If some of the commit could be in the log, the partition would have failed, and must not be changed.
+            # A partition whose log may hold a part of the commit has failed, so this raises and nothing is changed.
             self._registry.writable(name).check_changeable()
             self._change_parts(name, lambda part: replace(part, base_offset=NO_PLACE))
 
     def _change_parts(self, name: str, change: Callable[[CommitPart], CommitPart]) -> None:
-        """Change the parts of decided commits to a partition that are not done, and record the result durably."""
+        """Apply `change` to each part for the partition `name` that is decided but not done; record it durably."""
         for home, pending in self.pending().items():
             parts = tuple(
                 change(part) if part.partition == name and not part.done else part
@@ -455,7 +456,7 @@ class Commits:
                 changed |= not part.done
             return part
 
-        # The result is recorded: at a later look, batches of other writers may follow.
+        # Record the result now: at a later opening, batches of other writers may follow at this place.
         self._change_parts(name.directory, compare)
         return changed
 
@@ -464,7 +465,7 @@ class Commits:
     ) -> CommitPart:
         start = max(log_dir.log_starts.get(name, 0), log_dir.cleaner_offsets.get(name, 0))
         if start > part.base_offset:
-            # Retention or a cleaner has passed the place since, so the part was done.
+            # Retention or compaction has passed the place of the part in the log, so the part was done.
             return replace(part, done=True)
         try:
             return reconcile(log_dir.disk, directory, part)[0]
@@ -475,7 +476,7 @@ class Commits:
     def place_of_remains(
         self, log_dir: LogDir, name: TopicPartition, directory: Path
     ) -> FilePosition | None:
-        """Return the position at which a crash left part of a commit in a log, or None if it left none.
+        """Return the position at which a crash left batches of an unfinished commit in a log; None if it left none.
 
         `directory` is the partition's directory in `log_dir`. A read-only store ends the log at that position; the
         next opening for writing cuts the incomplete batches off and does the commit.

@@ -85,9 +85,9 @@ class Groups:
     def committed(self, group: str, name: str) -> OffsetCommit | None:
         """Return the commit of a group for a partition, or None if there is none.
 
-        Raises `InvalidName` and `OSError`. If no commit is found, but a partition of `__consumer_offsets` may hold
-        one, raises `PartitionFailed` if that partition is offline, and `InvalidStore` if it is in a log directory
-        that the store is open without.
+        Raises `InvalidName` and `OSError`. If no commit is found, a partition of `__consumer_offsets` that cannot be
+        read may hold it: raises `PartitionFailed` if any is offline, and `InvalidStore` if one is in a log directory
+        that is not open here, or such a log directory does not exist.
         """
         wanted = names.parse_directory(name)
         with self._following() as replays:
@@ -132,7 +132,8 @@ class Groups:
     ) -> OffsetCommit | None:
         """Return the commit of a group.
 
-        A change of the number of partitions may leave several; the one in the group's current partition counts.
+        After a change of the number of partitions of `__consumer_offsets`, several partitions may have a commit of
+        the group. The commit in the partition that the group uses now counts.
         """
         holders = _holders(replays, group, wanted)
         if len(holders) > 1:
@@ -141,7 +142,7 @@ class Groups:
         return holders[0].commits[wanted][group].commit if holders else None
 
     def commit(self, group: str, name: str, offset: int, metadata: str = "") -> OffsetCommit:
-        """Commit `offset`, the next one that a group will read of the partition `name`; see `commit_all`."""
+        """Call `commit_all` for one partition: `offset` is the next one that the group will read of `name`."""
         return self.commit_all(group, {name: offset}, metadata)[name]
 
     def commit_all(
@@ -184,11 +185,11 @@ class Groups:
         return self._forget([group], name)
 
     def forget_partition(self, name: str) -> None:
-        """Remove the commits of all groups for a partition, durably, as Kafka does for one that is deleted."""
+        """Remove the commits of all groups for a partition, durably, as Kafka does for a deleted partition."""
         self._forget(self.of(name), name)
 
     def check_open(self) -> None:
-        """Raise `InvalidStore` if commits are in a log directory that the store is open without, and `OSError`."""
+        """Raise `InvalidStore` if a log directory that is not open here has commits, `OSError` if unreadable."""
         self._topic.check_open(may_be_absent=True)
 
     def _forget(self, groups: Iterable[str], name: str) -> bool:

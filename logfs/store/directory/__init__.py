@@ -2,8 +2,8 @@
 
 - `log_dir`: its lock, its checkpoints, its clean-shutdown marker. Begin here.
 - `lock`: Kafka's lock, and which process holds it.
-- `mark`: small files that a copy of a directory does not have.
-- `lease`: a partition of a directory that another process has locked.
+- `mark`: small files that show whether they are copies.
+- `lease`: work on a partition of a directory that another process has locked.
 - `recognition`: whether a path is a log directory, and if not, what it is.
 - `mount_table`: the kernel's mount table.
 - `permissions`: the permission bits of a partition's virtual files.

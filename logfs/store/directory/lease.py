@@ -41,7 +41,7 @@ class Lease:
     @classmethod
     def of(cls, log_dir: LogDir, partition: TopicPartition) -> Lease:
         """Make a lease of a partition from its entries in the checkpoints of a log directory that is open here."""
-        # The entry 0 marks a log that may have gaps. A broker's partitions may have gaps without an entry.
+        # The entry 0 marks a log that may have gaps. With `is_brokers` every log may have gaps, and needs no entry.
         cleaned = 0 if log_dir.may_have_gaps(partition) and not log_dir.is_brokers else None
         return cls(
             str(log_dir.path),
@@ -124,7 +124,7 @@ class LeasedLogDir(LogDir):
         self._closed_cleanly = True
 
     def close(self, wait_seconds: float = PATIENCE_SECONDS, *, is_idle: bool = True) -> None:
-        """End this process's turn to work on the partition, as `LogDir.close` releases its lock."""
+        """Refuse further changes and end this process's turn; keep it if another thread's change has not ended."""
         is_idle &= self.disk.end_changes(wait_seconds)
         turn, self._turn = self._turn, None
         if turn is not None:

@@ -46,11 +46,11 @@ class Lock:
         self._path = log_dir / FILE_NAME
         with _taking:
             while not self._take(log_dir):
-                # The process that had the lock has removed the file meanwhile. The lock on it excludes nobody.
+                # The previous holder has removed the file meanwhile: a lock on a removed file excludes nobody.
                 pass
 
     def _take(self, log_dir: Path) -> bool:
-        """Take the lock of the file that is there; return whether the file is still there once it is locked."""
+        """Lock the present `.lock` file; return whether it is still in place after that. Raises `StoreLocked`."""
         disk = self._disk
         if _identity(disk, self._path) in _held:
             raise StoreLocked(f"{log_dir}: in use by this process; close the other store first")
@@ -101,7 +101,7 @@ class Lock:
 # The locks that this process holds, by device and inode of the file. Record locks belong to a process: the kernel
 # would grant it a second lock, and release the first as soon as any descriptor of the file is closed.
 _held: WeakValueDictionary[tuple[int, int], Lock] = WeakValueDictionary()
-# Those that are never released.
+# The locks and turns that this process keeps until it ends.
 _kept: list[Lock | Turn] = []
 # Held while a lock is looked for in `_held`, taken and added: two threads of this process must not both get it. Held
 # also while the file is open for another purpose: closing it would release a lock that was taken meanwhile.
@@ -109,7 +109,7 @@ _taking = make_lock(Level.DESCRIPTORS)
 
 
 def _after_fork() -> None:
-    """Make the lock free in a forked child, whose parent's threads do not exist there."""
+    """Replace `_taking` in a forked child: the thread of the parent that may hold it does not exist there."""
     global _taking
     _taking = make_lock(Level.DESCRIPTORS)
 
@@ -134,7 +134,7 @@ class Turn:
             found = disk.stat_file(self._file)
             if _identity(disk, self._path) == (found.device, found.identity):
                 break
-            # The previous process has removed the file that this one was waiting for.
+            # The process that had the turn has removed the file: wait for the lock of the new file.
             self._file.close()
         self.was_left_behind = found.size_bytes > 0
         disk.write(self._file, 0, b"%d\n" % os.getpid())

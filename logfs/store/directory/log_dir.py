@@ -28,19 +28,20 @@ RECOVERY_POINTS = "recovery-point-offset-checkpoint"
 LOG_STARTS = "log-start-offset-checkpoint"
 HIGH_WATERMARKS = "replication-offset-checkpoint"
 CLEANER_OFFSETS = "cleaner-offset-checkpoint"
-# How long the lock is not released, because another thread is writing: longer than a busy disk takes for a call.
+# How long `close` waits for a thread that is still writing. A call takes less time than this, even on a busy disk.
 PATIENCE_SECONDS = 10.0
 
 CLEAN_SHUTDOWN = ".kafka_cleanshutdown"
 META_PROPERTIES = "meta.properties"
 STORE_DIRS = "logfs.dirs"
-"""The file that names the log directories of a store, in each of them if there are several."""
+"""The file that lists all log directories of a store. Each has one, if the store has several."""
 
 
 class StoreDirs(NamedTuple):
-    """What a log directory says of its store: the paths of all log directories, and its own, when that was written.
+    """The entries in a log directory's file `logfs.dirs`: its own path, and the paths of all log directories.
 
-    The paths are without symlinks. A log directory that was always opened alone names itself, and so does a copy.
+    The paths are without symlinks. `here` is the path when the file was written; `all` also has the present path.
+    Without the file, or with a copy of it, both have only the present path.
     """
 
     here: Path
@@ -48,7 +49,7 @@ class StoreDirs(NamedTuple):
 
 
 def store_dirs(disk: Disk, path: Path) -> StoreDirs:
-    """Return what the log directory at `path` says of its store. Raises `OSError`."""
+    """Return the log directories that the log directory at `path` names as its store. Raises `OSError`."""
     mark = read_mark(disk, path / STORE_DIRS)
     here = os.path.realpath(path)
     told = {} if mark is None or mark.is_copy else mark.told
@@ -61,9 +62,9 @@ def store_dirs(disk: Disk, path: Path) -> StoreDirs:
 
 
 def whole_store(log_dirs: Iterable[tuple[Disk, Path]]) -> frozenset[Path]:
-    """Return all log directories of the store that these belong to, without symlinks. Those that fail are left out.
+    """Return the paths (without symlinks) of all log directories of the store that `log_dirs` belong to.
 
-    A log directory that was renamed is not where others say that it is.
+    Files of `log_dirs` that cannot be read are ignored. For a renamed log directory, its former path is left out.
     """
     told = {}
     for disk, path in log_dirs:
@@ -149,7 +150,7 @@ class LogDir:
         # The directory may be given as a symlink.
         self.found, is_settled = disk.stat_settled(path, follow=True)
         self._note(self.found, is_settled)
-        # Not the checked disk, which refuses changes when the lock is released.
+        # The lock uses the disk without checks: the checked one refuses changes by the time of the release.
         self._lock = Lock(disk.disk, path) if disk.writable else None
         self.live = self._is_live()
         self.clean = disk.exists(path / CLEAN_SHUTDOWN)
@@ -196,7 +197,7 @@ class LogDir:
     def has_changed(self) -> bool:
         """Read the checkpoints, clean-shutdown marker and lock's holder again if the directory may have changed.
 
-        Return whether they were read. They are if, judging by the directory's mtime, a name in it may have been
+        Return whether they were read. They are read if the directory's mtime shows that a name in it may have been
         added, removed or replaced since the last call. For read-only stores. Raises `OSError` if the directory cannot
         be read.
         """
@@ -221,7 +222,7 @@ class LogDir:
         return is_same and found.mtime_ns == self._seen
 
     def _note(self, found: Status, is_settled: bool) -> None:
-        """Remember the state of the directory before it is read, unless a later change might not show."""
+        """Remember the directory's mtime, if every later change changes the mtime (`is_settled`)."""
         self._seen = found.mtime_ns if is_settled else None
 
     def look_again(self) -> None:
@@ -231,10 +232,10 @@ class LogDir:
     def write_offsets(
         self, points: Mapping[TopicPartition, int], starts: Mapping[TopicPartition, int]
     ) -> None:
-        """Replace the checkpoints of recovery points, which are the high watermarks, too, and of log start offsets.
+        """Replace the checkpoints of recovery points, high watermarks (the same offsets) and log start offsets.
 
-        `points` has all partitions in this directory, `starts` those whose log start offset is above the base offset
-        of their first segment.
+        `points` has all partitions in this directory. `starts` has those of tiered topics, and those whose log start
+        offset is above the base offset of their first segment.
         """
         self._write(RECOVERY_POINTS, points)
         self._write(HIGH_WATERMARKS, points)
@@ -271,7 +272,7 @@ class LogDir:
         self.disk.replace_file(self.path / CLEAN_SHUTDOWN, marker)
 
     def close(self, wait_seconds: float = PATIENCE_SECONDS, *, is_idle: bool = True) -> None:
-        """Refuse all further changes, then release the lock, and what the disk has kept open.
+        """Refuse all further changes, close what the disk has kept open, and release the lock.
 
         If changes that other threads have begun do not end within `wait_seconds`, or `is_idle` is False, the lock is
         kept until the process ends: another process must not write at the same time.
@@ -298,7 +299,7 @@ class LogDir:
         self._lock = None
 
     def _read_broker_epoch(self) -> int:
-        """Return the epoch of the broker that closed the directory; its controller asks for it when it restarts."""
+        """Return the epoch of the broker that closed the directory; it reports this epoch when it registers again."""
         if not self.clean:
             return checkpoint.UNKNOWN_BROKER_EPOCH
         try:
@@ -347,5 +348,5 @@ def _disown_all() -> None:
     _written_here.clear()
 
 
-# A child process does not inherit the record lock: two processes would write the same files.
+# A forked child does not inherit the record lock. It must not write, or two processes would write the same files.
 os.register_at_fork(after_in_child=_disown_all)

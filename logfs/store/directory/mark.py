@@ -1,4 +1,4 @@
-"""Small files of JSON that know their own inode number: a copy of such a file, as by `cp -a`, does not count."""
+"""Small JSON files that contain their own inode number, which shows whether a file is a copy (as by `cp -a`)."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 class Mark(NamedTuple):
-    """What a file says, nothing if it is damaged, and whether it is not the file that was written."""
+    """The object in a file (empty if it is damaged), and whether the file is a copy of the one that was written."""
 
     told: Mapping[str, Any]
     is_copy: bool
 
 
 def read_mark(disk: Disk, path: Path) -> Mark | None:
-    """Return the mark at `path`; None without one. A damaged one counts as a copy. Raises `OSError`."""
+    """Return the mark at `path`, or None if there is no file. A damaged mark is a copy. Raises `OSError`."""
     try:
         data, inode = disk.read_file(path), disk.stat(path).identity
     except (FileNotFoundError, NotADirectoryError):
@@ -32,7 +32,7 @@ def read_mark(disk: Disk, path: Path) -> Mark | None:
 
 
 def parse_object(data: bytes) -> dict[str, Any]:
-    """Return an object of JSON; an empty one if it is damaged."""
+    """Return the JSON object in `data`; an empty object if `data` is damaged or something else."""
     try:
         told = json.loads(data)
     except ValueError:
@@ -41,7 +41,7 @@ def parse_object(data: bytes) -> dict[str, Any]:
 
 
 def write_mark(disk: Disk, path: Path, told: Mapping[str, Any]) -> None:
-    """Replace the mark at `path` durably, as `Disk.replace_file` does."""
+    """Replace the mark at `path` atomically and durably; the inode number of the new file is added to `told`."""
     temporary = path.with_name(path.name + TEMPORARY)
     disk.unlink(temporary)
     file = disk.open(temporary, write=True, create=True)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-# The type in the mount table: FUSE, and the subtype that the mount is given.
+# The filesystem type in the mount table: `fuse`, and the subtype of logfs.
 FILESYSTEM_TYPE = "fuse.logfs"
 # The type of a mount that collects appends to the mount of a store; its source is the mountpoint of the store.
 WRITE_BEHIND_TYPE = "fuse.logfs-write-behind"
@@ -117,9 +117,9 @@ def within(seconds: float, ask: Callable[[], _T]) -> _T:
 
 
 def other_mounts(mount: MountEntry) -> dict[str, list[int]]:
-    """Return the mountpoints at which a filesystem is still mounted after `mount`, one of its mounts, was unmounted.
+    """Return where the filesystem of `mount`, which was unmounted, is still mounted.
 
-    The keys are the mountpoints; the values are the pids of the processes in other mount namespaces that see them.
+    The keys are the mountpoints; the values are the pids of processes in other mount namespaces that see the mount.
     The list is empty for a bind mount that only this namespace sees. Processes that may not be examined are left out.
     """
     here = _same(mount, "self")
@@ -145,7 +145,7 @@ def is_served(mount: MountEntry) -> bool:
 
 
 def _same(mount: MountEntry, process: str) -> list[MountEntry]:
-    """Return the mounts of the same filesystem that a process sees."""
+    """Return the mounts of the filesystem of `mount` that a process sees; `process` is its pid, or "self"."""
     table = mounts(Path("/proc", process, "mountinfo"))
     return [
         each

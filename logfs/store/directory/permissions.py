@@ -52,7 +52,7 @@ class PermissionTable:
 
     def __init__(self, partition: _Partition) -> None:
         """Read the file `logfs.modes` of the partition, if there is one. Raises `Corrupt` if it is damaged."""
-        # The partition, not its directory, which changes when the partition is moved.
+        # Keep the partition and not its directory: the directory changes when the partition is moved.
         self._partition = partition
         disk = partition.disk
         found = disk.stat(partition.directory)
@@ -64,7 +64,7 @@ class PermissionTable:
         self._read()
 
     def _state_of_file(self) -> tuple[int, int]:
-        """Return what changes with every replacement of the file; zeros without one."""
+        """Return the file's inode number and mtime (ns), which show each replacement; (0, 0) if it is missing."""
         try:
             found = self._partition.disk.stat(self._path)
         except FileNotFoundError:
@@ -83,7 +83,7 @@ class PermissionTable:
             ) from None
 
     def _follow(self) -> None:
-        """Read the file again if another process has replaced it. What was read before counts while it is damaged."""
+        """Read the file again if another process has replaced it. If the new file is damaged, keep the old table."""
         state = self._state_of_file()
         if state != self._seen:
             with suppress(Corrupt):

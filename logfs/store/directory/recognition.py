@@ -40,7 +40,7 @@ class PathKind(enum.Enum):
     """The kinds of paths that may be given where a log directory is expected."""
 
     LOG_DIR = enum.auto()
-    # The URL of a bucket. What is in it shows when it is opened.
+    # The URL of a bucket. Its content is examined only when it is opened.
     BUCKET = enum.auto()
     # An empty directory, which may become a log directory.
     EMPTY = enum.auto()
@@ -51,9 +51,9 @@ class PathKind(enum.Enum):
     DEAD_MOUNT = enum.auto()
     IN_MOUNT = enum.auto()
     FILE = enum.auto()
-    # A directory with other things in it.
+    # Any other path, such as a directory with other files.
     OTHER = enum.auto()
-    # It cannot be examined. Opening it shows why.
+    # A path that cannot be examined. Opening it raises the reason.
     UNKNOWN = enum.auto()
 
 
@@ -89,8 +89,9 @@ _MARKS = frozenset(
         settings.BROKER_FILE,
     }
 )
-# Names that may be in a directory that counts as empty. Other programs have `.lock` files, too. So `.lock` marks a
-# log directory, one that a process is opening for the first time, only if nothing else is there.
+# Names that may be in a directory that counts as empty. With no other name, `.lock` marks a log directory that a
+# process is opening for the first time. Beside names that no partition has, it proves nothing, because other programs
+# have `.lock` files, too.
 _NOTHING = frozenset({"lost+found", lock.FILE_NAME})
 # Files that only partitions have, besides segment files.
 _PARTITION_MARKS = frozenset({names.PARTITION_METADATA, names.LEADER_EPOCHS})
@@ -109,7 +110,7 @@ def recognise(path: str | os.PathLike[str]) -> RecognisedPath:
 
 
 def _recognise_local(path: Path) -> RecognisedPath:
-    """Do as `recognise`, for an absolute path of the operating system."""
+    """Determine what an absolute path of the operating system is; changes and raises nothing."""
     try:
         found = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -154,13 +155,13 @@ def check_log_dirs(
 ) -> None:
     """Raise `InvalidStore` for the first path that is not a log directory.
 
-    With `may_be_empty` an empty directory is accepted: it becomes a log directory. With `may_be_made` a missing one
-    is accepted, too, if its parent directory exists. Neither may lie in a log directory or a partition. A path that
-    cannot be examined is accepted, because opening it shows why.
+    With `may_be_empty` an empty directory is accepted: it becomes a log directory. With `may_be_made` a missing
+    directory is accepted, too, if its parent directory exists. An empty or missing directory in a log directory is
+    refused. A path that cannot be examined is accepted, because opening it raises the reason.
     """
     for path in paths:
         if isinstance(path, Lease):
-            # The log directory of a lease is in use: it exists, or this is another machine.
+            # The log directory of a lease is in use. If it is missing or empty here, this is another machine.
             may_be_empty = may_be_made = False
         found = recognise(path)
         if found.kind in (PathKind.LOG_DIR, PathKind.BUCKET, PathKind.UNKNOWN):
@@ -180,7 +181,7 @@ def check_log_dirs(
 
 
 def check_place(path: Path) -> None:
-    """Raise `InvalidStore` if the new log directory `path` would lie in another log directory or in a partition."""
+    """Raise `InvalidStore` if the new log directory `path` would lie in another log directory (see `_around`)."""
     if around := _around(path):
         words = "does not exist, and a log directory cannot be created inside another one"
         raise RecognisedPath(path, PathKind.MISSING, words, (around,)).error()

@@ -19,9 +19,9 @@ logger = logging.getLogger(__name__)
 
 
 def read_topic_id(disk: Disk, directory: Path) -> uuid.UUID | None:
-    """Return the topic id in a partition's directory (kafka-storage 1.5), or None if the file is missing or damaged.
+    """Return the topic id in a partition's directory (kafka-storage 1.5), or None if it cannot be read.
 
-    Any other error of reading the file is logged, too, and gives None. Raises `LogDirFailed`.
+    If the file is damaged or reading it fails, a warning is logged. Raises `LogDirFailed`.
     """
     path = directory / names.PARTITION_METADATA
     try:

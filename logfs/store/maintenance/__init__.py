@@ -1,4 +1,4 @@
-"""The work on partitions that no caller waits for. Imports all of `store` up to `commits`.
+"""The work on partitions that no caller waits for. Imports `tiering` and the parts of `store` listed below it.
 
 - `upkeep`: the periodic tasks, done when they are due. Begin here.
 - `context`: what the classes below work with.
@@ -7,6 +7,6 @@
 - `retention`: which segments are eligible for deletion, and dropping them.
 - `compaction`: which log is the dirtiest, and rounds of compaction.
 - `remote_log_manager`: copies segments of tiered logs into an object store, and deletes them there.
-- `mover`: a partition goes to another log directory while it is used.
-- `move_recovery`: what a crash left of a move is finished or undone.
+- `mover`: moves a partition to another log directory while it is in use.
+- `move_recovery`: finishes or undoes the moves that a crash interrupted.
 """

@@ -143,14 +143,14 @@ class Compactor(Maintenance):
         self.running = make_lock(Level.COMPACTION)
         # The time of the last search for logs that are due, and the wait until the next one.
         self.timer = Timer(context.registry.opened_ms, 0)
-        # Totals since the store was opened, the last round of each log, and whether an error ended the last run.
+        # The totals since the store was opened, the result of each log's last round, and whether `run_due` failed.
         self.rounds = 0
         self.aborted = 0
         self.bytes_read = 0
         self.bytes_written = 0
         self.last: dict[str, CompactionResult] = {}
         self.is_dead = False
-        # The requested logs, and whether to roll the active segment of each before.
+        # The requested logs, and whether to roll the active segment of each log before its round.
         self._wanted: dict[str, bool] = {}
 
     def request(self, name: str, *, roll: bool = False) -> None:
@@ -275,7 +275,7 @@ class Compactor(Maintenance):
     def _try(self, name: str, work: Callable[[], object]) -> None:
         """Call `work` for one log. An error is logged, and does not keep the other logs from being compacted.
 
-        Unless the round was aborted or the error is one of `EXHAUSTED`, the log then counts as uncleanable.
+        The log then counts as uncleanable, except after `CleaningAborted` or an error of `EXHAUSTED`.
         """
         partition = self._registry.partitions.get(name)
         reason: LogfsError | OSError
@@ -302,7 +302,7 @@ class Compactor(Maintenance):
             self._commits.clear_place(name)
             plan_compaction = self.plan(name)
             if self._checkpoints.cleaner_offset(name) is None:
-                # Before offsets are first missing: loading expects gaps only in a log that has a checkpoint.
+                # Written before a round removes records: loading expects gaps only in a log with a checkpoint.
                 self._checkpoints.set_cleaner_offset(partition, plan_compaction.dirty.first_dirty)
             began = time.monotonic()
             with registry.doing("compacting", name, plan_compaction.work_bytes) as work:
@@ -311,7 +311,7 @@ class Compactor(Maintenance):
                 except CleaningAborted:
                     self.aborted += 1
                     raise
-                # Within `doing`: once the round is not shown as running any more, its checkpoint is there.
+                # Written within `doing`, so that the checkpoint exists when the round is no longer listed.
                 self._checkpoints.set_cleaner_offset(partition, cleaned.first_dirty)
             partition.uncleanable = None
             partition.cleaned_ms = registry.clock()

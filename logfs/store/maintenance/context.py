@@ -1,4 +1,4 @@
-"""What the classes that maintain a store work with."""
+"""The parts of a store that its maintenance uses, and the base class of the maintenance classes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Maintenance:
     def __init__(self, context: MaintenanceContext) -> None:
         self._registry, self._checkpoints, self._commits, self._tiered, self._groups = context
         self._stopped = threading.Event()
-        # Called, in any thread, after a request: who calls `run_due` periodically may then call it at once.
+        # Called in any thread after a request. The owner of the store sets it, to call `run_due` at once.
         self.wake: Callable[[], object] = lambda: None
 
     def stop(self) -> None:

@@ -1,8 +1,8 @@
 """Moves between log directories that a crash interrupted: they are finished or undone before partitions are loaded.
 
 A copy is named `<name>.<uuid>-future`. When it is complete and durable, it holds a file `logfs.moved` with that UUID.
-It becomes the partition when the original is renamed to `<name>.<uuid>-stray`, with the same UUID; before that it
-does not count. docs/durability.md ("Moving a partition") has the steps, and what an opening finds after each.
+It becomes the partition when the original is renamed to `<name>.<uuid>-stray`, with the same UUID. Before that rename
+an opening undoes the move. docs/durability.md ("Moving a partition") has the steps, and the state after each.
 """
 
 from __future__ import annotations
@@ -106,8 +106,9 @@ def _finish_or_undo(
 ) -> Path | None:
     """Finish or undo one move. Return the partition's directory if the copy is the partition now, and None if not.
 
-    A read-only store uses the copy under its present name. Raises `InvalidStore` for a move that can be neither
-    finished nor undone.
+    `is_there` tells whether a directory has the partition's name, `has_original_left` whether the copy at `path` is
+    complete and the original was renamed to `-stray`. A read-only store uses the copy under its present name. Raises
+    `InvalidStore` for a move that can be neither finished nor undone.
     """
     if is_there and has_original_left:
         raise InvalidStore(
@@ -120,7 +121,7 @@ def _finish_or_undo(
             remove_directory(log_dir.disk, path)
         return None
     if log_dir.live:
-        # Another process is doing the move: the next look will find it done.
+        # Another process is doing the move: the next refresh finds the result.
         return None
     if not has_original_left:
         raise InvalidStore(

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# The bytes that may be left to copy while appends wait, and the greatest number of rounds to get there.
+# Appends wait for the last copy once at most this many bytes are missing, or after this many rounds of copying.
 _LITTLE_BYTES = 1024 * 1024
 _ROUNDS = 16
 
@@ -60,7 +60,7 @@ class Mover(Maintenance):
     def request(self, name: str, log_dir: str | os.PathLike[str]) -> None:
         """Request that the next `run_due` moves the partition `name` to `log_dir`.
 
-        If the move is impossible already now, raises the error that `move` would raise.
+        If the move is impossible at the time of the request, raises the error that `move` would raise.
         """
         self._check(name, log_dir)
         self.errors.pop(name, None)
@@ -81,7 +81,7 @@ class Mover(Maintenance):
                 self.errors[name] = str(error)
                 logger.error("%s: was not moved to %s: %s", name, log_dir, error)
             finally:
-                # Unless another move of the partition was requested meanwhile.
+                # Another move of the partition may have been requested meanwhile: keep that request.
                 if self._wanted.get(name) == log_dir:
                     del self._wanted[name]
 
@@ -132,14 +132,14 @@ class Mover(Maintenance):
         target = found[0]
         if target.failure is not None:
             raise target.failure
-        # Under the lock: another move that ends now changes both at once.
+        # Checked under the lock: another move that ends now changes `homes` and renames the directory under it.
         with registry.disk.hold(registry.lock):
             if target is registry.homes.get(name):
                 raise InvalidName(f"{name}: is in {target.path} already")
             if target.disk.exists(target.path / name):
                 raise PartitionExists(f"{target.path / name}: already exists; move it away")
         registry.settings.check_copy(partition.topic, target.disk, target.path)
-        # What is in an object store stays there.
+        # A move copies only local segments; the remote ones stay in the object store.
         free, size = target.disk.free_bytes(target.path), partition.local_bytes
         if free < size:
             raise OSError(
@@ -242,7 +242,7 @@ class Mover(Maintenance):
             source.disk.sync_directory(source.path)
             self._left[doomed] = partition, left
             registry.deletions[doomed] = due_ms
-            # In the new directory: the move is complete.
+            # The move is complete: remove the note of it in the new directory.
             partition.disk.unlink(partition.directory / MOVED)
             self._checkpoints.write()
             self._checkpoints.forget_cleaner_offset(source, partition.name)
@@ -252,7 +252,7 @@ class Mover(Maintenance):
     def still_read(self, directory: Path) -> set[int]:
         """Return the base offsets of the segments that readers still use in the old directory of a moved partition.
 
-        `directory` waits for removal. The result is empty for a directory that no move has left.
+        `directory` is scheduled for removal. The result is empty if it is not the old directory of a move.
         """
         if directory not in self._left:
             return set()

@@ -1,9 +1,9 @@
 """Copies sealed segments of tiered logs into an object store, and deletes them there (Kafka's RemoteLogManager).
 
-A copy begins with a durable record of its start, and counts when the record of its end is durable: after its objects
-have been read back. A copy that was cut off is deleted by the next run. Segments that are to be deleted are first
-recorded so, durably; their objects go when `file.delete.delay.ms` has passed and no reader holds them. Only the owner
-of the bucket stores and deletes objects: `logfs.store.tiering.bucket_owner`.
+A copy begins with a durable record of its start. Its objects are stored and read back. It counts once the record of
+its end is durable. The next run deletes a copy that was interrupted. A durable record also precedes the deletion of a
+segment; its objects are deleted once `file.delete.delay.ms` has passed and no reader holds them. Only the owner of
+the bucket stores and deletes objects: `logfs.store.tiering.bucket_owner`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Copied(NamedTuple):
 
 
 class CopyPlan(NamedTuple):
-    """The segments that would be copied now, in order, and why the next one after them is not."""
+    """The segments that would be copied now, in order; `stays` says why the segment after them is not copied."""
 
     segments: Sequence[Segment]
     stays: str
@@ -76,7 +76,7 @@ class _Stopped(Exception):
 class RemoteLogManager(Maintenance):
     """The upkeep of the remote segments of a store. Any thread may call it.
 
-    One copy runs at a time, and one deletion beside it: a copy may take hours.
+    One copy runs at a time. One deletion may run at the same time as the copy, because a copy may take hours.
     """
 
     def __init__(self, context: MaintenanceContext) -> None:
@@ -85,9 +85,9 @@ class RemoteLogManager(Maintenance):
         self._expiring = make_lock(Level.EXPIRE)
         self.timer = Timer(context.registry.opened_ms, 0)
         self.backoff = Backoff()
-        # The copies that are being made.
+        # The ids of the remote segments that are being copied now.
         self._copying: set[uuid.UUID] = set()
-        # Totals since the store was opened, by Kafka's names of its metrics.
+        # Totals since the store was opened; the metrics with Kafka's names show them.
         self.copied_bytes = 0
         self.copied_segments = 0
         self.copy_errors = 0
@@ -107,7 +107,7 @@ class RemoteLogManager(Maintenance):
         return self._plan(partition, self._log_of(partition))
 
     def lag_of(self, partition: Log) -> Copied:
-        """Return how much of a partition waits to be copied: nothing, if it is not tiered. Raises as `plan` does."""
+        """Return how much of a partition waits to be copied; 0 if it is not tiered. Raises as `TieredLogs.of`."""
         log = self._tiered.of(partition) if partition.config.copies_segments else None
         if log is None:
             return Copied(0, 0)
@@ -127,9 +127,9 @@ class RemoteLogManager(Maintenance):
         return log
 
     def _plan(self, partition: Log, log: TieredLog) -> CopyPlan:
-        """Return the sealed segments that end at or below the last stable offset, from the first one not copied on.
+        """Return the sealed segments that are not copied yet and end at or below the last stable offset.
 
-        The caller has made them durable if it copies them.
+        A caller that copies the segments has flushed the partition before.
         """
         if partition.config.remote_log_copy_disable:
             return CopyPlan((), "remote.log.copy.disable is true")
@@ -148,8 +148,8 @@ class RemoteLogManager(Maintenance):
     def copy(self, name: str, progress: Progress | None = None) -> Copied:
         """Copy the segments of a partition that are due, one after another, and return how much that was.
 
-        `progress` is called with the number of bytes before each part of a segment is sent or read back. After an
-        error the segments that were copied before it stay copied. Raises `InvalidSetting` if the topic is not tiered,
+        Before each part of a segment is sent or read back, `progress` is called with the size of the part in bytes.
+        Segments that were copied before an error stay copied. Raises `InvalidSetting` if the topic is not tiered,
         `NotWritable` if the bucket belongs to another store, `RemoteStorageError`, `PartitionFailed`, `Corrupt` and
         `OSError`.
         """
@@ -163,7 +163,7 @@ class RemoteLogManager(Maintenance):
         partition = self._registry.writable(name)
         log = self._log_of(partition)
         if partition.recovery_point < partition.active.base_offset:
-            # A power cut must not take from the disk what is in the bucket.
+            # Flush first: after a power cut, the local log must not end before its copies in the bucket.
             partition.flush()
         plan = self._plan(partition, log)
         done = Copied(0, 0)
@@ -215,8 +215,8 @@ class RemoteLogManager(Maintenance):
             stored = upload(log.disk.objects, remote, content, self._options(log), spend)
             copied = remote._replace(custom=custom_metadata.encode(stored))
             with self._registry.lock:
-                # Truncations, deletions and moves hold this lock: none has taken place since, and the next one sees
-                # the copy. Appends go on.
+                # Truncations, deletions and moves hold this lock, so none happens between the checks and the record
+                # of the copy. Appends go on.
                 self._check_wanted(partition)
                 if not partition.holds([segment]) or segment.content is not before:
                     raise PartitionFailed(
@@ -251,8 +251,8 @@ class RemoteLogManager(Maintenance):
     def expire(self) -> int:
         """Delete the remote segments that no log needs any more, and return how many were deleted.
 
-        These are the segments below the log start offset, of deleted partitions, of topics whose tiering was switched
-        off, and the copies that were cut off. An error of one segment is logged, and does not keep the others.
+        These are segments below the log start offset, segments of deleted partitions and of topics whose tiering was
+        switched off, and interrupted copies. An error of one segment is logged; the others are deleted all the same.
         """
         with self._expiring:
             if not self._tiered.metadata.exists:
@@ -278,7 +278,7 @@ class RemoteLogManager(Maintenance):
             if each.segment_id in self._copying:
                 continue
             if each.state is SegmentState.COPY_SEGMENT_STARTED:
-                # Again: the copy may have ended since, and its end is recorded before it leaves `_copying`.
+                # Read the state again: the copy may have ended. Its end is recorded before it leaves `_copying`.
                 now = metadata.segments(remote).get(each.segment_id)
                 if now != each or self._is_only_copy(partition, each):
                     continue
@@ -289,7 +289,7 @@ class RemoteLogManager(Maintenance):
         deleted = sum(map(self._delete, doomed)) if doomed and self._may_delete(name) else 0
         states = {each.state for each in metadata.segments(remote).values()}
         if metadata.is_deleted(remote) and SegmentState.DELETE_SEGMENT_STARTED not in states:
-            # Those that are left are of a partition that was created again, under the topic's id.
+            # Segments that are left belong to a new partition of that name under the same topic id.
             metadata.end_deletion(remote)
         return deleted
 
@@ -306,8 +306,8 @@ class RemoteLogManager(Maintenance):
     def _is_only_copy(self, partition: Partition | None, begun: RemoteSegment) -> bool:
         """Whether a copy that is not described as finished has records that are nowhere else.
 
-        A local segment goes only when its copy is finished. That the copy is finished is then missing in the
-        descriptions, which are damaged.
+        A local segment is dropped only after its copy is finished. If its records are not local any more, the copy
+        was finished, and the damaged metadata topic has lost the record of that.
         """
         if partition is None or begun.end_offset < partition.log_start_offset:
             return False
@@ -328,7 +328,7 @@ class RemoteLogManager(Maintenance):
         return True
 
     def _live(self, remote: RemotePartition, name: str) -> Partition | None:
-        """Return the partition whose remote segments these are; None if it is deleted, or not loaded."""
+        """Return the loaded partition that `remote` belongs to; None if it is deleted, not loaded, or has failed."""
         partition = self._registry.written().get(name)
         if partition is None or partition.failure is not None:
             return None
@@ -336,7 +336,7 @@ class RemoteLogManager(Maintenance):
         return partition if topic_id == remote.topic_id else None
 
     def _mark_expired(self, partition: Partition, remote: RemotePartition) -> None:
-        """Record which segments of a partition are to be deleted, once its log start offset is durable."""
+        """Make the log start offset of a partition durable, then record which of its remote segments to delete."""
         name = partition.name.directory
         is_switched_off = not partition.config.remote_storage_enable
         finished = [
@@ -363,7 +363,7 @@ class RemoteLogManager(Maintenance):
     def _is_needed(self, segment: RemoteSegment) -> bool:
         """Whether a reader may still read a segment that is to be deleted.
 
-        Of a deleted partition, readers have as much time as for its local files.
+        A segment of a deleted partition is deleted after `file.delete.delay.ms`, even if a reader holds it.
         """
         known = self._tiered.known(segment.partition)
         is_deleted = self._tiered.metadata.is_deleted(segment.partition)
@@ -397,7 +397,7 @@ class RemoteLogManager(Maintenance):
     # As upkeep.
 
     def run_due(self) -> None:
-        """Copy what is due and delete what is not needed, if `remote.log.manager.task.interval.ms` has passed.
+        """Copy and delete the segments that are due, if `remote.log.manager.task.interval.ms` has passed.
 
         Errors are logged, and the partition is tried again after a wait.
         """
@@ -420,7 +420,7 @@ class RemoteLogManager(Maintenance):
         self.timer = Timer(clock())
 
     def _claim_once(self) -> None:
-        """Claim the bucket of a store with tiered topics, unless that has been done since the store was opened."""
+        """Claim the bucket if topics are tiered and it is not claimed yet, or if the last claim was refused."""
         partitions = list(self._registry.partitions.values())
         if self._tiered.owner.refusal or (
             not self._tiered.owner.is_claimed
@@ -429,7 +429,7 @@ class RemoteLogManager(Maintenance):
             self._tiered.owner.claim()
 
     def _copy_due(self, name: str) -> None:
-        """Copy what is due of a partition, unless it is not tiered, or its upkeep is paused."""
+        """Copy the segments of a partition that are due, if it is tiered and its upkeep is not paused."""
         partition = self._registry.partitions.get(name)
         if partition is None or partition.is_paused or partition.failure is not None:
             return
@@ -444,7 +444,7 @@ class RemoteLogManager(Maintenance):
 
 
 def _content(partition: Partition, segment: Segment, now_ms: int) -> SegmentContent:
-    """Return what is copied of a sealed segment."""
+    """Return the content of a sealed segment to copy: its .log file, indexes, leader epochs and producer snapshot."""
     from logfs.log.remote.segment_upload import SegmentContent
 
     text = segment.end.text
@@ -472,7 +472,7 @@ def _content(partition: Partition, segment: Segment, now_ms: int) -> SegmentCont
 
 
 def _snapshot(partition: Partition, segment: Segment, now_ms: int) -> bytes:
-    """Return the producers after a segment: the snapshot at its end, or else what the log gives."""
+    """Return the producer snapshot at the end of a segment; without a file of it, make it from the log."""
     try:
         return partition.snapshots.read(segment.next_offset)
     except FileNotFoundError:

@@ -2,13 +2,13 @@
 
 `plan_retention` plans and changes nothing; `Retainer` deletes. There are three passes: for segments below the log
 start offset, for segments in excess of `retention.bytes`, and for segments older than `retention.ms`. Each pass
-begins at the oldest segment that is left, and ends at the first one that may stay.
+begins at the oldest segment that is left, and ends at the first segment that the pass does not delete.
 
 The passes for size and age end at the first record that a group of `logfs.retention.groups` has not read.
 
 In a tiered log these passes go over the remote segments and the local ones, each counted once, and end at the first
-one that is not copied yet. Two more passes, with `local.retention.bytes` and `local.retention.ms`, then find local
-segments whose copies are read from now on (KIP-405).
+segment that is not copied yet. Two more passes, with `local.retention.bytes` and `local.retention.ms`, then find the
+segments to drop from the local disk; readers use their copies from then on (KIP-405).
 """
 
 from __future__ import annotations
@@ -97,14 +97,14 @@ def plan_retention(
     in ms since the epoch. In a tiered log, `copied_end` is the offset after the last segment that is copied. Records
     from the offset of `unread` on are not dropped by size or age.
     """
-    # Read before the timestamps: records appended to the last segment from now on have not expired.
+    # The offsets are read before the timestamps, so that records appended meanwhile do not count as expired.
     starts = [log_start_offset, *(segment.next_offset for segment in segments)]
     expired = [*_below_start(segments, log_start_offset)]
     if config is None or not config.is_deleted:
         left = segments[len(expired) :]
         stays = _why_it_stays(left, config, now_ms) if left else ""
         return RetentionPlan(expired, stays, starts[len(expired)])
-    # What is not copied yet or not read yet stays, whatever its size or age.
+    # Segments that are not copied yet, or not read yet by the groups, are not dropped by size or age.
     copied = copied_end if copied_end is not None and config.copies_segments else LONG_MAX
     end = copied if unread is None else min(copied, unread.offset)
     total = _Limits(config.retention_bytes, config.retention_ms, "")
@@ -129,7 +129,7 @@ def plan_retention(
 
 
 class _Limits(NamedTuple):
-    """The limits of a pass: bytes and ms, negative for none, and what the names of the settings begin with."""
+    """The limits of a pass in bytes and in ms (negative for no limit), and the prefix of their settings' names."""
 
     size_bytes: int
     age_ms: int
@@ -177,10 +177,10 @@ def _too_old(segments: Sequence[Segment], limits: _Limits, now_ms: int) -> Itera
 def _newest_timestamp(segment: Segment, *, whole: bool) -> int:
     """Return the greatest timestamp of a record (ms); the .log file's modification time if no record has one.
 
-    With `whole` all batches are read. Otherwise it is `largest_timestamp`, or that of the last batches if later.
+    With `whole` all batches are read. Otherwise only the last batches are read, and `largest_timestamp` counts, too.
     """
     if segment.is_tiered:
-        # Its description is not a cache, and reading it would cost requests.
+        # The description of a remote segment is not a cache, and reading the segment would cost requests.
         return segment.largest_timestamp
     start, newest = 0, -1
     if not whole:
@@ -203,7 +203,7 @@ def _why_it_stays(
 ) -> str:
     """Return why the oldest segment stays: users often ask why an old record is still there.
 
-    Only what is below `copied_end` may be dropped by size or age.
+    Only segments that end at or below `copied_end` may be dropped by size or age.
     """
     segment = segments[0]
     if not segment.size_bytes:
@@ -247,10 +247,10 @@ def _why_it_stays(
 
 
 class Retained(NamedTuple):
-    """What retention dropped of a partition when it last dropped anything.
+    """The last retention of a partition that dropped segments.
 
-    `when_ms` is that time (ms since the epoch), `segments` and `size_bytes` are the number and size of the segments
-    dropped, and `log_start_offset` is where the log started then.
+    `when_ms` is its time (ms since the epoch), `segments` and `size_bytes` are the number and size of the segments
+    that it dropped, and `log_start_offset` is the log start offset after it.
     """
 
     when_ms: int
@@ -279,14 +279,14 @@ class Retainer(Maintenance):
     def plan(self, name: str) -> RetentionPlan:
         """Return what `retain` would do to a partition now, and why, without doing it.
 
-        Call it without the registry's lock. Raises the errors of `Groups.committed`.
+        The caller must not hold the registry's lock. Raises the errors of `Groups.committed`.
         """
         return self._plan(name, self._unread(name))
 
     def _unread(self, name: str) -> Unread | None:
         """Return the first offset that a group of `logfs.retention.groups` has not read; None without such groups.
 
-        Nothing counts as read by a group that has committed nothing.
+        For a group without a commit for the partition, this is the log start offset.
         """
         partition = self._registry[name]
         found = []
@@ -312,8 +312,8 @@ class Retainer(Maintenance):
         """Drop all segments eligible for deletion, and return how many were dropped.
 
         Without `names`, all partitions are examined, except failed ones and those whose upkeep is paused. The work on
-        each partition has two steps: advance the log start, drop the segments. Each is done by `attempt(name, step)`,
-        which may skip the step or catch its errors. Call it without the registry's lock.
+        each partition has two steps: advance the log start, then drop the segments. `attempt(name, step)` does a
+        step, and may skip it or catch its errors. The caller must not hold the registry's lock.
         """
         registry = self._registry
         unread: dict[str, Unread | None] = {}
@@ -336,7 +336,7 @@ class Retainer(Maintenance):
                     for name, each in ((n, registry.find(n)) for n in registry)
                     if each is not None and not each.is_paused and each.failure is None
                 ]
-        # `Groups` takes the registry's lock within its own.
+        # Done before the registry's lock is taken: `Groups` takes its own lock first, and then the registry's.
         for name in names:
             try:
                 unread[name] = self._unread(name)
@@ -349,7 +349,7 @@ class Retainer(Maintenance):
                 with errors:
                     attempt(name, partial(look, name))
             if plans:
-                # Before a file is renamed: after a crash in between, no dropped record may come back.
+                # Written before a file is renamed: otherwise dropped records could come back after a crash.
                 with errors:
                     self._checkpoints.write()
             for name, found in plans.items() if errors.only_of_log_dirs else ():
@@ -385,13 +385,13 @@ class Retainer(Maintenance):
         )
 
     def _release(self, name: str, released: Sequence[Expired]) -> None:
-        """Drop local segments whose copies in the object store are read from now on."""
+        """Drop segments from the local disk; readers use their copies in the object store from now on."""
         partition = self._registry.writable(name)
         log = self._tiered.of(partition)
         assert log is not None, "the plan was made with it"
         owner = self._tiered.owner
         if owner.refusal or owner.is_copy():
-            # The owner of the bucket may delete the copies.
+            # Another store owns the bucket, and may delete the copies.
             return
         copies = log.copies_of([gone.segment for gone in released])
         if not copies:

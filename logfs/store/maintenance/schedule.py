@@ -1,4 +1,4 @@
-"""When each periodic task of a store is due, how work is tried, and how long failed work waits."""
+"""When each periodic task of a store is due, and how long work that failed waits before its next attempt."""
 
 from __future__ import annotations
 
@@ -110,8 +110,8 @@ class Backoff:
     ) -> int | None:
         """Call `work`, unless it has to wait after a failure.
 
-        An error is logged. Returns how many ms the work has to wait then, and None otherwise. `clock` returns the
-        time in ms since the epoch.
+        If the work fails, logs the error and returns how many ms the work now has to wait; otherwise returns None.
+        `clock` returns the time in ms since the epoch.
         """
         if self.holds(task, name, clock()):
             return None
@@ -151,7 +151,7 @@ class Backoff:
         self._failed.pop((task, name), None)
 
     def keep(self, names: Container[str]) -> None:
-        """Keep the failures of work for `names` and of whole tasks, and forget the others, which are not retried."""
+        """Forget the failures of work for partitions and directories not in `names`; keep those of whole tasks."""
         for task, name in self:
             if name and name not in names:
                 self.succeeded(task, name)

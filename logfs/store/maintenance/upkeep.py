@@ -1,7 +1,7 @@
-"""The periodic tasks of a store: those that are due are done, and work that fails is tried again later.
+"""The periodic tasks of a store: runs the tasks that are due, and retries work that fails.
 
-Nothing here has a clock or a thread of its own (rule 5). The owner of the store calls `MaintenanceScheduler.run_due`
-periodically, and `Compactor.run_due` in another thread, for a round of compaction may take minutes.
+This module has no clock and no thread of its own (rule 5). The store's owner calls `MaintenanceScheduler.run_due`
+periodically. The owner calls `Compactor.run_due` in another thread, because a round of compaction may take minutes.
 """
 
 from __future__ import annotations
@@ -203,12 +203,12 @@ class MaintenanceScheduler(Maintenance):
             logger.info("%s: removed", path)
 
     def _forget_remote(self, disk: Disk, path: Path) -> None:
-        """Note that the remote segments of a partition are to be deleted, if a crash came before that was noted."""
+        """Record that a deleted partition's remote segments are to be deleted; a crash may have prevented that."""
         name = names.classify_directory(path.name)[1]
         topic_id = read_topic_id(disk, path)
         home = self._registry.homes.get(name.directory)
         if home is None:
-            # Every partition is known only if every log directory is.
+            # A log directory that was never read may hold the partition, so it does not count as deleted.
             is_deleted = all(each.is_known for each in self._registry.log_dirs)
         else:
             is_deleted = topic_id != read_topic_id(home.disk, home.path / name.directory)
@@ -224,7 +224,7 @@ class MaintenanceScheduler(Maintenance):
 def rolls_when_quiet(config: LogConfig, *, is_brokers: bool) -> bool:
     """Whether upkeep rolls the active segment of a log that gets no appends, as `logfs.roll.quiet` says.
 
-    With the default, `auto`, it does so unless a broker also uses the log directory (`is_brokers`).
+    With the default, `auto`, upkeep rolls the segment only if no broker uses the log directory (`is_brokers`).
     """
     return config.logfs_roll_quiet == "always" or (
         config.logfs_roll_quiet == "auto" and not is_brokers

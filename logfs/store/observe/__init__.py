@@ -1,6 +1,6 @@
-"""A store seen from outside. Imports all of `store`.
+"""Status, metrics and audit of a store. Imports `store` and the modules below it.
 
-- `status`: the status of a store and of its partitions, maintenance included.
-- `metrics`: what a store counts, as Prometheus text.
+- `status`: the status of a store, of its partitions and of its maintenance.
+- `metrics`: the metrics of a store as Prometheus text.
 - `check`: the read-only audit; `logfs check` and the end of every test use it.
 """

@@ -1,7 +1,7 @@
 """The read-only audit of a store: all errors that the files themselves show, as findings.
 
-`logfs check` prints the findings, and every test ends with the audit. The audit works on files alone, so it may run
-beside a broker or a mount; it sees each log as it was at the beginning, without what they write meanwhile.
+`logfs check` prints the findings, and every test ends with the audit. The audit only reads files, so it may run
+beside a broker or a mount. It sees each log as it was when its audit began, without records written since.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Finding", "Severity", "check"]
 
-# How many audits of a partition are made while its files change.
+# The greatest number of audits of a partition whose files change during each audit.
 _AUDITS = 5
 # The number of newest segments to hold open once files have left the log during an audit.
 _HELD_OPEN = 64
@@ -92,7 +92,7 @@ def _check_until_sure(
             if not doubtful or not left:
                 break
             with suppress(LogfsError, OSError):
-                # What is known of the log directories is of the moment of their opening, too.
+                # Open the store again: it has the checkpoints as they were when it was opened.
                 again = Store(log_dirs, read_only=True, lazy=True, only=name)
                 opened.close()
                 store = opened.enter_context(again)
@@ -121,7 +121,7 @@ def _files_of(store: Store, name: str) -> set[tuple[Path, Status]]:
 
 
 def _is_about(path: Path, changed: Collection[Path]) -> bool:
-    """Whether a finding at `path` may be about files that have changed: those of the segment, or any file."""
+    """Whether `changed` has a file of the segment of `path`; for a path of no segment, whether it has any file."""
     stem = path.name.partition(".")[0]
     return any(each.name.startswith(stem) for each in changed) if stem.isdigit() else bool(changed)
 
@@ -135,7 +135,7 @@ def _check_by_name(store: Store, name: str, report: Progress) -> list[Finding]:
     except (LogfsError, OSError) as why:
         return [error(store.registry.home(name) / name, f"cannot be loaded: {why}")]
     findings = _check_partition(store, partition, report)
-    # The last segments would stay open, and a store may have more partitions than a process descriptors.
+    # Close the segments: a store may have more partitions than a process may have descriptors.
     for segment in partition.segments:
         segment.close()
     return findings
@@ -154,7 +154,7 @@ def _check_partition(store: Store, partition: Log, report: Progress) -> list[Fin
             if left:
                 partition.refresh()
                 with suppress(Gone, OSError):
-                    # Open files outlive their names, so the next try does not have to be faster than a compaction.
+                    # Open files stay readable after they are removed, so compaction cannot interrupt the next try.
                     for segment in partition.segments[-_HELD_OPEN:]:
                         segment.hold_open()
                 continue
@@ -182,9 +182,9 @@ def check_log_dirs(store: Store) -> Iterator[Finding]:
 
 
 def _check_owner(store: Store) -> Iterator[Finding]:
-    """Report that the bucket of tiered partitions belongs to another store."""
+    """Report if the bucket of tiered partitions belongs to another store."""
     if any(partition.is_tiered for partition in store.registry.partitions.copy().values()):
-        # The audit of the segments reports an error of the bucket.
+        # Errors of the bucket are ignored here, because the audit of the segments reports them.
         with suppress(LogfsError, OSError):
             refusal = store.tiered.owner.look()
             if refusal:
@@ -210,7 +210,7 @@ def check_small_files(store: Store, partition: Log) -> Iterator[Finding]:
             yield note(path, "staged more than a day ago, but in no commit; upkeep removes it")
     yield from _check_snapshots(partition)
     if partition.disk.is_remote:
-        # Those that cannot be read keep no bucket from being read.
+        # In a bucket, a partition with damaged leader epochs is loaded all the same, so they are checked here.
         try:
             LeaderEpochs(partition.disk, directory)
         except Corrupt as why:
@@ -246,7 +246,7 @@ def _check_log(
     audited: dict[Segment, tuple[list[Finding], list[Account]]],
     report: Progress,
 ) -> Iterator[Finding]:
-    """Audit the segments that are not in `audited` yet, and add them to it; then audit what spans segments.
+    """Audit the segments that are not in `audited` yet, and add them to it; then audit the segment boundaries.
 
     The findings of segments that are in `audited` already are yielded again. Raises `Gone` if a segment leaves the
     log during its audit.
@@ -289,7 +289,7 @@ def trusts_indexes(store: Store, partition: Log, segment: Segment) -> bool:
     """
     log_dir = store.registry.homes[partition.name.directory]
     if segment.is_remote:
-        # What is copied into a bucket is complete; but the indexes of a copy go on where the next copy counts.
+        # Indexes in a bucket are complete. If the next copy begins before this one ends, they have extra entries.
         return not segment.is_cut
     if log_dir.clean:
         return True

@@ -1,9 +1,9 @@
 """The metrics of a store as Prometheus text, with Kafka's names where Kafka has the metric.
 
-Kafka's metrics are beans. Their names here are those that the usual rules of the JMX exporter make of them, so that
-dashboards and alerts for brokers find them: domain, type and name in lower case, joined by `_`; a counter `PerSec`
-ends in `_total` instead. The names of metrics that Kafka does not have begin with `logfs_`, and those of metrics that
-every process has with `process_`. docs/monitoring.md has the table.
+The names are those that the JMX exporter gives to Kafka's beans, so that dashboards and alerts for brokers work:
+domain, type and name in lower case, joined by `_`. The bean `kafka.log:type=Log,name=Size` is `kafka_log_log_size`.
+For a counter, `PerSec` becomes `_total`. Metrics that Kafka does not have begin with `logfs_`, and metrics that every
+process has begin with `process_`. docs/monitoring.md has the table.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def histogram(
 ) -> list[Sample]:
     """Return the samples of a histogram of durations, each with `labels`.
 
-    `unit` is how many of the samples' units make a second: 1 for seconds, 1000 for milliseconds.
+    `unit` is the number of units in a second: 1 for samples in seconds, 1000 for samples in milliseconds.
     """
     buckets = list(times.buckets())
     samples = [
@@ -129,7 +129,7 @@ def _of(partition: Log) -> dict[str, object]:
     return {"topic": partition.topic, "partition": partition.partition}
 
 
-# The metrics of each partition: name, help text, and the function that returns the value. First those of its log.
+# The metrics of each partition: name, help text, and the function that returns the value. `_STATES` are of its log.
 _STATES: Sequence[tuple[str, str, Callable[[LogState], float]]] = (
     (
         "kafka_log_log_size",
@@ -185,7 +185,7 @@ _TRAFFIC: Sequence[tuple[str, str, Callable[[Log], float]]] = (
 
 def _logs(partitions: Sequence[Log]) -> Iterator[Family]:
     labels = [_of(partition) for partition in partitions]
-    # One moment of each log: its numbers agree with each other.
+    # One snapshot of each log, so that its numbers agree with each other.
     states = [partition.state for partition in partitions]
 
     def samples(values: Iterable[float]) -> list[Sample]:
@@ -212,7 +212,7 @@ def _flushes(store: Store) -> Family:
 
 
 def _plans(store: Store) -> dict[str, CompactionPlan]:
-    """Return how dirty each compacted log is; logs that cannot be read are left out."""
+    """Return the compaction plan of each compacted log; logs that cannot be read are left out."""
     plans = {}
     for name, partition in sorted(store.registry.partitions.copy().items()):
         try:
@@ -314,7 +314,7 @@ def _retention(store: Store) -> Iterator[Family]:
         yield Family(f"logfs_retention_{name}_total", COUNTER, text, samples)
 
 
-# Tiered storage, by Kafka's names of its metrics (KIP-405, KIP-963).
+# Tiered storage: the metrics have Kafka's names (KIP-405, KIP-963).
 
 
 def _tiering(store: Store) -> Iterator[Family]:
@@ -385,7 +385,7 @@ def _directories(store: Store) -> Iterator[Family]:
         "Bytes of the partitions that are no longer compacted because of an error.",
         {path: sum(p.size_bytes for p in found) for path, found in at_home.items()},
     )
-    # Always 0: recovery has ended before a store answers.
+    # Always 0, for dashboards. `logfs_partitions_unloaded` counts the partitions that may still need recovery.
     text = "Logs that remain to be recovered."
     yield each("kafka_log_logmanager_remaininglogstorecover", text, dict.fromkeys(directories, 0))
     text = "Segments that remain to be recovered."

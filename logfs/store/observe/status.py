@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def partition_status(partition: Log, store: Store | None = None) -> dict[str, Any]:
     """Return the offsets, sizes (bytes), segments and times (ms) of a partition; with `store` also its upkeep."""
     config = partition.config
-    # One moment of the log: its numbers agree with each other.
+    # One snapshot of the log, so that its numbers agree with each other.
     state = partition.stable_state
     return {
         "topic": partition.topic,
@@ -52,7 +52,7 @@ def partition_status(partition: Log, store: Store | None = None) -> dict[str, An
 
 
 def _local(state: LogState) -> dict[str, int]:
-    """Return what a tiered log has on the local disk; the rest is only in the object store."""
+    """Return the first offset, the number of segments and the bytes of a tiered log on the local disk."""
     local = state.local_segments
     return {
         "local_start_offset": local[0].base_offset,
@@ -62,7 +62,7 @@ def _local(state: LogState) -> dict[str, int]:
 
 
 def _partition_upkeep(store: Store, partition: Log) -> dict[str, Any]:
-    """Return what upkeep did to a partition last, what it does now, and when it is due next (ms since the epoch)."""
+    """Return the last, present and next upkeep of a partition; times are in ms since the epoch."""
     name = partition.name.directory
     works = [asdict(work) for work in list(store.registry.background) if work.name == name]
     due = {} if partition.is_paused or store.registry.is_paused else _next_due(store)

@@ -1,10 +1,10 @@
-"""Which store may change the objects of a bucket: one, which an object below the bucket's prefix names.
+"""The owner of a bucket: the only store that may change the objects below the bucket's prefix.
 
-Two stores under one prefix delete each other's segments: a copy of a log directory, a restored backup or a cloned
-machine has the descriptions of the same objects. So the object `logfs.owner` lists the log directories of the owner,
-each with a token, and each of them has its token in a file. The file also has its own inode number, which a copy of
-the file does not have. The token is replaced before each run that changes the bucket, so that a process that goes on
-from an older state of the disk does not have it.
+A copy of a log directory, a restored backup or a cloned machine describes the same objects. Two such stores under one
+prefix would delete each other's segments. So the object `logfs.owner` lists the log directories of the owner, each
+with a token, and each log directory has its token in a file. The file also contains its own inode number, which does
+not match in a copy of the file. The token is replaced before each run that changes the bucket. A process that
+continues from an older state of the disk therefore has an outdated token.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from logfs.store.registry import PartitionRegistry
 
 FILE_NAME = "logfs.owner"
-"""The file in a log directory, and the end of the object's key after the prefix of the bucket."""
+"""The name of the file in a log directory, and the key of the object below the prefix of the bucket."""
 
 _VERSION = 1
 _MOST_BYTES = 1 << 20
@@ -38,12 +38,12 @@ class BucketOwner:
     """Whether a store owns its bucket. Any thread may use it."""
 
     def __init__(self, registry: PartitionRegistry, disk: Callable[[], TieredDisk]) -> None:
-        """Nothing is read or requested yet. `disk` returns the disk of the bucket, or raises `InvalidStore`."""
+        """Make the object without a read or a request; `disk` returns the bucket's disk, or raises `InvalidStore`."""
         self._registry = registry
         self._disk = disk
         # Held while the tokens in the log directories and in the bucket are read and replaced.
         self._claiming = make_lock(Level.OWNER)
-        # Whether the last `claim` succeeded, and why it did not.
+        # Whether the last `claim` succeeded, and if not, the reason in words.
         self.is_claimed = False
         self.refusal = ""
 
@@ -69,7 +69,7 @@ class BucketOwner:
         )
 
     def take_over(self) -> None:
-        """Become the owner of the bucket in place of another store, which changes nothing there from then on.
+        """Become the owner of the bucket in place of another store, which then refuses to change the bucket.
 
         Raises `InvalidStore`, `RemoteStorageError` and `OSError`.
         """
@@ -78,14 +78,14 @@ class BucketOwner:
             self.is_claimed, self.refusal = True, ""
 
     def look(self) -> str:
-        """Return why this store must not change the bucket; "" if it owns it, or if nobody does.
+        """Return why this store must not change the bucket; "" if it is the owner, or if the bucket has no owner.
 
         Raises `InvalidStore`, `RemoteStorageError` and `OSError`.
         """
         return self._why_not(self._members())
 
     def is_copy(self) -> bool:
-        """Whether a log directory is a copy of one that owns a bucket. Nothing is requested. Raises `OSError`."""
+        """Whether the file of a log directory shows that the directory is a copy; no request. Raises `OSError`."""
         return any(mark.is_copy for mark in self._marks().values())
 
     def _why_not(self, members: Mapping[str, Any] | None) -> str:
@@ -117,9 +117,9 @@ class BucketOwner:
         return [each for each in self._registry.working if not isinstance(each, LeasedLogDir)]
 
     def _marks(self) -> dict[LogDir, Mark]:
-        """Return the marks of the log directories that have one; a damaged one counts as a copy.
+        """Return the mark of each log directory that has one; a damaged mark counts as a copy.
 
-        A mark has the `id` of the log directory in the bucket, its `token`, and the `previous` one.
+        A mark has the `id` of the log directory in the bucket, its `token`, and its `previous` token.
         """
         marks = {each: read_mark(each.disk, each.path / FILE_NAME) for each in self._log_dirs()}
         return {log_dir: mark for log_dir, mark in marks.items() if mark is not None}
@@ -132,12 +132,12 @@ class BucketOwner:
         try:
             data = bytes(disk.objects.get(disk.place + FILE_NAME, 0, _MOST_BYTES))
         except (FileNotFoundError, AccessDenied):
-            # S3 denies a missing object, if the credentials do not permit to list the bucket.
+            # For a missing object, S3 answers AccessDenied if the credentials do not permit listing the bucket.
             return None
         lines, _, crc = data.rstrip(b"\n").rpartition(b"\n")
         members = parse_object(lines).get("members")
         if crc != _crc_of(lines) or not isinstance(members, dict):
-            # It may have arrived wrong.
+            # The object may be intact, and only this answer damaged.
             raise RemoteStorageError(
                 f"{disk.objects.url(disk.place + FILE_NAME)}: is damaged, so the owner of the bucket is unknown; if "
                 "it stays so, 'logfs tier --take-over' replaces it"
@@ -145,17 +145,17 @@ class BucketOwner:
         return members
 
     def _put(self, members: Mapping[str, Any] | None) -> bool:
-        """Give each log directory a new token, and list it in the bucket, beside `members`.
+        """Give each log directory a new token, and store the tokens in the bucket, beside those of `members`.
 
-        The log directories get it first: a crash leaves the last token in the bucket, or this one. Without `members`,
-        returns False if the bucket has got an owner meanwhile.
+        The log directories get the new tokens first, and keep the previous ones: after a crash, the bucket has one of
+        the two. If `members` is None, the bucket had no owner; then returns False if it has got one meanwhile.
         """
         disk, marks = self._disk(), self._marks()
         listed = dict(members or {})
         for log_dir in self._log_dirs():
             mark = marks.get(log_dir)
             if members is None and mark is not None and not mark.is_copy:
-                # The object may be out of sight for a moment: its token stays valid.
+                # The object may exist, although it could not be read now: keep the token that it may have.
                 number, token = _of(mark, "id"), _of(mark, "token")
             else:
                 number = _of(mark, "id") or secrets.token_hex(8)
@@ -182,7 +182,7 @@ def _crc_of(lines: bytes) -> bytes:
 
 
 def _of(known: object, name: str) -> str:
-    """Return a text of a mark, or of a log directory in the bucket; "" without one."""
+    """Return the text `name` in a mark, or in the bucket's entry of a log directory; "" if there is none."""
     told = known.told if isinstance(known, Mark) else known
     found = told.get(name) if isinstance(told, dict) else None
     return found if isinstance(found, str) else ""

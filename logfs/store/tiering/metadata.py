@@ -43,9 +43,9 @@ BROKER_ID = 0
 class RemoteLogMetadata:
     """The remote segments of a store, with their states. Any thread may call.
 
-    In a thread that must not wait, every call raises `WouldBlock` if it would. A caller of a method that appends may
-    hold the registry's lock, and none of a partition. A damaged range of the topic is passed over with a warning: a
-    segment whose description is lost is missing from its log.
+    In a thread that must not wait, a call that would have to wait raises `WouldBlock`. A caller of a method that
+    appends may hold the registry's lock, but not the lock of a partition. A damaged range of the topic is skipped
+    with a warning: a segment whose description is lost is missing from its log.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class RemoteLogMetadata:
             create,
             TOPIC,
             "remote.log.metadata.topic.num.partitions",
-            # As Kafka creates the topic: no description is ever deleted.
+            # Kafka creates the topic with these settings: no description is ever deleted.
             lambda: {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"},
             "the descriptions of remote segments",
         )
@@ -76,15 +76,15 @@ class RemoteLogMetadata:
         return any(name.startswith(f"{TOPIC}-") for name in list(self._registry.homes))
 
     def segments(self, partition: RemotePartition) -> Mapping[uuid.UUID, RemoteSegment]:
-        """Return the remote segments of a partition by their ids, those that were deleted left out: a copy.
+        """Return a new mapping of ids to the remote segments of a partition, without deleted ones.
 
-        Raises `PartitionFailed` if a partition of the topic is offline, and `OSError`.
+        Raises `PartitionFailed` if the metadata partition for this partition is offline, and `OSError`.
         """
         found = self._following(partition)
         return {} if found is None else found.segments.get(partition, {}).copy()
 
     def has(self, partition: RemotePartition) -> bool:
-        """Whether the records about a partition have a place in the store, so that what is not there was not copied.
+        """Whether the metadata partition for a partition exists. Then segments without a description are not copied.
 
         Raises as `segments` does.
         """
@@ -119,7 +119,7 @@ class RemoteLogMetadata:
             log.flush()
 
     def update(self, *segments: RemoteSegment, state: SegmentState, durable: bool = True) -> None:
-        """Append records that put segments of one partition into `state`, with the promises and errors of `add`."""
+        """Append records that put segments of one partition into `state`. `durable` and errors are as for `add`."""
         if segments:
             self.add(*self._updates(segments, state), durable=durable)
 
@@ -162,7 +162,7 @@ class RemoteLogMetadata:
         return metadata_partition(partition, self._topic.partition_count())
 
     def _following(self, partition: RemotePartition) -> _Replay | None:
-        """Return the records about a partition, up to the newest; None if their partition does not exist."""
+        """Return the state of the metadata partition for a partition, up to date; None if it does not exist."""
         name = f"{TOPIC}-{self._number(partition)}"
         self._topic.check_online(name)
         if not self._registry.read_only:
@@ -219,7 +219,7 @@ class _Replay(Replay):
             # The segment was deleted, or its description is damaged.
             return
         if known is not None and not found.state.may_follow(known.state):
-            # As Kafka does. An old record that was written once more must not undo a finished copy.
+            # Kafka skips it, too: an old record that was written a second time must not undo a finished copy.
             logger.warning(
                 "%s: offset %d is skipped: %s does not follow %s",
                 self.log.directory,

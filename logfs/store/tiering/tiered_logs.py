@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 class TieredLog:
     """The remote segments of one partition. Any thread may call any method.
 
-    Each reads the newest descriptions first, and raises what that raises.
+    All except `is_read` first read the newest descriptions, and raise the errors of `RemoteLogMetadata.segments`.
     """
 
     def __init__(
@@ -49,11 +49,11 @@ class TieredLog:
         self._metadata = metadata
         self._directory = root / f"{partition.topic}-{partition.partition}"
         self._lock = make_lock(Level.TIERED)
-        # Readers may hold a segment that has left the log.
+        # By id: the segments that the log or a reader still holds, even if they have left the log.
         self._known: weakref.WeakValueDictionary[uuid.UUID, TieredSegment] = (
             weakref.WeakValueDictionary()
         )
-        # The first offset of the whole log; None if it is unknown, or another process moves it.
+        # The first offset of the whole log; None if it is unknown, or another process may advance it.
         self.begin: int | None = None
         self._missing: weakref.WeakValueDictionary[tuple[int, int], MissingSegment] = (
             weakref.WeakValueDictionary()
@@ -78,15 +78,15 @@ class TieredLog:
 
     @property
     def end_offset(self) -> int:
-        """The offset after the last one that is copied; 0 if there is none."""
+        """The offset after the last copied offset; 0 if nothing is copied."""
         copied = self.finished()
         return copied[-1].end_offset + 1 if copied else 0
 
     def segments_between(self, log_start_offset: int, offset: int) -> list[Segment]:
-        """Return the segments with records in [log_start_offset, offset); those that begin before `offset`.
+        """Return the remote segments that begin before `offset` and end at or after `log_start_offset`.
 
-        What is missing before one of them, from `begin` on, or between the last one and `offset`, is a
-        `MissingSegment`.
+        If `begin` is known, a `MissingSegment` fills each gap up to `offset`. With `begin` 0, `offset` 30 and the
+        copies [0, 10) and [20, 30), one fills [10, 20).
         """
         found: list[Segment] = []
         end = None if self.begin is None else max(self.begin, log_start_offset)
@@ -112,7 +112,7 @@ class TieredLog:
             return missing
 
     def copies_of(self, segments: Sequence[Segment]) -> list[Segment]:
-        """Return the copies of the first of `segments`, up to the first one that is not copied."""
+        """Return the remote copies of `segments`, in order; end before the first segment without a copy."""
         copied = {each.start_offset: each for each in self.finished()}
         found: list[Segment] = []
         for segment in segments:
@@ -152,7 +152,7 @@ class TieredLogs:
     ) -> None:
         """Make the tiered partitions of a store; nothing is read or requested yet.
 
-        `create` creates a partition of `__remote_log_metadata`.
+        `create` is called with the name of a missing partition of `__remote_log_metadata`, creates it and returns it.
         """
         self._registry = registry
         self.metadata = RemoteLogMetadata(registry, create)
@@ -171,8 +171,8 @@ class TieredLogs:
     def of(self, partition: Log) -> TieredLog | None:
         """Return the remote part of a partition; None if its topic is not tiered.
 
-        In a store that is read only and has no settings of the topic, remote segments show that it is. Raises
-        `InvalidStore` if there is no `remote.storage.url`, and the errors of the metadata.
+        A read-only store may lack the topic's settings: then the topic counts as tiered if it has remote segments.
+        Raises `InvalidStore` if there is no `remote.storage.url`, and the errors of the metadata.
         """
         if partition.topic == TOPIC or partition.disk.is_remote:
             return None
@@ -194,11 +194,11 @@ class TieredLogs:
             return self._logs.setdefault(named, TieredLog(named, self.metadata, disk, disk.root))
 
     def known(self, partition: RemotePartition) -> TieredLog | None:
-        """Return the remote part of a partition that somebody has used."""
+        """Return the remote part of a partition if `of` has returned it before, or else None."""
         return self._logs.get(partition)
 
     def disk(self) -> TieredDisk:
-        """Return the disk of the bucket. Raises `InvalidStore` if it is not set."""
+        """Return the disk of the bucket. Raises `InvalidStore` if `remote.storage.url` names no bucket."""
         with self._lock:
             if self._disk is None:
                 from logfs.log.remote.tiered_disk import TieredDisk
@@ -237,14 +237,14 @@ class TieredLogs:
     ) -> None:
         """Let the log of a partition that was just loaded begin with its remote segments, if it has any.
 
-        `log_start_offset` is that of the checkpoint. The log begins there or, if that is later, where its first
-        leader epoch does: what is missing of it then is an error to readers. That is unknown in a broker's directory,
-        because a broker writes its epochs later. It is unknown in a live one, which may drop segments after the
-        checkpoint was read, unless the descriptions of the partition are missing altogether.
+        `log_start_offset` is the one in the checkpoint. The log begins at this offset, or at that of its first leader
+        epoch if that is higher; readers get an error for segments that are missing after it. The begin is unknown in
+        a broker's directory, because a broker writes its epochs later. It is also unknown in a live directory, which
+        may drop segments after the checkpoint was read, unless the partition's metadata partition does not exist.
 
-        Raises what `of` raises, and `Corrupt` in a store that writes if the local log ends before the end of its
-        copies: it would assign their offsets again. In a broker's directory the copies may be of another replica,
-        which is ahead.
+        Raises the errors of `of`. In a store that writes, raises `Corrupt` if the local log ends before its copies
+        do: appends would assign the copied offsets again. In a broker's directory, the copies may also be those
+        of another replica, which is ahead.
         """
         log = self.of(partition)
         if isinstance(partition, ReadOnlyPartition) and partition.topic != TOPIC:
@@ -264,10 +264,11 @@ class TieredLogs:
         partition.attach_remote(remote, log_start_offset)
 
     def _between(self, partition: Log, log_start_offset: int, offset: int) -> Sequence[Segment]:
-        """Do as `TieredLog.segments_between`, also for a topic that has become tiered since it was loaded.
+        """Return `TieredLog.segments_between`, also for a topic that has become tiered since it was loaded.
 
-        Local segments are listed already. What a writer has dropped because the log start has passed it need not be
-        copied; the checkpoint tells that by now, and may not have when `log_start_offset` was read.
+        Called after the local segments were listed. The log start may have advanced since `log_start_offset` was
+        read, and a writer may have dropped segments below it. So it is read again from the checkpoint, and segments
+        below it do not count as missing.
         """
         log = self.of(partition)
         if log is None:
@@ -293,6 +294,6 @@ class TieredLogs:
             self.metadata.mark_deleted(RemotePartition(topic_id, topic, int(number)))
 
     def release(self) -> None:
-        """Close what reads have kept open, at the end of a store."""
+        """Close what reads of the bucket have kept open. Called when the store is closed."""
         if self._disk is not None:
             self._disk.release()
