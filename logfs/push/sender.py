@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
-from logfs.cluster.cluster import NONE, Wanted
+from logfs.cluster.cluster import NONE, OFFSET_OUT_OF_RANGE, Wanted
 from logfs.cluster.library import describe_error, error_name, may_pass
 from logfs.errors import ClusterError
 
@@ -136,7 +136,10 @@ class Sender:
         return node, epoch
 
     def last_batch(self, place: Place, end: int) -> bytes:
-        """Return the batch before `end` in the log and what follows it; empty if the broker answers with an error."""
+        """Return the batch before `end` in the log and what follows it; empty if the batch was deleted.
+
+        Raises `ClusterError` if the broker answers with another error.
+        """
 
         def fetch(cluster: Cluster) -> Fetched:
             self._find_leaders()
@@ -145,7 +148,10 @@ class Sender:
             return found
 
         found = self.ask(fetch)
-        return found.records if found.error == NONE else b""
+        if found.error not in (NONE, OFFSET_OUT_OF_RANGE):
+            what = f"{place[0]}-{place[1]}: the batch before offset {end} cannot be read"
+            raise ClusterError(f"{self.cluster.servers}: {what}: {error_name(found.error)}")
+        return found.records
 
     def _reconnect(self) -> None:
         """Connect anew: after all brokers were away, the client does not find the cluster again."""

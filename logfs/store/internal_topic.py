@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from logfs.errors import Corrupt, InvalidStore, PartitionFailed
+from logfs.errors import Corrupt, InvalidStore, PartitionExists, PartitionFailed
 from logfs.log.segment.batch_iterator import DamagedRange
 from logfs.store.directory.log_dir import STORE_DIRS
 
@@ -105,7 +106,9 @@ class InternalTopic:
             if self._count_setting not in settings.broker_overrides:
                 # Store the number first: with this partition, the existing ones may show another number.
                 settings.set_broker(self._count_setting, str(self.partition_count()))
-            self._create(name)
+            with suppress(PartitionExists):
+                # Another thread may have created it meanwhile.
+                self._create(name)
         self.check_online(name)
         return registry.writable(name)
 

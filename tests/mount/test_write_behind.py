@@ -21,6 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from logfs.mount.write_behind.stream import LONGEST_LINE, Stream
+from logfs.store.store import Store
 from tests.mount.test_container import NOBODY, Container
 from tests.support.mounts import Mount, clear, is_mounted, refuses
 from tests.support.processes import Threads, run, wait_for
@@ -218,6 +219,22 @@ def test_envelopes(pair: Pair) -> None:
 def lines_of_json(directory: Path) -> list[bytes]:
     """Return the envelopes of a partition."""
     return (directory / "records.jsonl").read_bytes().splitlines()
+
+
+def test_an_offline_partition_leaves_the_others_listed(tmp_path: Path) -> None:
+    """A partition that cannot be loaded is EIO in the main mount; the write-behind mount lists the others."""
+    with Store(tmp_path / "log") as store:
+        store.create("good-0")
+    broken = tmp_path / "log/broken-0/00000000000000000000.log"
+    broken.parent.mkdir()
+    broken.symlink_to("/etc/passwd")
+    with make(tmp_path, LINGER_MS) as mounts:
+        assert "broken-0" in os.listdir(mounts.store.path)
+        assert os.listdir(mounts.behind.path) == [".logfs", "good-0"]
+        with (mounts.behind.path / "good-0/append").open("ab") as file:
+            file.write(b"line\n")
+            os.fsync(file.fileno())
+        assert lines_of(mounts.store.path / "good-0") == [b"line"]
 
 
 def test_unfinished_lines(patient: Pair) -> None:

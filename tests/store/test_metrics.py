@@ -20,6 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from logfs.errors import Corrupt
 from logfs.format.batches.record import Record
 from logfs.log.disk.latency_histogram import LatencyHistogram
+from logfs.store.directory.log_dir import CLEAN_SHUTDOWN
 from logfs.store.observe.metrics import GAUGE, Family, Sample, metrics, render
 from logfs.store.store import Store
 from tests.support.processes import wait_for
@@ -268,6 +269,28 @@ def test_the_totals_of_a_recovery(busy: Store, log_dir: Path, clock: Clock) -> N
         assert found("logfs_recovered_bytes") == size
         assert found("logfs_loading_seconds") > 0
         assert found("kafka_log_logmanager_remaininglogstorecover", logdirectory=str(log_dir)) == 0
+
+
+def test_what_remains_to_be_recovered(busy: Store, log_dir: Path, clock: Clock) -> None:
+    """A store that loads its partitions later tells how many logs and segments it has not recovered yet."""
+    segments = sum(len(partition.segments) for partition in busy.registry.partitions.values())
+    logs = len(busy)
+    busy.close()
+    prefix = "kafka_log_logmanager_remaining"
+
+    def remaining(store: Store) -> tuple[float, float]:
+        found = scrape(store)
+        names = (f"{prefix}logstorecover", f"{prefix}segmentstorecover")
+        logs, segments = (found(name, logdirectory=str(log_dir)) for name in names)
+        return logs, segments
+
+    with Store(log_dir, clock=clock, lazy=True) as store:
+        assert remaining(store) == (0, 0)
+    (log_dir / CLEAN_SHUTDOWN).unlink()
+    with Store(log_dir, clock=clock, lazy=True) as store:
+        assert remaining(store) == (logs, segments)
+        store.load_all()
+        assert remaining(store) == (0, 0)
 
 
 def test_the_progress_of_background_operations(busy: Store) -> None:

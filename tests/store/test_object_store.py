@@ -194,6 +194,11 @@ def test_credentials_come_from_the_usual_files(
     files[1].write_text(f"[profile work]\nregion = eu-west-1\nendpoint_url = {server.endpoint}\n")
     with open_bucket() as remote:
         assert list(remote) == ["orders-0"]
+    # As in Amazon's own tools, a variable overrides the file.
+    files[1].write_text("[profile work]\nregion = eu-west-1\nendpoint_url = http://127.0.0.1:9\n")
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", server.endpoint)
+    with open_bucket() as remote:
+        assert list(remote) == ["orders-0"]
     files[0].write_text("hidden")
     with pytest.raises(InvalidStore, match="not a file of profiles") as error:
         open_bucket()

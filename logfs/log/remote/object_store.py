@@ -314,11 +314,8 @@ def _make(module: Any, place: BucketPath) -> Any:
     config: dict[str, str] = {}
     if place.scheme == "s3":
         config = _aws_config()
-        endpoint = config.get("endpoint") or _environment("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
         # An endpoint that is configured with http:// is used without TLS.
-        options["allow_http"] = endpoint.startswith("http://")
-        if endpoint:
-            config["endpoint"] = endpoint
+        options["allow_http"] = config.get("endpoint", "").startswith("http://")
     options |= {
         "timeout": timedelta(seconds=_REQUEST_SECONDS),
         "connect_timeout": timedelta(seconds=_CONNECT_SECONDS),
@@ -340,7 +337,7 @@ def _environment(*variables: str) -> str:
 
 
 def _aws_config() -> dict[str, str]:
-    """Return the options of `AWS_PROFILE` in Amazon's files; the environment overrides their keys and region."""
+    """Return the options of `AWS_PROFILE` in Amazon's files; the environment overrides keys, region and endpoint."""
     profile = _environment("AWS_PROFILE", "AWS_DEFAULT_PROFILE") or "default"
     has_keys = bool(_environment("AWS_ACCESS_KEY_ID"))
     config: dict[str, str] = {}
@@ -364,8 +361,13 @@ def _aws_config() -> dict[str, str]:
         # A key of the environment does not go with a secret of the file.
         for option in ("access_key_id", "secret_access_key", "session_token"):
             config.pop(option, None)
-    region = _environment("AWS_REGION", "AWS_DEFAULT_REGION")
-    return config | ({"region": region} if region else {})
+    for option, found in (
+        ("region", _environment("AWS_REGION", "AWS_DEFAULT_REGION")),
+        ("endpoint", _environment("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")),
+    ):
+        if found:
+            config[option] = found
+    return config
 
 
 def _stored(found: Any) -> StoredObject:

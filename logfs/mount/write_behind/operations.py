@@ -248,9 +248,10 @@ class WriteBehindOperations(Handlers[_Node]):
         for name in self._names(node):
             try:
                 children.append(self._find(node, name))
-            except FileNotFoundError:
-                # The partition was deleted after the listing.
-                continue
+            except OSError as error:
+                # The partition was deleted after the listing, or is offline and takes no appends.
+                if error.errno not in (errno.ENOENT, errno.EIO):
+                    raise
         return children
 
     async def releasedir(self, fh: int) -> None:

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import os
 import resource
+from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.errors import LogfsError
+from logfs.format.base import names
 from logfs.store.maintenance.retention import RetentionCause
 
 if TYPE_CHECKING:
@@ -385,13 +388,10 @@ def _directories(store: Store) -> Iterator[Family]:
         "Bytes of the partitions that are no longer compacted because of an error.",
         {path: sum(p.size_bytes for p in found) for path, found in at_home.items()},
     )
-    # Always 0, for dashboards. `logfs_partitions_unloaded` counts the partitions that may still need recovery.
-    text = "Logs that remain to be recovered."
-    yield each("kafka_log_logmanager_remaininglogstorecover", text, dict.fromkeys(directories, 0))
-    text = "Segments that remain to be recovered."
-    yield each(
-        "kafka_log_logmanager_remainingsegmentstorecover", text, dict.fromkeys(directories, 0)
-    )
+    prefix = "kafka_log_logmanager_remaining"
+    logs, segments = _remaining(store)
+    yield each(f"{prefix}logstorecover", "Logs that remain to be recovered.", logs)
+    yield each(f"{prefix}segmentstorecover", "Segments that remain to be recovered.", segments)
     free, size = {}, {}
     for path in directories:
         try:
@@ -422,6 +422,20 @@ def _directories(store: Store) -> Iterator[Family]:
     )
     text = "Partitions that are neither loaded nor offline yet; they have no other metrics."
     yield _single("logfs_partitions_unloaded", GAUGE, text, len(store.registry.unloaded))
+
+
+def _remaining(store: Store) -> tuple[Counter[str], Counter[str]]:
+    """Return how many logs, and .log files of them, are still to be recovered in each log directory."""
+    logs = Counter(dict.fromkeys((str(log_dir.path) for log_dir in store.log_dirs), 0))
+    segments = logs.copy()
+    for unloaded in list(store.registry.unloaded.values()):
+        log_dir = unloaded.log_dir
+        if not (log_dir.clean or log_dir.live):
+            logs[str(log_dir.path)] += 1
+            with suppress(LogfsError, OSError):
+                files = log_dir.disk.scan(unloaded.path)
+                segments[str(log_dir.path)] += sum(file.name.endswith(names.LOG) for file in files)
+    return logs, segments
 
 
 def _upkeep(store: Store) -> Iterator[Family]:
