@@ -340,7 +340,7 @@ def test_wrong_objects_are_errors_that_name_them(put: Put, partition: Path, plac
     with open_bucket(place) as remote:
         orders = remote["orders-0"]
         wrong = [orders.segments[number].base_offset for number in (1, 2, 3)]
-        for offset, what in zip(wrong, ("rsm-manifest", "encryption", "ends after"), strict=True):
+        for offset, what in zip(wrong, ("rsm-manifest", "encryption", "too short"), strict=True):
             with pytest.raises(LogfsError, match=what):
                 list(orders.read(offset))
         assert list(orders.read(orders.segments[4].base_offset))[-1].offset == RECORDS - 1
