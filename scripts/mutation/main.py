@@ -100,6 +100,10 @@ def run(mutant: Mutant, clone: Path) -> str:
                     timeout=4 * MOST_SECONDS,
                     check=False,
                 )
+                if done.returncode > 1:
+                    # The mutant cannot be imported, or the tests cannot be run at all.
+                    path.write_text(source)
+                    subprocess.run(done.args, cwd=clone, env=environment, check=True)
                 if done.returncode:
                     return "killed"
         return "survived"

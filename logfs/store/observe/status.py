@@ -112,7 +112,7 @@ def first_timestamp(partition: Log) -> int:
     try:
         offset = partition.first_offset_from(partition.log_start_offset)
         record = None if offset is None else partition.record(offset)
-    except LogfsError:
+    except (LogfsError, OSError):
         return -1
     return -1 if record is None or record.timestamp is None else record.timestamp
 
