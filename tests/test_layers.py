@@ -292,10 +292,12 @@ HEAVY = {"numba", "trio", "pyfuse3", "pyspark", "pyarrow"}
         ),
         ("import logfs.store.store", HEAVY),
         ("import logfs; logfs.open, logfs.Store, logfs.Record", HEAVY),
+        # Spark starts several Python processes to plan one query.
+        ("import logfs.spark.source", {"numba", "trio", "pyfuse3"}),
     ],
 )
 def test_imports_are_cheap(code: str, forbidden: set[str]) -> None:
-    """Importing the package, the command line or the engine loads no numba, no FUSE and no Spark."""
+    """Importing the package, the command line, the engine or the data source loads nothing that it seldom needs."""
     assert not loaded_by(code) & forbidden
 
 

@@ -19,13 +19,13 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from logfs.format.encoding.arrow_layout import GatheredField, gather, gather_headers
 from logfs.spark.known_names import unknown_column
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from logfs.format.batches.columns import Columns
+    from logfs.format.encoding.arrow_layout import GatheredField
 
     Maker = Callable[[pa.DataType], pa.Array]
 
@@ -111,6 +111,7 @@ class BatchMaker:
         `Corrupt` for malformed headers.
         """
         from logfs.format.batches.columns import concatenate
+        from logfs.format.encoding.arrow_layout import gather
 
         counts = [len(run.columns) for run in runs]
         # Called only if the schema has a column of bytes (key, value or headers); then called once.
@@ -225,6 +226,8 @@ def _timestamp_type(columns: Columns) -> int:
 
 def _headers(columns: Columns, kind: pa.DataType) -> pa.Array:
     """Return a list of (key, value) for each row. As in Spark's Kafka source, a row without headers is null."""
+    from logfs.format.encoding.arrow_layout import gather_headers
+
     count = len(columns)
     offsets, keys, values = gather_headers(columns)
     none = columns.header_counts == 0

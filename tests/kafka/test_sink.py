@@ -18,7 +18,8 @@ from tests.support.stores import assert_clean
 pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 pytest.importorskip("pyspark", reason="pyspark is not installed")
 
-from logfs.spark.sink.staging import StagingTask, planned_partitions  # noqa: E402
+from logfs.spark.sink.partitions import planned_partitions  # noqa: E402
+from logfs.spark.sink.staging import StagingTask  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable

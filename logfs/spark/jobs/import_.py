@@ -24,7 +24,8 @@ from logfs.spark.jobs.import_parquet import ParquetFormat
 from logfs.spark.jobs.import_splits import find_files, in_order, merged
 from logfs.spark.jobs.job_runner import TASK_BYTES, WorkItem, run
 from logfs.spark.jobs.selection import log_dirs
-from logfs.spark.sink.staging import StagingTask, check_staged, partitions_in, planned_partitions
+from logfs.spark.sink.partitions import check_staged, partitions_in, planned_partitions
+from logfs.spark.sink.staging import StagingTask
 from logfs.spark.sink.writer import Staged
 from logfs.spark.splits import packed
 from logfs.spark.workers import NotOnHost, host
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from logfs.spark.jobs.import_splits import FileRange
     from logfs.spark.jobs.job_runner import Progress
     from logfs.spark.jobs.selection import Paths
-    from logfs.spark.sink.staging import PlannedPartitions
+    from logfs.spark.sink.partitions import PlannedPartitions
     from logfs.store.commits.commit import Committed
 
 _FORMS: dict[str, type[ImportFormat]] = {

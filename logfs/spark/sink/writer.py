@@ -23,7 +23,7 @@ from pyspark.sql.datasource import (
 from logfs.errors import CommitPending, LogfsError
 from logfs.spark import workers
 from logfs.spark.sink.options import WriteOptions, check_write_schema
-from logfs.spark.sink.staging import StagingTask, check_staged, planned_partitions
+from logfs.spark.sink.partitions import check_staged, planned_partitions
 from logfs.store.admin import commit_client
 from logfs.store.directory.recognition import check_log_dirs, log_dirs_of
 
@@ -84,6 +84,8 @@ class _Sink:
 
     @workers.short_errors()
     def _stage(self, batches: Iterator[pa.RecordBatch], writer: str, sequence: int) -> Staged:
+        from logfs.spark.sink.staging import StagingTask
+
         context = TaskContext.get()
         turn = sequence + (context.partitionId() if context is not None else 0)
         with workers.naming_host():
