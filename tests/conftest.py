@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 
-settings.register_profile("default", deadline=None, derandomize=True, max_examples=100)
+settings.register_profile("default", deadline=None, derandomize=True, max_examples=50)
+settings.register_profile("short", deadline=None, derandomize=True, max_examples=10)
 settings.register_profile("deep", deadline=None, max_examples=5000)
 settings.load_profile(os.environ.get("LOGFS_HYPOTHESIS", "default"))
 

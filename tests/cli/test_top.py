@@ -231,13 +231,13 @@ def test_status_of_a_mount_that_does_not_respond(
     """A mount that does not respond is reported, with exit code 1."""
     monkeypatch.setattr(mount_table, "PATIENCE_SECONDS", 1.0)
     assert mount.process is not None
-    mount.process.send_signal(signal.SIGSTOP)
+    mount.process.kill(signal.SIGSTOP)
     try:
         # The kernel answers from its caches for a while.
         time.sleep(2)
         assert main(["status", str(mount.path)]) == 1
     finally:
-        mount.process.send_signal(signal.SIGCONT)
+        mount.process.kill(signal.SIGCONT)
     assert capsys.readouterr().out == (
         f"{mount.path}: does not respond; its daemon is stopped or waiting for its disk\n"
     )

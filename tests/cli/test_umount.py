@@ -123,7 +123,7 @@ def test_a_mount_whose_daemon_is_stopped(make_mount: Callable[..., Mount], is_la
     mount = make_mount()
     mount.partition("orders-0")
     assert mount.process is not None
-    mount.process.send_signal(signal.SIGSTOP)
+    mount.process.kill(signal.SIGSTOP)
     words = [*LOGFS, "umount", *["-l"] * is_lazy, mount.path]
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
@@ -136,7 +136,7 @@ def test_a_mount_whose_daemon_is_stopped(make_mount: Callable[..., Mount], is_la
                 assert "its daemon does not respond" in process.stderr.readline()
                 assert process.poll() is None
         finally:
-            mount.process.send_signal(signal.SIGCONT)
+            mount.process.kill(signal.SIGCONT)
         assert process.wait(60) == 0
     assert mount.process.wait(60) == 0
     assert is_closed(mount)
@@ -150,9 +150,9 @@ def test_mounting_over_a_mount_whose_daemon_is_stopped(
     mount = make_mount()
     (tmp_path / "other").mkdir()
     assert mount.process is not None
-    mount.process.send_signal(signal.SIGSTOP)
+    mount.process.kill(signal.SIGSTOP)
     try:
         with pytest.raises(InvalidStore, match="logfs is already mounted here"):
             check_paths(MountOptions(log_dirs=[tmp_path / "other"], mountpoint=mount.path))
     finally:
-        mount.process.send_signal(signal.SIGCONT)
+        mount.process.kill(signal.SIGCONT)

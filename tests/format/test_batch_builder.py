@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from logfs.errors import RecordTooLarge
@@ -20,6 +20,7 @@ from logfs.format.encoding.batch_builder import (
     offset_digits,
 )
 from logfs.format.text.rendering import measure
+from tests.support.examples import examples
 
 NOW = 1_700_000_000_000
 HEADERS = st.lists(st.tuples(st.text(max_size=6), st.none() | st.binary(max_size=9)), max_size=3)
@@ -70,7 +71,7 @@ def joined(lines: list[bytes]) -> bytes:
 
 
 @given(LINES, FORMATS)
-@settings(max_examples=300)
+@examples(3)
 def test_lines_become_valid_batches_in_order(lines: list[bytes], form: BatchFormat) -> None:
     """Each line becomes a value, every batch is within the limit, and building stops before a line too large."""
     built = build_lines(joined(lines), form, NOW)
@@ -89,7 +90,7 @@ def test_lines_become_valid_batches_in_order(lines: list[bytes], form: BatchForm
 
 
 @given(LINES, FORMATS)
-@settings(max_examples=200)
+@examples(2)
 def test_lines_and_records_make_the_same_batches(lines: list[bytes], form: BatchFormat) -> None:
     """`build_lines` and `build_records` make the same bytes and text sizes, and stop at the same line."""
     bulk = build_lines(joined(lines), form, NOW)
@@ -102,7 +103,7 @@ def test_lines_and_records_make_the_same_batches(lines: list[bytes], form: Batch
 
 
 @given(RECORDS, FORMATS)
-@settings(max_examples=300)
+@examples(3)
 def test_records_become_valid_batches_in_order(records: list[Record], form: BatchFormat) -> None:
     """Records keep their keys, headers and timestamps; those before one that is too large are built."""
     built = build_records(records, form, NOW)

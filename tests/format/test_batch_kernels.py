@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from crc32c import crc32c
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from logfs.errors import Corrupt
@@ -39,6 +39,7 @@ from logfs.format.batches.record import (
 from logfs.format.encoding.batch_builder import BatchFormat, build_records, line_ends
 from logfs.format.kernels import batch_kernels, json_kernels
 from logfs.format.text import envelope
+from tests.support.examples import examples
 
 GUARD = 64
 HOSTILE = [
@@ -244,7 +245,7 @@ def test_second_bytes_of_characters_are_validated_as_in_python(first: int) -> No
 
 
 @given(ANY_BYTES)
-@settings(max_examples=300)
+@examples(3)
 def test_any_bytes_are_the_same_json(data: bytes) -> None:
     """The size and the bytes of a JSON string equal those of `envelope.text`, for any bytes."""
     check_text(data)
@@ -256,7 +257,7 @@ def test_any_bytes_are_the_same_json(data: bytes) -> None:
 @given(
     st.binary(max_size=80) | st.text("a\n\x0b\x8a", max_size=80).map(str.encode), st.integers(0, 8)
 )
-@settings(max_examples=300)
+@examples(3)
 def test_newlines_are_found_as_a_comparison_finds_them(data: bytes, start: int) -> None:
     """The kernel finds the positions of all newlines, and no others, wherever in memory the bytes begin."""
     array = guarded(bytes(start) + data)[0][start:]
@@ -289,7 +290,7 @@ def plain_lines(
     ),
     st.data(),
 )
-@settings(max_examples=200)
+@examples(2)
 def test_lines_are_encoded_as_the_plain_loop_does(lines: list[bytes], data: st.DataObject) -> None:
     """The kernel gives the same records, count, end and JSON size as a loop of `encode_record`, at any limit."""
     text = b"".join(line + b"\n" for line in lines)
@@ -362,7 +363,7 @@ def test_records_are_decoded_as_the_plain_decoder_does(
 
 
 @given(RECORDS, st.data())
-@settings(max_examples=400)
+@examples(4)
 def test_damaged_records_get_the_same_verdict(records: list[Record], data: st.DataObject) -> None:
     """Records with changed, cut or added bytes or a wrong count are refused by both decoders, or read alike."""
     raw = bytearray(payload(records, 0))
@@ -377,7 +378,7 @@ def test_damaged_records_get_the_same_verdict(records: list[Record], data: st.Da
 
 
 @given(st.binary(max_size=60), st.integers(0, 4))
-@settings(max_examples=300)
+@examples(3)
 def test_random_bytes_get_the_same_verdict(data: bytes, count: int) -> None:
     """Random bytes are refused by both decoders, or read alike by both."""
     check_same_verdict(data, count)
@@ -487,7 +488,7 @@ def test_values_are_written_as_lines(records: list[Record]) -> None:
 
 
 @given(RECORDS, st.sampled_from(TimestampType), st.binary(max_size=30))
-@settings(max_examples=300)
+@examples(3)
 def test_envelopes_are_written_as_the_plain_ones(
     records: list[Record], kind: TimestampType, prefix: bytes
 ) -> None:
@@ -573,7 +574,7 @@ def batches(records: list[Record], base: int, limit: int, step: int = 0) -> byte
 
 
 @given(RECORDS, st.integers(75, 400), st.sampled_from([0, 0, 3]), st.booleans(), st.data())
-@settings(max_examples=300)
+@examples(3)
 def test_batches_are_scanned_as_the_plain_loop_does(
     records: list[Record], limit: int, step: int, gaps: bool, data: st.DataObject
 ) -> None:

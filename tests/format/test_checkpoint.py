@@ -7,7 +7,7 @@ import uuid
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from logfs.errors import Corrupt
@@ -30,6 +30,7 @@ from logfs.format.files.checkpoint import (
     text_to_uuid,
     uuid_to_text,
 )
+from tests.support.examples import examples
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,7 +52,7 @@ texts = st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from(" \t\
 
 
 @given(st.sampled_from(PARSERS), st.binary(max_size=60) | texts.map(str.encode))
-@settings(max_examples=200)
+@examples(2)
 def test_any_bytes_are_read_or_corrupt(parse: Callable[[bytes], object], data: bytes) -> None:
     """Each parser reads random bytes or raises `Corrupt`, and no other error."""
     try:
@@ -73,7 +74,7 @@ def test_checkpoints_are_kafkas_bytes() -> None:
 
 
 @given(st.dictionaries(st.builds(TopicPartition, topics, int31), int63, max_size=5))
-@settings(max_examples=100)
+@examples(1)
 def test_offsets_round_trip(offsets: dict[TopicPartition, int]) -> None:
     """Offsets are read as they were written, and the order of the entries does not change the file."""
     data = format_offsets(offsets)
@@ -82,7 +83,7 @@ def test_offsets_round_trip(offsets: dict[TopicPartition, int]) -> None:
 
 
 @given(st.lists(st.tuples(int31, int63), max_size=5))
-@settings(max_examples=100)
+@examples(1)
 def test_epochs_round_trip(epochs: list[tuple[int, int]]) -> None:
     """Epochs are read as they were written, in the same order."""
     assert parse_epochs(format_epochs(epochs)) == epochs
@@ -154,7 +155,7 @@ def test_uuid_text_is_kafkas() -> None:
 
 
 @given(st.uuids())
-@settings(max_examples=100)
+@examples(1)
 def test_uuids_round_trip(value: uuid.UUID) -> None:
     """An id is read as it was written."""
     assert text_to_uuid(uuid_to_text(value)) == value
@@ -253,7 +254,7 @@ def test_javas_meta_properties_are_read() -> None:
 
 
 @given(st.dictionaries(texts, texts, max_size=4))
-@settings(max_examples=200)
+@examples(2)
 def test_properties_round_trip(properties: dict[str, str]) -> None:
     """Keys and values of any characters are read as they were written."""
     assert parse_properties(format_meta_properties(properties)) == properties

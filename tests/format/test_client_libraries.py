@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from logfs.format.batches.batch import Batch, assign_offset
@@ -13,6 +13,7 @@ from logfs.format.batches.compression import Codec
 from logfs.format.batches.record import Record, TimestampType
 from logfs.format.encoding.batch_builder import BatchFormat, build_lines, build_records
 from tests.support.batches import Batches
+from tests.support.examples import examples
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -90,7 +91,7 @@ def test_every_codec_has_an_oracle() -> None:
 @pytest.mark.parametrize(("name", "codec"), CASES)
 @pytest.mark.parametrize("late", [False, True])
 @given(records=RECORDS)
-@settings(max_examples=25)
+@examples(0.25)
 def test_client_libraries_read_our_batches(
     name: str, codec: Codec, late: bool, records: list[Record]
 ) -> None:
@@ -147,7 +148,7 @@ def test_client_libraries_read_batches_of_lines(name: str, codec: Codec) -> None
 
 @pytest.mark.parametrize(("name", "codec"), CASES)
 @given(records=RECORDS)
-@settings(max_examples=25)
+@examples(0.25)
 def test_batches_of_client_libraries_are_read(
     name: str, codec: Codec, records: list[Record]
 ) -> None:

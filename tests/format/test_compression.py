@@ -12,12 +12,13 @@ import cramjam
 import lz4.frame
 import pytest
 import zstandard
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from logfs.errors import Corrupt, InvalidSetting
 from logfs.format.batches import compression
 from logfs.format.batches.compression import DEFAULT_LIMIT, Codec, compress, decompress
+from tests.support.examples import examples
 
 MIB = 1024 * 1024
 COMPRESSED = [Codec.GZIP, Codec.SNAPPY, Codec.LZ4, Codec.ZSTD]
@@ -58,7 +59,7 @@ payloads = st.one_of(
 
 
 @given(st.sampled_from(Codec), payloads)
-@settings(max_examples=150, deadline=None)
+@examples(1.5)
 def test_compressed_data_round_trips(codec: Codec, data: bytes) -> None:
     """Every codec decompresses its stream to the original data, within a limit of exactly that size."""
     assert decompress(codec, compress(codec, data), limit=len(data)) == data
@@ -130,7 +131,7 @@ def test_bytes_after_a_stream_are_corrupt(codec: Codec, garbage: bytes) -> None:
 
 
 @given(st.sampled_from(COMPRESSED), st.binary(max_size=200), st.integers(0, 300))
-@settings(max_examples=200, deadline=None)
+@examples(2)
 def test_any_bytes_are_read_or_corrupt(codec: Codec, data: bytes, limit: int) -> None:
     """Random bytes give output within the limit or raise `Corrupt`, and no other error."""
     try:
@@ -143,7 +144,7 @@ def test_any_bytes_are_read_or_corrupt(codec: Codec, data: bytes, limit: int) ->
     st.sampled_from(COMPRESSED),
     st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), min_size=1, max_size=4),
 )
-@settings(max_examples=200, deadline=None)
+@examples(2)
 def test_damaged_streams_are_read_or_corrupt(codec: Codec, damage: list[tuple[int, int]]) -> None:
     """A stream with changed bytes gives output within the limit or raises `Corrupt`, and no other error."""
     stream = bytearray.fromhex(GOLDEN[codec])

@@ -5,11 +5,12 @@ from __future__ import annotations
 import struct
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from logfs.errors import Corrupt
 from logfs.format.messages.control import ControlType, EndTransactionMarker, parse_control_key
+from tests.support.examples import examples
 
 # The keys and values of the golden vectors E-abort and E-commit (kafka-storage 16).
 GOLDEN = [
@@ -76,7 +77,7 @@ def test_only_two_types_end_a_transaction() -> None:
 
 
 @given(st.binary(max_size=12), st.binary(max_size=12))
-@settings(max_examples=100)
+@examples(1)
 def test_any_bytes_are_read_or_corrupt(key: bytes, value: bytes) -> None:
     """Random keys and values are parsed as a marker or raise `Corrupt`, and no other error."""
     try:

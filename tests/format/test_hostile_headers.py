@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from logfs.errors import Corrupt
@@ -31,6 +31,7 @@ from logfs.log.compaction.offset_map import OffsetMap
 from logfs.log.compaction.record_filter import CleanedTransactions, FilterRules, RecordFilter
 from logfs.log.read.key_tables import MemoryTable
 from logfs.log.segment import batch_scanner
+from tests.support.examples import examples
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -164,7 +165,7 @@ def plain(batch: Batch) -> list[Record] | None:
 @example(one(2**63 - 1, 1))
 @example(one(-(2**63), -1, count=12))
 @example(one(0, -(2**63), base_offset=2**63 - 1, count=12))
-@settings(max_examples=400)
+@examples(4)
 def test_both_texts_equal_those_of_the_plain_decoder(data: bytes) -> None:
     """Lines and envelopes have the right sizes and bytes with any timestamps, deltas, counts and offsets."""
     batch = Batch.parse(data)
@@ -192,7 +193,7 @@ def test_both_texts_equal_those_of_the_plain_decoder(data: bytes) -> None:
 
 
 @given(batches(), INT64)
-@settings(max_examples=200)
+@examples(2)
 def test_a_record_is_found_alike_with_and_without_kernels(data: bytes, timestamp: int) -> None:
     """Lookups by offset and by time find the same with and without kernels, or both raise `Corrupt`."""
     batch = Batch.parse(data)
@@ -222,7 +223,7 @@ def test_a_record_is_found_alike_with_and_without_kernels(data: bytes, timestamp
 
 
 @given(st.lists(batches(), min_size=1, max_size=3), INT64, st.booleans())
-@settings(max_examples=300)
+@examples(3)
 def test_scanned_batches_go_through_every_kernel(
     many: list[bytes], first_offset: int, gaps: bool
 ) -> None:

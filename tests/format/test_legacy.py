@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import lz4.frame
 import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from logfs.errors import Corrupt
@@ -31,6 +31,7 @@ from logfs.store.directory.log_dir import CLEANER_OFFSETS
 from logfs.store.observe.check import Severity, check
 from logfs.store.store import Store
 from tests.support.command_line import call, ok
+from tests.support.examples import examples
 from tests.support.legacy_encoder import CREATE, LATE, NONE, Old, as_read, message, stored, wrapper
 from tests.support.partitions import log, raw_batch, raw_partition
 from tests.support.requirements import DEEP
@@ -146,7 +147,7 @@ def test_plain_messages(rows: list[Old], magic: int) -> None:
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize(("magic", "late"), [(0, -1), (1, -1), (1, T)])
 @given(rows=messages())
-@settings(max_examples=40)
+@examples(0.4)
 def test_wrappers(codec: Codec, magic: int, late: int, rows: list[Old]) -> None:
     """A wrapper gives its messages their offsets, with gaps, and its own time if the log set one."""
     batch = parse_batch(wrapper(magic, codec, rows, late=late))
@@ -280,7 +281,7 @@ def test_every_flip_and_every_cut_is_detected(data: bytes) -> None:
 
 
 @given(st.binary(max_size=120), st.sampled_from([0, 1]))
-@settings(max_examples=300)
+@examples(3)
 def test_any_bytes_are_a_batch_or_corrupt(noise: bytes, magic: int) -> None:
     """Any bytes, even under a valid CRC, raise no error but `Corrupt`."""
     for codec in range(8):
@@ -321,7 +322,7 @@ def ours(record: Record) -> tuple[object, ...]:
 
 @pytest.mark.parametrize(("library", "magic", "codec"), ORACLES)
 @given(rows=messages())
-@settings(max_examples=25)
+@examples(0.25)
 def test_client_libraries_read_the_same_records(
     library, magic: int, codec: Codec, rows: list[Old]
 ) -> None:
@@ -339,7 +340,7 @@ def test_client_libraries_read_the_same_records(
 
 @pytest.mark.parametrize(("library", "magic", "codec"), ORACLES)
 @given(rows=messages())
-@settings(max_examples=25)
+@examples(0.25)
 def test_messages_of_client_libraries_are_read(
     library, magic: int, codec: Codec, rows: list[Old]
 ) -> None:

@@ -7,7 +7,7 @@ import string
 import uuid
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from logfs.errors import InvalidName
@@ -24,6 +24,7 @@ from logfs.format.base.names import (
     parse_stem,
     stem,
 )
+from tests.support.examples import examples
 
 UUID_HEX = uuid.UUID(int=0x00112233445566778899AABBCCDDEEFF).hex
 topics = st.text(string.ascii_letters + string.digits + "._-", min_size=1, max_size=249).filter(
@@ -46,7 +47,7 @@ def test_stems_are_twenty_digits(offset: int, name: str) -> None:
 
 
 @given(st.integers(0, 2**63 - 1), st.sampled_from([".log", ".index.deleted", ".snapshot", ""]))
-@settings(max_examples=100)
+@examples(1)
 def test_stems_round_trip(offset: int, suffix: str) -> None:
     """The offset of a file name is read back from it, whatever the suffixes."""
     assert parse_stem(stem(offset) + suffix) == offset
@@ -133,7 +134,7 @@ def test_partitions_are_31_bit_numbers(number: int) -> None:
 
 
 @given(partitions)
-@settings(max_examples=100)
+@examples(1)
 def test_directories_round_trip(partition: TopicPartition) -> None:
     """The partition of a directory is read back from the directory's name."""
     assert parse_directory(partition.directory) == partition
@@ -141,7 +142,7 @@ def test_directories_round_trip(partition: TopicPartition) -> None:
 
 
 @given(st.text("ab-.01+ ٣", max_size=12))
-@settings(max_examples=200)
+@examples(2)
 def test_one_partition_has_one_directory(name: str) -> None:
     """Any text that is parsed as a partition is exactly the name of that partition's directory."""
     try:
@@ -214,7 +215,7 @@ def test_bad_directories_that_are_set_aside_are_invalid(name: str) -> None:
 
 
 @given(partitions)
-@settings(max_examples=100)
+@examples(1)
 def test_names_of_deleted_directories_fit_and_round_trip(partition: TopicPartition) -> None:
     """The name of a deleted directory has at most 255 characters; only a topic that is too long for that is cut."""
     name = deleted_directory(partition, UUID_HEX)

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 NAME = "orders-0"
 # Each segment has four files; there are descriptors for fewer than half of all files.
-SEGMENTS = 200
-DESCRIPTORS = 240
+SEGMENTS = 100
+DESCRIPTORS = 120
 
 
 def descriptors() -> int:

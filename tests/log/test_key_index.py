@@ -37,6 +37,7 @@ from logfs.store.observe.status import store_status
 from logfs.store.store import Store
 from tests.support.batches import Producer
 from tests.support.crashdisk import fast_directory
+from tests.support.examples import examples
 from tests.support.processes import Threads, run
 from tests.support.stores import Clock, assert_clean
 
@@ -775,4 +776,4 @@ class KeyMachine(RuleBasedStateMachine):
 
 _SMALLEST_BYTES = key_index.SMALLEST_BYTES
 TestKeyMachine = KeyMachine.TestCase
-TestKeyMachine.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestKeyMachine.settings = settings(examples(0.4), stateful_step_count=30)

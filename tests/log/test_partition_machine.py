@@ -25,6 +25,7 @@ from logfs.format.text import envelope
 from logfs.format.text.rendering import View
 from logfs.log.read.text_view import TextView, offset_of_last
 from logfs.store.store import Store
+from tests.support.examples import examples
 from tests.support.stores import Clock, assert_clean
 
 if TYPE_CHECKING:
@@ -281,9 +282,7 @@ class LogMachine(RuleBasedStateMachine):
         assert offset_of_last(self.log, count) == max(self.end - count, self.log_start)
 
 
-LogMachine.TestCase.settings = settings(
-    max_examples=settings().max_examples // 2, stateful_step_count=40, deadline=None
-)
+LogMachine.TestCase.settings = settings(examples(0.5), stateful_step_count=40)
 
 
 class TestLogMachine(LogMachine.TestCase):

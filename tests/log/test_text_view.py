@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from crc32c import crc32c
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from logfs.errors import OffsetOutOfRange
@@ -30,6 +30,7 @@ from logfs.log.segment.text_index import TextIndex
 from logfs.store.observe.check import check
 from logfs.store.store import Store
 from tests.support.batches import E_COMMIT
+from tests.support.examples import examples
 from tests.support.partitions import flip
 from tests.support.stores import set_topic
 
@@ -110,7 +111,7 @@ def test_the_size_is_that_of_the_text(both: tuple[TextView, bytes]) -> None:
 
 
 @given(st.data())
-@settings(max_examples=200)
+@examples(2)
 def test_any_read_agrees_with_the_joined_text(
     both: tuple[TextView, bytes], data: st.DataObject
 ) -> None:
@@ -122,7 +123,7 @@ def test_any_read_agrees_with_the_joined_text(
 
 
 @given(st.data())
-@settings(max_examples=100)
+@examples(1)
 def test_a_range_shows_exactly_its_records(readable: Partition, data: st.DataObject) -> None:
     """A view of [start, end) is the text of those records, wherever the range begins and ends."""
     records = list(readable.read())

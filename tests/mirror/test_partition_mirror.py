@@ -6,7 +6,7 @@ import shutil
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import logfs
@@ -19,6 +19,7 @@ from logfs.mount.nodes.offsets import first_offsets
 from logfs.store.store import Store
 from tests.mirror.fake_cluster import NODE, FakeCluster
 from tests.support.command_line import ok
+from tests.support.examples import examples
 from tests.support.partitions import offsets, raw_batch
 from tests.support.stores import Clock, assert_clean, set_topic
 
@@ -228,7 +229,7 @@ def write_as(partition: Partition, history: History, text: str) -> None:
             append_fetched(partition, raw_batch(values, base, epoch), source=source)
 
 
-@settings(max_examples=30)
+@examples(0.3)
 @given(shared=histories, ours=histories, theirs=histories)
 def test_two_histories_agree_again_where_they_differ(
     tmp_path_factory: pytest.TempPathFactory, shared: History, ours: History, theirs: History

@@ -79,7 +79,7 @@ def test_every_request_is_answered(tmp_path: Path, mode: str, isolation: str) ->
             store.topic(topic).create(2)
         change(store, 0)
     options = ["-o", f"{mode},isolation={isolation}"]
-    mount = Mount(tmp_path / "mnt", [log_dir], options, module=("tests.support.busy_mount",))
+    mount = Mount(tmp_path / "mnt", [log_dir], options, program=("tests.support.busy_mount",))
     with ExitStack() as stack:
         stack.callback(mount.stop)
         mount.start()

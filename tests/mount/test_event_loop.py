@@ -56,7 +56,7 @@ def test_no_request_keeps_the_event_loop(tmp_path: Path) -> None:
         store.create("packed-0")
         store.settings.set_topic("packed", "compression.type", "zstd")
     mount = Mount(
-        tmp_path / "mnt", [log_dir], module=("tests.support.step_watch", str(report))
+        tmp_path / "mnt", [log_dir], program=("tests.support.step_watch", str(report))
     ).start()
     try:
         status = mount.path / ".logfs/status.json"

@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from logfs.mount.write_behind.stream import LONGEST_LINE, Stream
 from logfs.store.store import Store
 from tests.mount.test_container import NOBODY, Container
+from tests.support.examples import examples
 from tests.support.mounts import Mount, clear, is_mounted, refuses
 from tests.support.processes import Threads, run, wait_for
 from tests.support.requirements import need_command, need_fuse, need_root
@@ -268,7 +269,7 @@ def test_the_shell(pair: Pair, tmp_path: Path) -> None:
     assert (directory / "records").read_bytes() == wanted
 
 
-@settings(max_examples=200, deadline=None)
+@examples(2)
 @given(
     st.lists(st.sampled_from([b"", b"a", b"bb", b"x" * 30, b"\xff"]), max_size=12),
     st.lists(st.integers(0, 80), max_size=20),
@@ -500,7 +501,7 @@ def test_a_synchronous_writer_after_a_refused_line(pair: Pair, flags: int, sync:
 
 
 @given(st.binary(max_size=300_000), st.integers(0, 310_000), st.integers(0, 70_000))
-@settings(max_examples=100, deadline=None)
+@examples(1)
 def test_accepted_bytes_can_be_read_again(data: bytes, position: int, size: int) -> None:
     """The kernel may drop a page and read it again: the last 64 KiB are kept, and bytes before them are zeros."""
     with tempfile.NamedTemporaryFile() as file:
@@ -608,7 +609,7 @@ def test_files_are_closed_while_the_mount_stops(own: Pair) -> None:
         for end in ends:
             os.write(end, b"x" * 99 + b"\n")
         assert own.behind.process is not None
-        own.behind.process.send_signal(signal.SIGTERM)
+        own.behind.process.kill(signal.SIGTERM)
         accepted = 0
         for end in ends:
             with suppress(OSError):
@@ -748,7 +749,7 @@ def test_the_tree(pair: Pair) -> None:
 def test_it_can_be_unmounted_right_after_a_close(own: Pair) -> None:
     """`umount` right after the last close is never busy, although rounds hold the mount for moments."""
     directory, behind = own.partition()
-    for n in range(25):
+    for n in range(10):
         (behind / "append").write_bytes(b"%d\n" % n)
         run(sys.executable, "-m", "logfs", "umount", own.behind.path)
         assert lines_of(directory)[-1] == b"%d" % n

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from logfs.format.batches.record import Record
@@ -26,6 +26,7 @@ import logfs.spark
 from logfs.spark.batch import FilteredReader
 from logfs.spark.source import LogfsDataSource
 from logfs.spark.splits import DataLoss
+from tests.support.examples import examples
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -186,7 +187,7 @@ def filters(draw: st.DrawFn) -> Filter:
     return Not(found) if draw(st.integers(0, 3)) == 0 else found
 
 
-@settings(max_examples=100, deadline=None)
+@examples(1)
 @given(st.lists(filters(), max_size=3))
 def test_any_filters_leave_the_rows_that_pass(
     logs: Path, everything: list[Row], wanted: list[Filter]

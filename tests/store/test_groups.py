@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import orjson
 import pytest
 from crc32c import crc32c
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import logfs
@@ -36,6 +36,7 @@ from logfs.store.commits.groups import TOPIC, GroupOffset, Groups, resolve_offse
 from logfs.store.directory.log_dir import STORE_DIRS, store_dirs
 from logfs.store.store import Store
 from tests.support.command_line import call, fails, ok
+from tests.support.examples import examples
 from tests.support.processes import run
 from tests.support.requirements import need_command, need_root
 from tests.support.stores import assert_clean
@@ -306,7 +307,7 @@ STEPS = st.one_of(
 
 
 @given(st.lists(STEPS, max_size=25))
-@settings(max_examples=15)
+@examples(0.15)
 def test_following_equals_reading_from_the_beginning(steps: list[tuple[str, str, int]]) -> None:
     """After any steps and reads, a follower has the offsets that a new reader has, and those of a model."""
     with TemporaryDirectory() as directory, Store(directory, clock=lambda: T) as store:

@@ -156,7 +156,7 @@ def test_a_write_that_is_repeated_has_appended_nothing(store: Store, name: str) 
     set_topic(store, "small", segment_bytes=4096, max_message_bytes=1024)
     store.create("small-0").append([b"x"])
     make, data = WRITES[name]
-    for _ in range(20):
+    for _ in range(10):
         for busy in (store.disk.naming, *(store[each].lock for each in sorted(store))):
             framer = make(store)
             before = {each: store[each].log_end_offset for each in store}

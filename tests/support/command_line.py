@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.system import spawner
+from tests.support import spawner
 
 if TYPE_CHECKING:
     import subprocess

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import signal
 import subprocess
-import sys
+import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -13,10 +13,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from logfs.store.directory.mount_table import mounts
+from tests.support import spawner
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
+
+    from tests.support.spawner import Child
 
 START_SECONDS = 60
 
@@ -35,18 +38,23 @@ def alone_with_mounts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
 
 @dataclass
 class Mount:
-    """A mount with a daemon of its own, run as `logfs mount -f`; `module` is the Python module that is run.
+    """A mount with a daemon of its own, run as `logfs mount -f`.
 
-    The locks of the daemon check their order, and the end of the daemon fails if one was broken.
+    `program` is a Python module and its first arguments, to run instead of `logfs`. The locks of the daemon check
+    their order, and the end of the daemon fails if one was broken.
     """
 
     path: Path
     log_dirs: list[Path]
     options: list[str] = field(default_factory=list)
     uid: int | None = None
-    module: Sequence[str] = ("tests.support.daemon",)
-    process: subprocess.Popen[bytes] | None = None
-    log: Path | None = None
+    program: Sequence[str] = ("logfs",)
+    process: Child | None = None
+
+    @property
+    def log(self) -> Path:
+        """The file of what the daemons of this mount have written to standard error."""
+        return self.path.with_name(self.path.name + ".log")
 
     def start(self) -> Mount:
         """Mount, and wait until the daemon reports that it is ready."""
@@ -55,19 +63,17 @@ class Mount:
         except FileExistsError:
             # It may be a dead mount, which the daemon must remove.
             pass
-        self.log = self.path.with_name(self.path.name + ".log")
-        command = [sys.executable, "-m", *self.module, "mount", "-f", *self.options]
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [*command, *map(str, self.log_dirs), str(self.path)],
-                stdout=subprocess.PIPE,
-                stderr=log,
-                user=self.uid,
-                group=self.uid,
-            )
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        assert line.endswith(b"ready\n"), f"no mount: {self.log.read_text()}"
+        output = self.path.with_name(self.path.name + ".out")
+        output.write_bytes(b"")
+        words = [*self.program, "mount", "-f", *self.options, *self.log_dirs, self.path]
+        self.process = spawner.shared().program(
+            *map(str, words), output=output, errors=self.log, user=self.uid
+        )
+        end = time.monotonic() + START_SECONDS
+        while not output.read_bytes().endswith(b"ready\n"):
+            ended = self.process.poll() is not None or time.monotonic() > end
+            assert not ended, f"no mount: {self.log.read_text()}"
+            time.sleep(0.003)
         return self
 
     def partition(self, name: str) -> Path:
@@ -91,8 +97,7 @@ class Mount:
         if self.process is None:
             self._clear()
             return
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
+        self.process.kill(signal.SIGTERM)
         self._reap()
         self._clear()
 
@@ -105,15 +110,11 @@ class Mount:
         assert self.process is not None
         try:
             self.process.wait(30)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        except TimeoutError:
             pytest.fail("the daemon did not end within 30 s")
         finally:
-            if self.process.stdout is not None:
-                self.process.stdout.close()
+            self.process.close()
             self.process = None
-        assert self.log is not None
         assert "WrongOrder" not in (found := self.log.read_text(errors="replace")), found
 
     def _clear(self) -> None:

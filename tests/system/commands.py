@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.system.spawner import Child, Spawner
+    from tests.support.spawner import Child, Spawner
 
 SYSCALLS = [
     *("rename", "ftruncate", "pwrite64", "fsync", "fdatasync", "unlink", "openat", "msync"),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.system.spawner import Spawner
+from tests.support.spawner import Spawner
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

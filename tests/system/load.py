@@ -1,6 +1,6 @@
 """Writers and other work on a log while it is killed: a commit, which has no command line, and load on a mount.
 
-All of it runs in processes of its own (`tests.system.spawner`), and the acknowledged data is in files when they end.
+All of it runs in processes of its own (`tests.support.spawner`), and the acknowledged data is in files when they end.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from logfs.format.batches.record import Record
     from logfs.log.read.read_committed import Isolation
-    from tests.system.spawner import Child, Spawner
+    from tests.support.spawner import Child, Spawner
 
 # How long a process that follows, or one that ends, may need.
 END_SECONDS = 20

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from tests.system.spawner import Child, Spawner
+    from tests.support.spawner import Child, Spawner
 
 READY_SECONDS = 60
 END_SECONDS = 30

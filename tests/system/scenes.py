@@ -21,7 +21,7 @@ from logfs.store.store import Store
 
 if TYPE_CHECKING:
     from logfs.log.append.partition import Partition
-    from tests.system.spawner import Spawner
+    from tests.support.spawner import Spawner
 
 NAMES = ("plain-0", "keys-0", "txn-0")
 # The timestamps of a scene are around `_NEW_MS` or, where retention by time must drop the records, `_OLD_MS`.

@@ -64,7 +64,7 @@ from tests.system.mounted_logs import END_SECONDS, MountedLogs, Shown, Tail, env
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tests.system.spawner import Spawner
+    from tests.support.spawner import Spawner
 
 STEPS = int(os.environ.get("LOGFS_EVERYTHING_MOUNTED_STEPS", "40"))
 SEED = int(os.environ.get("LOGFS_EVERYTHING_SEED", "0"))

@@ -163,8 +163,8 @@ def test_readers_see_only_bytes_of_the_log(mount: Mount, tmp_path: Path, load: i
 def test_the_campaign_catches_a_broken_mount(mutant: Callable[[], None], tmp_path: Path) -> None:
     """The campaign finds each seeded bug within `MUTANT_ROUNDS` rounds."""
     need_fuse()
-    module = ("tests.system.mutants", mutant.__name__)
-    mount = Mount(tmp_path / "mnt", [tmp_path / "log"], module=module)
+    program = ("tests.system.mutants", mutant.__name__)
+    mount = Mount(tmp_path / "mnt", [tmp_path / "log"], program=program)
     rng = random.Random(SEED)
     try:
         mount.start().partition("a-0")

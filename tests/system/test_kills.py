@@ -36,8 +36,8 @@ from tests.system.strace import Fault, Strace, need_strace
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tests.support.spawner import Spawner
     from tests.system.load import Acknowledged
-    from tests.system.spawner import Spawner
 
 KILLS = int(os.environ.get("LOGFS_KILLS", "18"))
 SEED = int(os.environ.get("LOGFS_KILLS_SEED", "1"))

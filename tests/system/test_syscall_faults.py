@@ -36,8 +36,8 @@ from tests.system.strace import Fault, Strace, need_strace
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tests.support.spawner import Spawner
     from tests.system.fault_script import Journal
-    from tests.system.spawner import Spawner
 
 RUNS = int(os.environ.get("LOGFS_SYSCALL_FAULTS", "6"))
 SEED = int(os.environ.get("LOGFS_SYSCALL_FAULTS_SEED", "1"))

@@ -3,7 +3,7 @@
 A child is a separate process, as `python -m logfs` would be, but starts without the second that the imports take. The
 server has one thread, so its children start from a clean state. They die with the server.
 
-As a program (`python -m tests.system.spawner`) this module is the server: requests and answers are lines of JSON on
+As a program (`python -m tests.support.spawner`) this module is the server: requests and answers are lines of JSON on
 standard input and output.
 """
 
@@ -16,6 +16,7 @@ import gc
 import importlib
 import json
 import os
+import runpy
 import select
 import shutil
 import signal
@@ -112,7 +113,7 @@ class Spawner:
         self._pids: dict[int, int] = {}
         self._rest = b""
         self._server = subprocess.Popen(
-            [sys.executable, "-m", "tests.system.spawner"],
+            [sys.executable, "-m", "tests.support.spawner"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=Path(__file__).parents[2],
@@ -153,10 +154,28 @@ class Spawner:
         told = [each if isinstance(each, int) else str(each) for each in arguments]
         return self._spawn({"call": function, "arguments": told}, hold=hold)
 
-    def _spawn(self, request: dict[str, Any], *, hold: bool) -> Child:
+    def program(
+        self, module: str, *argv: object, output: Path, errors: Path, user: int | None = None
+    ) -> Child:
+        """Start `python -m MODULE ARGV` with the present environment of this process.
+
+        What it prints is appended to the files `output` and `errors`. With `user`, it has this uid, and gid.
+        """
+        errors.touch()
+        request = {
+            "module": module,
+            "argv": list(map(str, argv)),
+            "errors": str(errors),
+            "cwd": str(Path.cwd()),
+            "environ": dict(os.environ),
+            "user": user,
+        }
+        return self._spawn(request, hold=False, output=output)
+
+    def _spawn(self, request: dict[str, Any], *, hold: bool, output: Path | None = None) -> Child:
         self._next += 1
         number = self._next
-        output = self._directory / f"output-{number}"
+        output = output or self._directory / f"output-{number}"
         output.touch()
         request |= {"id": number, "hold": hold, "output": str(output)}
         assert self._server.stdin is not None
@@ -263,7 +282,6 @@ def _answer(**answer: int) -> None:
 
 
 def _child(request: dict[str, Any]) -> int:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if "cwd" in request:
@@ -276,11 +294,20 @@ def _child(request: dict[str, Any]) -> int:
     for standard, descriptor in enumerate((given, output, errors)):
         os.dup2(descriptor, standard)
         os.close(descriptor)
+    if request.get("user") is not None:
+        os.setgid(request["user"])
+        os.setuid(request["user"])
+    # A change of the user would cancel it.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     faulthandler.enable()
     faulthandler.register(_DUMP, all_threads=True)
     if request["hold"]:
         signal.sigwait({_GO})
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {_GO})
+    if "module" in request:
+        sys.argv[1:] = request["argv"]
+        runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
+        return 0
     if "argv" in request:
         from logfs.cli import main
 
