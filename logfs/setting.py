@@ -66,7 +66,7 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """The words that a setting allows: its value is one of them, or a list of any number of them."""
+    """The words that a setting allows. The value of a list may have any number of them, any other value is one."""
 
     words: tuple[str, ...]
 

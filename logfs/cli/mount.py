@@ -47,7 +47,9 @@ _IGNORED_BEGINNINGS = ("x-", "X-", "user=", "uhelper=", "comment=")
 # `_FUSE_OPTIONS` are passed to FUSE unchanged. Those in `_REMOUNT_ONLY` are in force anyway, or change nothing; only
 # a remount acts on them.
 _FUSE_OPTIONS = frozenset({"noexec", "noatime", "nodiratime", "sync", "dirsync"})
-_REMOUNT_ONLY = frozenset({"exec", "atime", "diratime", "relatime", "norelatime", "strictatime"})
+_REMOUNT_ONLY = frozenset(
+    {"exec", "atime", "diratime", "relatime", "norelatime", "strictatime", "nostrictatime"}
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -74,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "nonempty (hide the contents of the MOUNTPOINT), "
             "remount (change ro, rw, noexec or access times of an existing mount); "
             "and as in mount(8): ro, rw, exec, noexec, sync, dirsync, atime, noatime, diratime, nodiratime, "
-            "relatime, norelatime, strictatime"
+            "relatime, norelatime, strictatime, nostrictatime"
         ),
     )
     parser.add_argument(

@@ -119,7 +119,7 @@ class OpenLogs:
 
 
 class OpenLog:
-    """A partition that is read. Only one thread may use it."""
+    """A partition that a command reads, in a store that stays open. Only one thread may use it."""
 
     def __init__(self, store: Store, wanted: Target, isolation: Isolation) -> None:
         """Find the partition in an open store. Raises `UnknownPartition`, and the error that keeps it offline."""

@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     if a record could not be read.
     """
     if arguments.lines < 0:
-        raise InvalidName(f"-n {arguments.lines}: give a number of records")
+        raise InvalidName(f"-n {arguments.lines}: give a number of records, 0 or more")
     printer = Printer(arguments)
     with OpenLogs(arguments.target, arguments.isolation) as opened:
         ends = {log: log.reader.log_end_offset for log in opened.logs}

@@ -3,8 +3,10 @@
 One difference is deliberate. Kafka cuts the log at the first bad batch and deletes every later segment, which is
 right if replicas hold the data, but loses data on a single node. Here only a torn tail is cut off, as
 `_LogLoader._is_torn` decides: invalid bytes at the end of a log that was not closed properly, at or after the
-recovery point, which do not begin with a whole batch. A torn tail is kept in a `.torn` file, unless it is all zeros.
-Damage anywhere else stays where it is: reading its offsets raises `Corrupt`, and everything after it stays readable.
+recovery point, which do not begin with a whole batch; or such bytes at the end of an earlier segment, if no offset is
+missing there. A torn tail is kept in a `.torn` file, unless it is all zeros. Segments at the end without a batch are
+dropped if an offset is missing before them. Damage anywhere else stays where it is: reading its offsets raises
+`Corrupt`, and everything after it stays readable.
 
 For example, the offsets 0 to 19 are in the bytes 0 to 799 of the last segment, and 200 bytes of an unfinished batch
 follow. With a recovery point of 20 they are a torn tail, and the next append gets offset 20. With a recovery point of

@@ -40,6 +40,8 @@ _TICK_SECONDS = 0.1
 _FLUSH_BYTES = 32 << 20
 # Prefixes of settings that a copy does not take from the cluster: this store decides where its segments go.
 _OWN_SETTINGS = ("local.", "logfs.", "remote.")
+# The offsets of a group are committed this many at a time: more might not fit in one batch.
+_OFFSETS_AT_ONCE = 1000
 # How long `run_once` tries again after errors.
 _GIVE_UP_SECONDS = 30.0
 
@@ -80,7 +82,7 @@ class Mirror:
         self._unread: set[str] = set()
         # The bytes of partitions that are no longer mirrored.
         self._past_bytes = 0
-        # The problems that were logged.
+        # The problems of the last look, by broker or partition: a problem is logged when it is not among them.
         self._told: Mapping[str, str] = {}
         # The partitions of the store by topic, as of the last refresh, and the known topic ids by topic.
         self._homes: dict[str, list[str]] = {}
@@ -394,5 +396,7 @@ class Mirror:
                 known = self._store.groups.committed(group, mirror.name)
                 if known is None or known.offset != offset:
                     changed[mirror.name] = offset
-        if changed:
-            self._store.groups.commit_all(group, changed)
+        offsets = [*changed.items()]
+        for first in range(0, len(offsets), _OFFSETS_AT_ONCE):
+            some = dict(offsets[first : first + _OFFSETS_AT_ONCE])
+            self._store.groups.commit_all(group, some)

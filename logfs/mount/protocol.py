@@ -139,7 +139,10 @@ class Operations(Handlers[Node]):
     # Nodes and attributes.
 
     def _remember(self, node: Node) -> None:
-        """Count a lookup of a node whose entry is sent to the kernel; ask the kernel to forget the oldest names."""
+        """Count a lookup of a node whose entry is sent to the kernel.
+
+        If the kernel then has more evictable names than allowed, ask it to forget the oldest.
+        """
         for old in self._inodes.remember(node):
             if old.parent is not None:
                 name = pyfuse3.FileNameT(os.fsencode(old.name))
@@ -242,8 +245,13 @@ class Operations(Handlers[Node]):
         owner_changes = (fields.update_uid and attr.st_uid != access.uid) or (
             fields.update_gid and attr.st_gid != access.gid and uid != access.uid
         )
-        if uid != 0 and (uid != access.uid or owner_changes):
-            raise refuse(errno.EPERM, f"{node.path}: belongs to uid {access.uid}")
+        if uid != 0 and uid != access.uid:
+            raise refuse(
+                errno.EPERM,
+                f"{node.path}: only its owner, uid {access.uid}, and root may change it",
+            )
+        if uid != 0 and owner_changes:
+            raise refuse(errno.EPERM, f"{node.path}: only root may give it to another user")
         if fields.update_mode:
             access = access._replace(mode=stat.S_IMODE(attr.st_mode))
         if fields.update_uid:

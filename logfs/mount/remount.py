@@ -41,7 +41,7 @@ _OPPOSITE = {
 _ATIME = ("noatime", "relatime", "strictatime")
 
 # Options that the daemon or the kernel applies only when the filesystem is mounted.
-_FIXED = frozenset({"allow_other", "isolation", "sync", "dirsync"})
+_FIXED = frozenset({"allow_other", "isolation", "linger_ms", "sync", "dirsync", "write_behind"})
 CHANGEABLE = frozenset({*_FLAGS, *_OPPOSITE} - {"nosuid", "nodev"})
 
 
@@ -57,7 +57,9 @@ def remount(mountpoint: Path, words: Iterable[str]) -> None:
     if mount is None:
         raise InvalidStore(f"{mountpoint}: no logfs is mounted here")
     status = _status(path)
-    in_force = mount.options | mount.flags | {f"isolation={status.get('isolation')}"}
+    in_force = mount.options | mount.flags
+    in_force |= {f"{name}={status.get(name)}" for name in ("isolation", "linger_ms")}
+    in_force |= {"write_behind"} & status.keys()
     flags = set(mount.flags & _FLAGS.keys())
     for word in words:
         if word in CHANGEABLE:

@@ -107,7 +107,10 @@ class _Pool:
                     _thread.start_new_thread(self._work, (False,))
                 except (RuntimeError, MemoryError):
                     if not self._running:
-                        raise OSError(errno.EAGAIN, "no thread can be started") from None
+                        raise OSError(
+                            errno.EAGAIN,
+                            "no thread can be started; raise the limit of tasks (ulimit -u, TasksMax=) or of memory",
+                        ) from None
             self._jobs.put(job)
 
     def _work(self, stays: bool) -> None:

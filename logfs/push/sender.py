@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 
 _REQUEST_BYTES = 8 << 20
 _BROKERS_AT_ONCE = 16
-# If the end of a log has not changed for this time, no request for it is taken to be on its way any more, not even
-# one of a push that was killed.
+# A log whose end has not changed for this time is taken to have no request on its way, not even one of a killed push.
 _QUIET_SECONDS = 2.0
 _PAUSE_SECONDS = 0.3
 # How long a batch is sent again, or the ends of logs are asked for, before an error is raised.

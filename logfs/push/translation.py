@@ -71,7 +71,11 @@ class Translation:
             yield self._built(sorted(self._pending), form)
 
     def _start(self, *, is_same: bool) -> dict[int, int]:
-        """Return where to begin in each partition: after what was sent; {} if the numbers of partitions differ."""
+        """Return the offset to begin at in each partition, the one after the last record that was sent.
+
+        `is_same` tells whether the topic has as many partitions in the cluster as here. If not, return {}: any
+        partition here may then have records that were not sent, and each is read from its beginning.
+        """
         if not is_same:
             return {}
         found = {}

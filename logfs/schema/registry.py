@@ -87,7 +87,7 @@ class Registry:
     def _text(self, found: dict[str, Any]) -> str:
         text = found.get("schema")
         if not isinstance(text, str):
-            raise SchemasUnavailable(f"{self._url}: an answer has no schema")
+            raise SchemasUnavailable(f"{self._url}: an answer has no schema; is this a registry?")
         return text
 
     def _get(self, path: str, query: str = "") -> dict[str, Any] | None:

@@ -32,7 +32,9 @@ class SchemaFiles:
                 for path in directory.iterdir()
             )
         except OSError as error:
-            raise SchemasUnavailable(f"{directory}: {error.strerror}") from None
+            raise SchemasUnavailable(
+                f"{directory}: the schemas cannot be read: {error.strerror}"
+            ) from None
         if not has_any:
             raise SchemasUnavailable(
                 f"{directory}: has no schemas: name their files by their ids: 7.avsc, 7.proto or 7.json"

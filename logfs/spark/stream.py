@@ -459,7 +459,10 @@ def _bytes_between(reader: Reader, first: int, end: int) -> int:
 
 
 def _offset_after(reader: Reader, first: int, end: int, size: int) -> int:
-    """Return the end of a range from `first` on, of about `size` bytes of the log and at least one batch."""
+    """Return the offset up to which a range from `first` on has about `size` bytes, and at least one batch.
+
+    The range ends at `end` if the log has fewer bytes.
+    """
     found = scan_split.plan(
         reader, max(first, reader.log_start_offset), end, split_bytes=max(size, 1)
     )

@@ -62,7 +62,9 @@ class VolumeServer(ThreadingMixIn, UnixStreamServer):
             except FileNotFoundError:
                 pass
             else:
-                raise InvalidStore(f"{path}: another process serves this socket")
+                raise InvalidStore(
+                    f"{path}: another process serves this socket; stop it, or use another --socket"
+                )
         before = os.umask(0o177)
         try:
             self.server_bind()

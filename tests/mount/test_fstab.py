@@ -6,6 +6,7 @@ Each test runs in a mount namespace of its own, in which `mount.logfs` is where 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -182,6 +183,7 @@ def test_remount_refuses_other_options_with_a_reason(machine: Machine, tmp_path:
     for where, words, reason in (
         (mnt, "allow_other", "allow_other cannot change while mounted"),
         (mnt, "isolation=read_committed", "isolation cannot change while mounted"),
+        (mnt, "linger_ms=9", "linger_ms cannot change while mounted"),
         (mnt, "nonsense", "no such mount option"),
         (closed, "rw", "open read-only, which a remount cannot change"),
     ):
@@ -193,6 +195,21 @@ def test_remount_refuses_other_options_with_a_reason(machine: Machine, tmp_path:
     assert "no logfs is mounted here" in none.stderr
     machine.umount(mnt)
     machine.umount(closed)
+
+
+def test_a_remount_knows_every_option_of_the_help(machine: Machine, tmp_path: Path) -> None:
+    """Each option of `logfs mount --help` changes the mount, changes nothing, or cannot change while mounted."""
+    mnt = machine.line(tmp_path / "log", tmp_path / "mnt")
+    assert machine.mount("-a").returncode == 0
+    text = " ".join(machine.ok(*LOGFS, "mount", "--help").split())
+    listed = re.search(r"as in mount\(8\): ([\w, ]+?) --read-only", text)
+    assert listed is not None
+    others = ["allow_other", "isolation=read_committed", "nonempty", "write_behind", "linger_ms=9"]
+    for word in [*listed[1].split(", "), *others]:
+        done = machine.mount("-o", f"remount,{word}", mnt)
+        assert not done.stderr or "cannot change while mounted" in done.stderr, word
+    assert machine.mount("-o", "remount,rw", mnt).returncode == 0
+    machine.umount(mnt)
 
 
 def test_fake_mounts_nothing(machine: Machine, tmp_path: Path) -> None:

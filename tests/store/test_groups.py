@@ -24,6 +24,7 @@ from logfs.errors import (
     NotWritable,
     OffsetOutOfRange,
     PartitionFailed,
+    RecordTooLarge,
     UnknownPartition,
 )
 from logfs.format.batches.batch import HEADER_SIZE, TRANSACTIONAL_BIT, assign_offset, seal
@@ -183,6 +184,22 @@ def test_invalid_commits_are_refused(store: Store, topic: Partition) -> None:
     store.groups.commit("g1", "orders-0", 0, "t\N{LATIN SMALL LETTER E WITH ACUTE}")
     store.groups.commit("g" * 32767, "orders-0", 1)
     assert sorted(offsets(store).values()) == [0, 1]
+
+
+def test_offsets_that_do_not_fit_in_one_batch_are_refused(store: Store) -> None:
+    """Offsets that are committed together are in one batch, so that a crash leaves all of them or none."""
+    for number in range(30):
+        store.create(f"spread-{number}").append([b"a", b"b"])
+    wanted = {f"spread-{number}": 1 for number in range(30)}
+    log = store.groups.log_of("g")
+    store.groups.commit_all("g", wanted)
+    assert len(list(log.batches(0))) == 1
+    store.settings.set_topic(TOPIC, "max.message.bytes", "1000")
+    with pytest.raises(RecordTooLarge, match="30 records that belong together do not fit"):
+        store.groups.commit_all("g", dict.fromkeys(wanted, 2))
+    assert {offsets(store, name)["g"] for name in wanted} == {1}
+    store.groups.commit_all("g", {"spread-0": 2, "spread-1": 2})
+    assert offsets(store, "spread-1") == {"g": 2}
 
 
 def test_a_read_only_store_refuses_commits(log_dir: Path) -> None:

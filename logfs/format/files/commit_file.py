@@ -19,7 +19,8 @@ VERSION = 0
 # The suffix of staged files. A broker ignores plain files with a suffix that it does not know (kafka-storage 1.1).
 STAGED = ".staged"
 NO_APPEND_TIME = -1
-# The base offset of a part whose batches, except the first `skip`, have no place in the log yet.
+# The base offset of a part, the batches of a commit for one partition, that has no offsets in the log yet. Its first
+# `skip` batches are in the log already.
 NO_PLACE = -1
 
 # The valid values of the integer fields that do not allow every int64.

@@ -90,7 +90,9 @@ class MessageSchema(NamedTuple):
         if version < 0:
             raise Corrupt(f"{self.what}: there is no version {version}")
         if version > self.newest:
-            raise Unsupported(f"{self.what}: version {version} is newer than {self.newest}")
+            raise Unsupported(
+                f"{self.what}: version {version} is newer than {self.newest}, the newest that this logfs reads"
+            )
         return self.parse_body(data, version, _INT16.size)
 
     def parse_body(self, data: bytes, version: int, position: int = 0) -> Message:

@@ -14,6 +14,7 @@ from logfs.errors import (
     NotWritable,
     OffsetOutOfRange,
     PartitionFailed,
+    RecordTooLarge,
     UnknownPartition,
 )
 from logfs.format.base import names
@@ -83,18 +84,23 @@ class Partition(Log):
 
     # Appending.
 
-    def append(self, records: Iterable[bytes | Record]) -> int:
+    def append(self, records: Iterable[bytes | Record], *, in_one_batch: bool = False) -> int:
         """Append records and return the offset of the first; a `bytes` item is a record with that value and no key.
 
         The records are readable at once, and durable after `flush`. `RecordTooLarge` and `InvalidRecord` leave the
-        log unchanged. The `OSError` of a full disk leaves it unchanged if the records fit in one batch; if they need
-        several, the first batches may stay in the log.
+        log unchanged. After the `OSError` of a full disk, or a crash, the log has all of a batch or nothing of it: if
+        the records need several batches, the first ones may stay. With `in_one_batch`, such records are refused.
         """
         wanted = [as_record(item) for item in records]
         now_ms, config = self._clock(), self.config
         built = self._checked(wanted, config, now_ms)
         if built.refused is not None:
             raise built.refused
+        if in_one_batch and len(built.batches) > 1:
+            raise RecordTooLarge(
+                f"{self.name.directory}: {len(wanted)} records that belong together do not fit in one batch; append "
+                "fewer, or raise max.message.bytes or segment.bytes"
+            )
         with self.disk.hold(self.lock):
             done = self._append(built, config, now_ms)
         if done.refused is not None:

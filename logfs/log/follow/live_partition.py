@@ -192,7 +192,8 @@ class ReadOnlyPartition(Log):
         # Loading has raised the log start to the first local segment.
         self._checkpointed_start = log_start_offset
 
-    # The producers, which only readers of committed records need.
+    # The producers and the last stable offset. Only readers of committed records need them, and they cost a read of
+    # what was appended: a state has none (None) until such a reader asks.
 
     def _stable_end(self, end: int) -> int | None:
         return None

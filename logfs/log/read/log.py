@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 class Log(Reader):
     """The log of a partition: its published state, and the readers of both isolation levels.
 
-    `state` is replaced as a whole, under `lock`, once everything in it is true (rule 6). Readers take no lock.
+    `state` is immutable. A change replaces it as a whole, under `lock`, once the files have all that the new state
+    says (rule 6 of docs/architecture.md). Readers take no lock.
     """
 
     disk: Disk

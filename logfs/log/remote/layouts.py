@@ -89,7 +89,10 @@ class BucketSegment:
 
     @classmethod
     def of(cls, segment: RemoteSegment, stored: StoredSegment, place: str) -> Self:
-        """Return a segment with the sizes of `stored`; its objects are below the prefix `place`. Send nothing."""
+        """Make the object of a segment that is in the bucket, without a request to the bucket.
+
+        `segment` describes it, `stored` has the sizes of its objects, and `place` is the prefix of their keys.
+        """
         key = key_of(segment)
         copy = cls(
             key,

@@ -379,10 +379,11 @@ class Segment(SegmentFiles):
         return START.unpack_from(head)[0] if len(head) == LENGTH_OVERHEAD else self.limit_offset
 
     def _look_from(self, offset: int) -> tuple[int, int, int]:
-        """Return the position to look for `offset` from, the offset expected there, and the size of the first read.
+        """Return where a search for `offset` begins: a batch's position, its base offset, and how many bytes to read.
 
-        The text index gives all three. Without a text index, the offset index gives the position and the last offset
-        of the batch there. The expected offset is this last offset less the last offset delta in the batch's header.
+        The text index has all three. Without one, the offset index has the position and the batch's last offset. The
+        base offset is then this last offset less the last offset delta in the batch's header, and the number of bytes
+        is `POINT_READ_BYTES`.
         """
         around = None
         with suppress(Corrupt):

@@ -27,10 +27,10 @@ JSON = ".json"
 
 
 class RecordFile(PartitionAccess, FileNode):
-    """`offsets/N` or `offsets/N.json`. Its mtime is the record's timestamp.
+    """`offsets/N`, the value of a record, or `offsets/N.json`, its envelope. The mtime is the record's timestamp.
 
-    The kernel keeps names, and so their nodes, for as long as it has memory. A node therefore keeps its record only
-    until the file is opened.
+    The lookup of the name reads the record, and the node keeps it until the file is opened. It does not keep it for
+    longer, because the kernel may keep the node for as long as it has memory.
     """
 
     allowed_bits = READ_BITS

@@ -169,7 +169,10 @@ class _MountedAppender:
             if error.errno in NO_MOUNT and not (mounted / ".logfs").exists():
                 raise NoAnswer(error) from None
             if error.errno == errno.ENOENT:
-                raise UnknownPartition(f"{name.split('/')[-2]}: no such partition") from None
+                partition = name.split("/")[-2]
+                raise UnknownPartition(
+                    f"{mounted}: no such partition: {partition}; 'logfs create' creates it"
+                ) from None
             raise self._reason(error) from None
 
     def __enter__(self) -> Self:

@@ -1,9 +1,10 @@
-"""Atomic commits of staged batches to several partitions: to all or to none, and never twice.
+"""Atomic commits of staged batches to several partitions: to all or to none, and each once.
 
 A commit is decided when one rename replaces the commit file `logfs-commits` in one of the log directories. Before the
 rename nothing has happened. After the rename the commit will be done, at the latest by the next process that opens
 the directories for writing. Each writer numbers its commits. The commit file also holds the number (`sequence`) of
-each writer's last commit, so a commit that is sent again changes nothing.
+each writer's last commit, so a commit that is sent again changes nothing, for as long as the writer is remembered:
+for `EXPIRATION_MS` after its last commit.
 """
 
 from __future__ import annotations

@@ -154,8 +154,9 @@ class Groups:
         are durable after `log_of(group).flush()`. They go to the partition of `__consumer_offsets` that Kafka's hash
         selects for the group; if that partition is missing, it is created. Raises `UnknownPartition`,
         `OffsetOutOfRange` outside of [log start offset, log end offset], `InvalidName` for an invalid group name,
-        `InvalidRecord` for metadata longer than `offset.metadata.max.bytes`, and the errors of `log_of` and of an
-        append.
+        `InvalidRecord` for metadata longer than `offset.metadata.max.bytes`, `RecordTooLarge` if the batch would be
+        larger than the settings allow, as Kafka refuses it (INVALID_COMMIT_OFFSET_SIZE), and the errors of `log_of`
+        and of an append.
         """
         for name, offset in offsets.items():
             self._registry[name].check_readable(offset)
@@ -174,7 +175,7 @@ class Groups:
             records.append(Record(commit.encode(), _encode_key(group, partition.name)))
             commits[name] = commit
         with self._writing(group):
-            self.log_of(group).append(records)
+            self.log_of(group).append(records, in_one_batch=True)
         return commits
 
     def forget(self, group: str, name: str) -> bool:

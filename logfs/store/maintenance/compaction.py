@@ -81,7 +81,7 @@ def plan_compaction(log: CompactionInput, now_ms: int) -> CompactionPlan:
     dirty = [segment for segment in sealed if segment.next_offset > first_dirty]
     bound = max(_first_uncleanable(log, dirty, now_ms), first_dirty)
     # Only whole segments are cleaned, so the bound moves down to the base offset of the segment that it lies in.
-    # If the log starts within a segment, that may be below the first dirty offset: then nothing is due.
+    # If the log starts within a segment, the bound may then be below the first dirty offset, and nothing is due.
     bound = max(s.base_offset for s in log.segments if s.base_offset <= bound)
     cleanable = sum(segment.size_bytes for segment in dirty if segment.base_offset < bound)
     clean = sum(segment.size_bytes for segment in sealed if segment.base_offset < first_dirty)

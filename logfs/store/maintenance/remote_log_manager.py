@@ -3,7 +3,8 @@
 A copy begins with a durable record of its start. Its objects are stored and read back. It counts once the record of
 its end is durable. The next run deletes a copy that was interrupted. A durable record also precedes the deletion of a
 segment; its objects are deleted once `file.delete.delay.ms` has passed and no reader holds them. Only the owner of
-the bucket stores and deletes objects: `logfs.store.tiering.bucket_owner`.
+the bucket stores and deletes objects: `logfs.store.tiering.bucket_owner`. Retention then drops the local segments
+that were copied (`Retainer`).
 """
 
 from __future__ import annotations
@@ -294,7 +295,10 @@ class RemoteLogManager(Maintenance):
         return deleted
 
     def _may_delete(self, name: str) -> bool:
-        """Whether this store owns the bucket; if that is not certain, the reason is logged."""
+        """Whether objects of the partition `name` may be deleted: only if this store certainly owns the bucket.
+
+        If that is not certain, log the reason, and return False.
+        """
         try:
             self._tiered.owner.claim()
         except (LogfsError, OSError) as error:
