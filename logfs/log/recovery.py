@@ -526,7 +526,7 @@ class _LogLoader:
         if len(segment.time_index) and not segment.has_batch_of(newest, if_damaged=True):
             return False
         return segment.offset_index.can_be(end, size) and segment.time_index.can_be(
-            end, segment.first_timestamp
+            end, segment.first_batch_timestamp
         )
 
     @staticmethod

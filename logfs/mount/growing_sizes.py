@@ -47,7 +47,7 @@ import trio
 from logfs.errors import LogfsError
 from logfs.mount import sharers
 from logfs.mount.threads import run_in_thread
-from logfs.store.commits.groups import TOPIC as GROUPS_TOPIC
+from logfs.store.groups import TOPIC as GROUPS_TOPIC
 
 if TYPE_CHECKING:
     from logfs.log.read.reader import Reader

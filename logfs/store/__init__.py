@@ -8,7 +8,8 @@ Each folder and module imports only from those below it in this list; modules ma
 - `loading`: opens the partitions found in the log directories, and follows them.
 - `maintenance`: upkeep, retention, compaction, tiering, and moves between log directories.
 - `tiering`: which segments of which partitions are in an object store.
-- `commits`: commits of staged batches, and the committed offsets of consumer groups.
+- `staged_commits`: appends staged batches to several partitions: to all or to none, and each once.
+- `groups`: the committed offsets of consumer groups, in `__consumer_offsets` (Kafka's GroupCoordinator).
 - `checkpoints`: the checkpoint files of all log directories.
 - `topic`: the partitions of a topic as one thing, and the appender to all of them.
 - `internal_topic`: the topics whose records are the store's own.

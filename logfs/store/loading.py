@@ -27,7 +27,7 @@ from logfs.log.append.partition import Partition
 from logfs.log.disk.bucket_path import BucketPath, as_path
 from logfs.log.disk.disk import NO_DESCRIPTOR, Disk, Gone
 from logfs.log.follow import live_partition
-from logfs.log.follow.live_partition import ReadOnlyPartition
+from logfs.log.follow.live_partition import LivePartition
 from logfs.log.follow.live_segment import LiveSegment
 from logfs.log.segment.file_checks import check_files
 from logfs.log.segment.segment import Segment
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 
     from logfs.config import LogConfig
     from logfs.log.read.log import Log
-    from logfs.store.commits.commit import Commits
     from logfs.store.registry import BackgroundOperation, PartitionRegistry
+    from logfs.store.staged_commits import Commits
     from logfs.store.tiering.tiered_logs import TieredLogs
 
     # The name of the only partition to load, or a function that returns whether to load the partition of a name.
@@ -449,9 +449,7 @@ class PartitionLoader:
 
         known = log_dir.disk, path, name, get_config, self._registry.clock
         partition = (
-            ReadOnlyPartition(*known, load)
-            if self._registry.read_only
-            else Partition(*known, load())
+            LivePartition(*known, load) if self._registry.read_only else Partition(*known, load())
         )
         if not isinstance(log_dir, LeasedLogDir):
             self._tiered.attach(
@@ -496,10 +494,7 @@ class PartitionLoader:
                     log_dir.look_again()
         for log_dir, partitions in found.items():
             for partition in list(self._registry.partitions.values()):
-                if (
-                    isinstance(partition, ReadOnlyPartition)
-                    and partition.name.directory in partitions
-                ):
+                if isinstance(partition, LivePartition) and partition.name.directory in partitions:
                     partition.follow_log_start(log_dir.log_starts.get(partition.name, 0))
 
     def load_new(self) -> None:

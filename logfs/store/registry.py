@@ -252,7 +252,7 @@ class PartitionRegistry:
         """Take all partitions of a log directory offline (Kafka's handleLogDirFailure).
 
         The thread that met the error may hold any locks, so this waits for none. The partitions refuse all calls from
-        now on. They are moved to `offline` at once if `lock` is free, or else by the next `check_log_dirs`.
+        now on. They are moved to `offline` at once if `lock` is free, or else by the next `take_failed_offline`.
         """
         if log_dir.disk.is_disowned:
             # In a forked child, the threads that held these locks do not exist: make new locks.
@@ -288,7 +288,7 @@ class PartitionRegistry:
             every = whole_store((each.disk, each.path) for each in self.working)
             self.missing_log_dirs = sorted(every - here)
 
-    def check_log_dirs(self) -> None:
+    def take_failed_offline(self) -> None:
         """Take unmounted and replaced log directories offline; move partitions in failed directories to `offline`."""
         for log_dir in self.log_dirs:
             log_dir.check_in_place()
@@ -300,7 +300,7 @@ class PartitionRegistry:
 
         Raises `LogDirFailed` if none works, or if one failed before it was known which partitions it has.
         """
-        self.check_log_dirs()
+        self.take_failed_offline()
         for log_dir in self.log_dirs:
             if log_dir.failure is not None and (not self.working or not log_dir.is_known):
                 # A directory that was never read may have a partition of that name, which would then exist twice.

@@ -24,15 +24,14 @@ from logfs.log import recovery
 from logfs.log.append.partition import LEADER_EPOCH, Partition
 from logfs.log.disk.bucket_path import BucketPath, as_path
 from logfs.log.disk.disk import Disk, ReadOnlyDisk
-from logfs.log.follow.live_partition import ReadOnlyPartition
+from logfs.log.follow.live_partition import LivePartition
 from logfs.log.partition_copy import remove_directory
 from logfs.store.checkpoints import Checkpoints
-from logfs.store.commits.commit import Commits
-from logfs.store.commits.groups import TOPIC as GROUPS_TOPIC
-from logfs.store.commits.groups import Groups
 from logfs.store.directory.log_dir import PATIENCE_SECONDS, FirstError, whole_store
 from logfs.store.directory.recognition import check_log_dirs
 from logfs.store.directory.topic_id import read_topic_id, write_topic_id
+from logfs.store.groups import TOPIC as GROUPS_TOPIC
+from logfs.store.groups import Groups
 from logfs.store.loading import PartitionLoader, open_log_dirs
 from logfs.store.maintenance.compaction import Compactor
 from logfs.store.maintenance.context import MaintenanceContext
@@ -44,6 +43,7 @@ from logfs.store.maintenance.upkeep import MaintenanceScheduler
 from logfs.store.parallel import for_each
 from logfs.store.registry import PartitionRegistry
 from logfs.store.settings import Settings
+from logfs.store.staged_commits import Commits
 from logfs.store.tiering.tiered_logs import TieredLogs
 from logfs.store.topic import Topic
 
@@ -54,10 +54,10 @@ if TYPE_CHECKING:
     from logfs.format.base.names import TopicPartition
     from logfs.format.files.commit_file import StagedFile
     from logfs.log.read.log import Log
-    from logfs.store.commits.commit import Committed
     from logfs.store.directory.log_dir import LogDir
     from logfs.store.loading import Only, Progress
     from logfs.store.maintenance import retention
+    from logfs.store.staged_commits import Committed
 
 logger = logging.getLogger(__name__)
 
@@ -540,7 +540,7 @@ class Store:
             not self.offline
             and all(log_dir.is_unchanged() for log_dir in self.log_dirs)
             and all(
-                isinstance(partition, ReadOnlyPartition) and partition.is_unchanged()
+                isinstance(partition, LivePartition) and partition.is_unchanged()
                 for partition in list(self.registry.partitions.values())
             )
         )
@@ -555,7 +555,7 @@ class Store:
         if self.read_only:
             self.refresh()
             return
-        self.registry.check_log_dirs()
+        self.registry.take_failed_offline()
         self.scheduler.run_due()
         if compaction:
             self.compactor.run_due()

@@ -10,7 +10,7 @@ import pytest
 
 import logfs
 from logfs.format.messages.group_record import key_view, parse_key, parse_value, value_view
-from logfs.store.commits.groups import TOPIC
+from logfs.store.groups import TOPIC
 from logfs.store.store import Store
 from tests.support.processes import wait_for
 from tests.support.stores import assert_clean

@@ -17,7 +17,7 @@ from logfs.cli import main
 from logfs.errors import InvalidSetting, InvalidStore, LogfsError
 from logfs.format.batches.record import Record
 from logfs.format.files.commit_file import STAGED
-from logfs.store.commits.commit import Commits
+from logfs.store.staged_commits import Commits
 from logfs.store.store import Store
 from tests.spark.logs import DAY_MS, T, contents, make_log
 from tests.support.batches import batch

@@ -20,7 +20,7 @@ import pytest
 
 from logfs.format.files.commit_file import STAGED, CommitLog
 from logfs.log.disk.disk import Disk
-from logfs.store.commits.commit import read_commits
+from logfs.store.staged_commits import read_commits
 from logfs.store.store import Store
 from tests.spark.conftest import need_spark, spark_settings
 from tests.spark.program import Program

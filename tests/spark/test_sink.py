@@ -13,7 +13,7 @@ import pytest
 from logfs.format.batches.record import Record
 from logfs.format.files.commit_file import STAGED
 from logfs.log.append.staged_batches import StagedAppend
-from logfs.store.commits.commit import Commits
+from logfs.store.staged_commits import Commits
 from logfs.store.store import Store
 from tests.support.requirements import need_fuse
 

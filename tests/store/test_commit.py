@@ -28,8 +28,8 @@ from logfs.format.text.rendering import View
 from logfs.log.disk.disk import Disk, File
 from logfs.log.read.read_committed import Isolation
 from logfs.log.read.text_view import TextView
-from logfs.store.commits.commit import ORPHAN_MS, read_commits
 from logfs.store.observe.check import check
+from logfs.store.staged_commits import ORPHAN_MS, read_commits
 from logfs.store.store import Store
 from tests.support import lock_order
 from tests.support.staging import stage

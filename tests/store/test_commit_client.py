@@ -17,9 +17,9 @@ from logfs.format.files.commit_file import STAGED, StagedFile
 from logfs.log.disk.disk import Disk
 from logfs.store.admin import client, commit_client
 from logfs.store.admin.requests import Discard
-from logfs.store.commits.commit import Committed
 from logfs.store.directory.lock import MOUNT_FILE
 from logfs.store.settings import Settings
+from logfs.store.staged_commits import Committed
 from logfs.store.store import Store
 from tests.support.staging import stage
 

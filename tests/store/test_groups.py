@@ -33,8 +33,8 @@ from logfs.format.encoding.batch_builder import BatchFormat, build_records
 from logfs.format.messages.group_record import OffsetCommit, OffsetKey
 from logfs.log.disk.disk import Disk
 from logfs.log.segment.segment import Segment
-from logfs.store.commits.groups import TOPIC, GroupOffset, Groups, resolve_offset
 from logfs.store.directory.log_dir import STORE_DIRS, store_dirs
+from logfs.store.groups import TOPIC, GroupOffset, Groups, resolve_offset
 from logfs.store.store import Store
 from tests.support.command_line import call, fails, ok
 from tests.support.examples import examples

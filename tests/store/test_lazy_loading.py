@@ -329,7 +329,7 @@ def test_a_failed_log_directory_takes_unloaded_partitions_offline(
         store.create("o-0").append([b"v"])
     with Store([log_dir, other], clock=clock, lazy=True) as store:
         store.log_dirs[0].disk.fail("broken")
-        store.registry.check_log_dirs()
+        store.registry.take_failed_offline()
         assert {*store.offline} == {*NAMES}
         assert [*store.registry.unloaded] == ["o-0"]
         with pytest.raises(LogDirFailed):

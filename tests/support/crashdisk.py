@@ -28,9 +28,9 @@ from logfs.format.text.rendering import View
 from logfs.log.disk.disk import Disk, File
 from logfs.log.read.text_view import TextView
 from logfs.log.segment.batch_iterator import DamagedRange
-from logfs.store.commits.commit import read_commits
 from logfs.store.directory.log_dir import CLEAN_SHUTDOWN
 from logfs.store.maintenance.retention import RetentionCause
+from logfs.store.staged_commits import read_commits
 from logfs.store.store import Store
 from tests.support.staging import stage
 from tests.support.stores import abandon, errors_of

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from logfs.log.append.flusher import Flusher
 from logfs.log.append.partition import Partition
 from logfs.log.disk.disk import Disk, ReadOnlyDisk
-from logfs.log.follow.live_partition import ReadOnlyPartition
+from logfs.log.follow.live_partition import LivePartition
 from logfs.log.follow.live_segment import LiveSegment
 from logfs.log.read.log import CommittedReader
 from logfs.log.read.read_committed import CommittedText
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 SHARED = (
     Partition,
-    ReadOnlyPartition,
+    LivePartition,
     Flusher,
     Segment,
     LiveSegment,

@@ -31,7 +31,7 @@ from tests.system.log_model import KEYS, PRODUCERS, UNCOMMITTED, Model, Sent, ch
 if TYPE_CHECKING:
     from logfs.format.files.commit_file import StagedFile
     from logfs.log.append.partition import Partition
-    from logfs.store.commits.commit import Committed
+    from logfs.store.staged_commits import Committed
     from tests.system.log_model import Pairs
 
 PLAIN, OTHER, COMPACTED, TIERED = LOGS = ("plain-0", "plain-1", "compacted-0", "tiered-0")

@@ -21,8 +21,8 @@ from logfs.log.disk.disk import Disk
 from logfs.log.read import key_index
 from logfs.log.segment.index import SparseIndex
 from logfs.log.segment.segment import Segment
-from logfs.store.commits.commit import Commits
 from logfs.store.maintenance.mover import Mover
+from logfs.store.staged_commits import Commits
 from logfs.store.store import Store
 from tests.support import crashdisk
 from tests.support.crashdisk import RecordingDisk, State, Workload

@@ -149,7 +149,7 @@ class _Look(NamedTuple):
     remote: Sequence[Segment]
 
 
-class ReadOnlyPartition(Log):
+class LivePartition(Log):
     """A partition of a read-only store. Every reader sees what was on the disk at the last `refresh`."""
 
     # For a tiered log: returns the segments in the object store between two offsets, in order.

@@ -470,22 +470,22 @@ class TimeIndex(SparseIndex):
     # For the closing entry (kafka-storage 3.5).
     reserved = 1
 
-    def can_be(self, next_offset: int, first_timestamp: int) -> bool:
+    def can_be(self, next_offset: int, first_batch_timestamp: int) -> bool:
         """Whether this may be the index of a sealed segment whose offsets are all below `next_offset`.
 
-        `first_timestamp` is the greatest timestamp of the segment's first batch (ms), -1 if there is none. Checks
-        only the file size and the last entry. If the segment has timestamps, the index has at least one entry: the
+        `first_batch_timestamp` is the greatest timestamp of the segment's first batch (ms), -1 if there is none.
+        Checks only the file size and the last entry. If the segment has timestamps, the index has at least one entry: the
         closing entry, which is written when the segment is sealed (kafka-storage 3.5).
         """
         entries = self._entries or self._open()
         if entries.has_rest:
             return False
         if not entries.length:
-            return first_timestamp < 0
+            return first_batch_timestamp < 0
         last = self[entries.length - 1]
         if (last.timestamp, last.offset) == (0, self.base_offset):
             # An entry of zeros is right only if the segment's first timestamp is 0 (1970).
-            return entries.length == 1 and first_timestamp == 0
+            return entries.length == 1 and first_batch_timestamp == 0
         return self.base_offset <= last.offset < next_offset
 
     def maybe_append(self, timestamp: int, offset: int, *, closing: bool = False) -> None:

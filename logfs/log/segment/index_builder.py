@@ -223,7 +223,7 @@ def lookup_fits(segment: Segment, number: int) -> bool:
     if number == 0:
         return segment.offset_index.can_be(segment.next_offset, segment.size_bytes)
     times = segment.time_index
-    if not times.can_be(segment.next_offset, segment.first_timestamp):
+    if not times.can_be(segment.next_offset, segment.first_batch_timestamp):
         return False
     with suppress(DamagedRange):
         # If the closing entry is missing, the last batch is newer than the last entry, unless timestamps go back.

@@ -495,7 +495,7 @@ class Segment(SegmentFiles):
         return self.writer
 
     @property
-    def first_timestamp(self) -> int:
+    def first_batch_timestamp(self) -> int:
         """The greatest timestamp of the first batch (ms), -1 if there is none."""
         header = self.header(0)
         return -1 if header is None else header.max_timestamp

@@ -160,13 +160,17 @@ class SegmentWriter:
         max_timestamp: int,
         config: LogConfig,
         now_ms: int,
-        first_timestamp: int | None = None,
+        first_batch_timestamp: int | None = None,
     ) -> bool:
-        """Whether a segment of `held` bytes must be sealed first. Looks up `first_timestamp` (ms) if it is None."""
+        """Whether a segment of `held` bytes must be sealed first. `first_batch_timestamp` (ms) is looked up if None."""
         if held > config.segment_bytes - size:
             return True
         if held:
-            first = self._first_timestamp() if first_timestamp is None else first_timestamp
+            first = (
+                self._first_batch_timestamp()
+                if first_batch_timestamp is None
+                else first_batch_timestamp
+            )
             waited_ms = now_ms - self._segment.created_ms if first < 0 else max_timestamp - first
             if waited_ms > age_limit_ms(config, self):
                 return True
@@ -174,9 +178,9 @@ class SegmentWriter:
             return True
         return not 0 <= last_offset - self._segment.base_offset <= MAX_RELATIVE_OFFSET
 
-    def _first_timestamp(self) -> int:
+    def _first_batch_timestamp(self) -> int:
         if self._rolling_timestamp is None:
-            self._rolling_timestamp = self._segment.first_timestamp
+            self._rolling_timestamp = self._segment.first_batch_timestamp
         return self._rolling_timestamp
 
 
@@ -196,7 +200,7 @@ def is_roll_overdue(segment: Segment, config: LogConfig, idle_ms: int, now_ms: i
     """
     if not segment.size_bytes:
         return False
-    first = segment.first_timestamp
+    first = segment.first_batch_timestamp
     if first < 0:
         waited_ms = now_ms - segment.created_ms
     else:

@@ -22,7 +22,7 @@ from logfs.mount.nodes.base import (
     Stat,
 )
 from logfs.mount.nodes.folder import PartitionFolder
-from logfs.store.commits.groups import resolve_offset
+from logfs.store.groups import resolve_offset
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -30,8 +30,8 @@ from logfs.spark.sink.writer import Staged
 from logfs.spark.splits import packed
 from logfs.spark.workers import NotOnHost, host
 from logfs.store.admin import commit_client
-from logfs.store.commits.commit import read_commits
 from logfs.store.directory.recognition import check_log_dirs
+from logfs.store.staged_commits import read_commits
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from logfs.spark.jobs.job_runner import Progress
     from logfs.spark.jobs.selection import Paths
     from logfs.spark.sink.partitions import PlannedPartitions
-    from logfs.store.commits.commit import Committed
+    from logfs.store.staged_commits import Committed
 
 _FORMS: dict[str, type[ImportFormat]] = {
     "parquet": ParquetFormat,

@@ -19,7 +19,7 @@ from logfs.log.scan.segment_descriptor import describe_segment
 from logfs.spark.jobs.job_runner import WorkItem, run
 from logfs.spark.jobs.missing import UnreadableSegment, still_in_log
 from logfs.spark.jobs.selection import opened
-from logfs.store.observe.check import check_log_dirs, check_small_files, trusts_indexes
+from logfs.store.observe.check import check_log_dir_files, check_small_files, trusts_indexes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -68,7 +68,7 @@ def verify(
     meets another error when it reads a segment.
     """
     with opened(paths, topics) as store:
-        findings = list(check_log_dirs(store))
+        findings = list(check_log_dir_files(store))
         small: dict[str, list[Finding]] = {}
         works: list[WorkItem[AuditSubject]] = []
         for name in store:

@@ -11,8 +11,8 @@ from logfs.format.base import names
 from logfs.store.admin import client
 from logfs.store.admin.mount_channel import NO_MOUNT, NoAnswer, call_with_retries, paths_of
 from logfs.store.admin.requests import Commit, Discard
-from logfs.store.commits.commit import Committed
 from logfs.store.directory.recognition import check_log_dirs
+from logfs.store.staged_commits import Committed
 from logfs.store.store import Store
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from logfs.format.base import names
 from logfs.format.files.commit_file import StagedFile, checked, typed
 from logfs.setting import MIRROR_SOURCE
 from logfs.store.admin.mount_channel import to_line
-from logfs.store.commits.groups import TOPIC, resolve_offset
+from logfs.store.groups import TOPIC, resolve_offset
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence

@@ -85,7 +85,7 @@ def plan_compaction(log: CompactionInput, now_ms: int) -> CompactionPlan:
     bound = max(s.base_offset for s in log.segments if s.base_offset <= bound)
     cleanable = sum(segment.size_bytes for segment in dirty if segment.base_offset < bound)
     clean = sum(segment.size_bytes for segment in sealed if segment.base_offset < first_dirty)
-    times = [time for segment in dirty if (time := segment.first_timestamp) > 0]
+    times = [time for segment in dirty if (time := segment.first_batch_timestamp) > 0]
     delay_ms = max(now_ms - log.config.max_compaction_lag_ms - min(times, default=now_ms), 0)
     return CompactionPlan(Dirty(first_dirty, bound), clean, cleanable, delay_ms)
 

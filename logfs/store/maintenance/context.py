@@ -9,9 +9,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from logfs.store.checkpoints import Checkpoints
-    from logfs.store.commits.commit import Commits
-    from logfs.store.commits.groups import Groups
+    from logfs.store.groups import Groups
     from logfs.store.registry import PartitionRegistry
+    from logfs.store.staged_commits import Commits
     from logfs.store.tiering.tiered_logs import TieredLogs
 
 

@@ -26,7 +26,6 @@ from logfs.log.disk.disk import TRIES, Gone
 from logfs.log.read import key_index
 from logfs.log.recovery import TORN
 from logfs.log.state.leader_epochs import LeaderEpochs
-from logfs.store.commits.commit import ORPHAN_MS, read_commits
 from logfs.store.directory import permissions
 from logfs.store.directory.log_dir import (
     CLEAN_SHUTDOWN,
@@ -37,6 +36,7 @@ from logfs.store.directory.log_dir import (
     RECOVERY_POINTS,
 )
 from logfs.store.directory.permissions import PermissionTable
+from logfs.store.staged_commits import ORPHAN_MS, read_commits
 from logfs.store.store import Store
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def check(log_dirs: Path | Sequence[Path], progress: Progress | None = None) -> 
     """
     report = progress or (lambda *_: None)
     with Store(log_dirs, read_only=True, lazy=True) as store:
-        yield from check_log_dirs(store)
+        yield from check_log_dir_files(store)
         for name in [*store]:
             yield from _check_until_sure(store, log_dirs, name, report)
         yield from _check_owner(store)
@@ -172,7 +172,7 @@ def _cut_short(partition: Log, why: Exception) -> Finding:
     return error(partition.directory, f"cannot be audited any further: {why}")
 
 
-def check_log_dirs(store: Store) -> Iterator[Finding]:
+def check_log_dir_files(store: Store) -> Iterator[Finding]:
     """Audit the log directories' own files (checkpoints, commits); report partitions that cannot be loaded."""
     for log_dir in store.log_dirs:
         yield from _check_files(store.disk, log_dir.path)

@@ -13,7 +13,7 @@ from logfs.format.tiered.metadata_record import TOPIC
 from logfs.format.tiered.remote_segment import RemotePartition, SegmentState
 from logfs.locks import Level, make_lock
 from logfs.log.disk.bucket_path import BucketPath, as_path
-from logfs.log.follow.live_partition import ReadOnlyPartition
+from logfs.log.follow.live_partition import LivePartition
 from logfs.store.directory.topic_id import read_topic_id
 from logfs.store.tiering.bucket_owner import BucketOwner
 from logfs.store.tiering.metadata import RemoteLogMetadata
@@ -247,7 +247,7 @@ class TieredLogs:
         of another replica, which is ahead.
         """
         log = self.of(partition)
-        if isinstance(partition, ReadOnlyPartition) and partition.topic != TOPIC:
+        if isinstance(partition, LivePartition) and partition.topic != TOPIC:
             partition.remote_between = partial(self._between, partition)
         if log is None:
             return
