@@ -474,8 +474,8 @@ class TimeIndex(SparseIndex):
         """Whether this may be the index of a sealed segment whose offsets are all below `next_offset`.
 
         `first_batch_timestamp` is the greatest timestamp of the segment's first batch (ms), -1 if there is none.
-        Checks only the file size and the last entry. If the segment has timestamps, the index has at least one entry: the
-        closing entry, which is written when the segment is sealed (kafka-storage 3.5).
+        Checks only the file size and the last entry. If the segment has timestamps, the index has at least one entry:
+        the closing entry, which is written when the segment is sealed (kafka-storage 3.5).
         """
         entries = self._entries or self._open()
         if entries.has_rest:

@@ -162,7 +162,7 @@ class SegmentWriter:
         now_ms: int,
         first_batch_timestamp: int | None = None,
     ) -> bool:
-        """Whether a segment of `held` bytes must be sealed first. `first_batch_timestamp` (ms) is looked up if None."""
+        """Whether a segment of `held` bytes must be sealed first. Looks up `first_batch_timestamp` if it is None."""
         if held > config.segment_bytes - size:
             return True
         if held:
