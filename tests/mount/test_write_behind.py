@@ -299,6 +299,32 @@ def test_pages_again_and_out_of_order(
         assert Path(file.name).read_bytes() == text
 
 
+@pytest.mark.parametrize("number", range(3))
+def test_a_page_that_has_grown_overtakes_others(number: int, tmp_path: Path) -> None:
+    """The bytes before it may come last, and the same page as it was before may come after it."""
+    pages = [(4, b"two\n"), (4, b"two\nthree\n"), (0, b"one\n")]
+    stream = Stream(tmp_path / "file", lambda error: pytest.fail(str(error)))
+    stream.target.touch()
+    stream.open()
+    for position, data in (pages[1], *pages[number:], *pages[:number]):
+        stream.write(position, data)
+    stream.sync()
+    stream.close()
+    assert stream.target.read_bytes() == b"one\ntwo\nthree\n"
+
+
+def test_early_bytes_that_change_are_an_error(tmp_path: Path) -> None:
+    stream = Stream(tmp_path / "file", lambda error: None)
+    stream.target.touch()
+    stream.open()
+    stream.write(4, b"two\nthree\n")
+    stream.write(4, b"TWO\n")
+    stream.write(0, b"one\n")
+    with pytest.raises(OSError, match="were overwritten"):
+        stream.sync()
+    stream.close()
+
+
 # Durability.
 
 

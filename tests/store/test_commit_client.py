@@ -241,13 +241,8 @@ def _restart(mount: Mount) -> None:
             mount.start()
             return
         except AssertionError:
-            assert mount.log is not None
             assert "in use by" in mount.log.read_text()
-            assert mount.process is not None
-            mount.process.wait()
-            assert mount.process.stdout is not None
-            mount.process.stdout.close()
-            mount.process = None
+            mount.stop()
     pytest.fail("the mount never got the lock")
 
 

@@ -353,7 +353,7 @@ class BucketDisk(ReadOnlyDisk):
         if entry.segment is None or following is not None:
             return None
         with self._noticing_loss(file):
-            found = entry.segment.description(self._read_small)
+            found = entry.segment.description(self)
         return None if found is None else (found.end_offset + 1, found.max_timestamp)
 
     def is_cut(self, file: File) -> bool:
@@ -382,7 +382,7 @@ class BucketDisk(ReadOnlyDisk):
         if entry.segment is None:
             return entry.content
         with self._noticing_loss(file):
-            return entry.segment.file(entry.suffix, self._read_small) or b""
+            return entry.segment.file(entry.suffix, self) or b""
 
     @contextmanager
     def _noticing_loss(self, file: File) -> Iterator[None]:
@@ -397,7 +397,8 @@ class BucketDisk(ReadOnlyDisk):
         self._partition(file.path.parent).doubt()
         return Gone(f"{error.filename}: was deleted in the bucket; read again")
 
-    def _read_small(self, stored: StoredFile, *, again: bool = False) -> bytes:
+    def read_small(self, stored: StoredFile, *, again: bool = False) -> bytes:
+        """Return the content of a small file of a segment; with `again`, after it was fetched anew."""
         if again:
             self.chunks.fetch_again(stored, 0, stored.size)
         return bytes(self.chunks.read(stored, 0, stored.size, lambda: None))
@@ -407,14 +408,14 @@ class BucketDisk(ReadOnlyDisk):
         entry, following = _entry(file)
         if following is None or entry.suffix != names.LOG:
             return None
-        return following.file(names.LOG, self._read_small)
+        return following.file(names.LOG, self)
 
     def _end_before(self, segment: BucketSegment, log: StoredFile, offset: int) -> int:
         """Return the position in a .log file at which the batches at or after `offset` begin, usually its end."""
         if segment.end_offset is not None and segment.end_offset < offset:
             return log.size
-        index = segment.file(names.OFFSET_INDEX, self._read_small)
-        data = b"" if index is None else self._read_small(index)
+        index = segment.file(names.OFFSET_INDEX, self)
+        data = b"" if index is None else self.read_small(index)
         # A damaged index may end within an entry.
         entries = np.frombuffer(data[: len(data) // 8 * 8], ">i4").reshape(-1, 2)
         number = np.searchsorted(entries[:, 0], offset - segment.start_offset)

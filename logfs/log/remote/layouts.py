@@ -25,11 +25,12 @@ from logfs.log.remote.encryption import OVERHEAD_BYTES, unwrap
 from logfs.log.remote.object_store import StoredObject
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from typing import Self
 
     from logfs.format.tiered.custom_metadata import StoredSegment
     from logfs.format.tiered.remote_segment import RemotePartition, RemoteSegment
+    from logfs.log.remote.bucket_disk import BucketDisk
     from logfs.log.remote.encryption import DataKey
 
 # A .log file without a manifest is fetched in chunks of this size, which is the default of Aiven's plugin.
@@ -147,19 +148,18 @@ class BucketSegment:
         """Return the segment and the suffix of a key below the prefix `place`; None if the key is of no segment."""
         raise NotImplementedError
 
-    def description(self, read: Callable[..., bytes]) -> RemoteSegment | None:
+    def description(self, disk: BucketDisk) -> RemoteSegment | None:
         """Return what a manifest tells of the segment; None if there is none, or if it is of another segment.
 
-        `read` returns the content of a small file, as in `file`. Raises the errors of `file`.
+        `disk` reads the manifest. Raises the errors of `file`.
         """
         return None
 
-    def file(self, suffix: str, read: Callable[..., bytes]) -> StoredFile | None:
+    def file(self, suffix: str, disk: BucketDisk) -> StoredFile | None:
         """Return where the file with a suffix (".log") is; None if the segment has none.
 
-        `read` returns the content of a small file, with `again=True` after it was fetched anew, and raises what a
-        request raises. Raises `Corrupt` for a malformed manifest, `Unsupported` for one of a later release, and
-        `InvalidStore` without the key of encrypted objects.
+        `disk` reads the manifest, if one is needed. Raises `Corrupt` for a malformed manifest, `Unsupported` for one
+        of a later release, `InvalidStore` without the key of encrypted objects, and what a request raises.
         """
         raise NotImplementedError
 
@@ -216,10 +216,10 @@ class AivenSegment(BucketSegment):
     def parse(key: str, place: str) -> tuple[SegmentKey, str] | None:
         return parse_aiven_key(key, place)
 
-    def file(self, suffix: str, read: Callable[..., bytes]) -> StoredFile | None:
+    def file(self, suffix: str, disk: BucketDisk) -> StoredFile | None:
         if suffix == names.TEXT_INDEX and object_keys.TEXT not in self.objects:
             return None
-        described = self._manifest or self._read_manifest(read)
+        described = self._manifest or self._read_manifest(disk)
         if suffix == names.LOG:
             chunks = described.chunks
             log = self.objects[object_keys.LOG]
@@ -257,8 +257,8 @@ class AivenSegment(BucketSegment):
             is_part=True,
         )
 
-    def description(self, read: Callable[..., bytes]) -> RemoteSegment | None:
-        found = (self._manifest or self._read_manifest(read)).segment
+    def description(self, disk: BucketDisk) -> RemoteSegment | None:
+        found = (self._manifest or self._read_manifest(disk)).segment
         first = self.start_offset
         if (
             found is None
@@ -278,15 +278,15 @@ class AivenSegment(BucketSegment):
             raise type(error)(f"{key}: {error}") from None
         return described
 
-    def _read_manifest(self, read: Callable[..., bytes]) -> manifest.Manifest:
-        with self._reading:
+    def _read_manifest(self, disk: BucketDisk) -> manifest.Manifest:
+        with disk.hold(self._reading):
             if self._manifest is None:
                 stored = self._whole(object_keys.MANIFEST)
                 try:
-                    described = self._parse(read(stored))
+                    described = self._parse(disk.read_small(stored))
                 except Corrupt:
                     # The manifest may have arrived wrong, and the cache has it like that.
-                    described = self._parse(read(stored, again=True))
+                    described = self._parse(disk.read_small(stored, again=True))
                 if described.segment is not None:
                     self.end_offset = described.segment.end_offset
                 self._manifest = described
@@ -327,7 +327,7 @@ class LocalSegment(BucketSegment):
     def parse(key: str, place: str) -> tuple[SegmentKey, str] | None:
         return parse_local_key(key.removeprefix(place))
 
-    def file(self, suffix: str, read: Callable[..., bytes]) -> StoredFile | None:
+    def file(self, suffix: str, disk: BucketDisk) -> StoredFile | None:
         found = self.objects.get(suffix)
         if found is None:
             return None

@@ -74,7 +74,11 @@ class Stream:
         Bytes before `self.position` were accepted already. Errors are kept for `check`.
         """
         if position > self.position:
-            self._early[position] = data
+            # A page that has grown may overtake the page as it was before.
+            shorter, longer = sorted((self._early.get(position, b""), data), key=len)
+            if not longer.startswith(shorter):
+                self._fail(self._overwritten(position + len(longer)))
+            self._early[position] = longer
             return
         self._accept(data, position)
         while self._early and (first := min(self._early)) <= self.position:
@@ -124,8 +128,7 @@ class Stream:
 
     def _accept(self, data: bytes, position: int) -> None:
         if not self._agrees(data, position):
-            reason = f"bytes before {self.position}, which are appended already, were overwritten"
-            self._fail(refuse(errno.EIO, f"{self.target}: {reason}; open it with O_APPEND"))
+            self._fail(self._overwritten(self.position))
         new = memoryview(data)[self.position - position :]
         if not new:
             return
@@ -146,6 +149,10 @@ class Stream:
         self._unfinished.clear()
         self._send(lines)
         self._hold(new[end:])
+
+    def _overwritten(self, end: int) -> OSError:
+        reason = f"bytes before {end}, which were sent already, were overwritten"
+        return refuse(errno.EIO, f"{self.target}: {reason}; open it with O_APPEND")
 
     def _agrees(self, data: bytes, position: int) -> bool:
         """Whether bytes that the kernel sends again are those accepted before, as far as these are known."""
