@@ -225,8 +225,8 @@ class Planner:
                 self._map.keep_sent(plan.name, plan.there)
             except ClusterError as error:
                 return [str(error)]
-            return []
-        places = [] if plan.remote is None else [(plan.name, number) for number in plan.there]
+        unknown = sorted(plan.there.keys() - self._map.partitions_of(plan.name))
+        places = [] if plan.remote is None else [(plan.name, number) for number in unknown]
         starts = self._sender.ask(partial(Cluster.start_offsets, partitions=places))
         return [
             f"{topic}-{number}: has records in the cluster that the map does not know: delete the topic in the "

@@ -294,6 +294,10 @@ class TranslationMap:
             "file from a copy, or delete the topic in the cluster and the map, and push again"
         )
 
+    def partitions_of(self, topic: str) -> set[int]:
+        """Return the partitions in the cluster of which the map has runs of a topic."""
+        return {there for (name, _, there), runs in self._runs.items() if name == topic and runs}
+
     def sent_up_to(self, topic: str, partition: int, to_partition: int) -> int:
         """Return the offset here up to which records for `to_partition` in the cluster were sent; 0 if none were."""
         runs = self._runs.get((topic, partition, to_partition))

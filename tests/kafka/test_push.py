@@ -200,6 +200,7 @@ def test_a_wrong_map_sends_nothing(
             for n in range(count):
                 mapped.append([Record(b"%d" % n, timestamp=topics.T)])
             store.delete_records("mapped-0", 3)
+            store.create("mapped-1").append([Record(b"other", timestamp=topics.T)])
     words = ["--topics", "mapped", "--translate", map_path]
     assert run_push(log_dirs[0], target, *words).returncode == 0
     whole = map_path.read_text()
@@ -207,12 +208,16 @@ def test_a_wrong_map_sends_nothing(
     assert len(before) == 27
     with Store(log_dirs[0]) as store:
         store["mapped-0"].append([Record(b"new", timestamp=topics.T)])
-    *head, run = whole.splitlines()
+    *head, run, last = whole.splitlines()
+    assert last.startswith("mapped,1,0,1,1,0,")
     wrong = {
         whole.replace("mapped,0,3,", "mapped,7,3,"): "was changed, or lines before it are missing",
         whole.replace("mapped,0,3,", "mapped,0,1000,"): "was changed",
-        "\n".join([*head, run.replace(",27,", ",26,"), ""]): "was changed",
-        "\n".join([*head, ""]): "has records in the cluster that the map does not know",
+        "\n".join([*head, run.replace(",27,", ",26,"), last, ""]): "was changed",
+        "\n".join([*head, ""]): "mapped-0: has records in the cluster that the map does not know",
+        "\n".join(
+            [*head, run, ""]
+        ): "mapped-1: has records in the cluster that the map does not know",
     }
     for text, said in wrong.items():
         map_path.write_text(text)

@@ -203,6 +203,9 @@ def test_a_map_that_was_changed_is_refused(
         offsets.keep_sent(TOPIC, ends_of(found))
     except ClusterError:
         return
+    if {there for there, end in ends_of(found).items() if end} - offsets.partitions_of(TOPIC):
+        # Nothing is known of a partition that has records in the cluster: the plan refuses it, too.
+        return
     for here in range(3):
         for there in range(3):
             sent = [at for (p, at), (n, _) in found.items() if (p, n) == (here, there)]

@@ -131,9 +131,9 @@ def _shared(place: str) -> Decoder:
 
 @given(st.binary(max_size=8))
 def test_what_is_framed(data: bytes) -> None:
-    """A value is framed if it begins with a zero byte and four more."""
+    """A value is framed if it begins with a zero byte, and a number of four bytes that is not negative."""
     number = schema_of(data)
-    assert (number is None) == (len(data) < 5 or data[0] != 0)
+    assert (number is None) == (len(data) < 5 or data[0] != 0 or data[1] > 127)
     assert number is None or framed(number, data[5:]) == data
 
 

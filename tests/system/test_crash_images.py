@@ -415,6 +415,8 @@ def test_a_partition_that_is_created_again_has_no_commits_of_the_one_before() ->
         disk = RecordingDisk(root)
         try:
             work = Workload(disk)
+            # The files of the indexes of `__consumer_offsets` have 10 MB otherwise.
+            work.store.settings.set_broker("log.index.size.max.bytes", "4096")
             work.create("a-0")
             for number in range(4):
                 work.append("a-0", line(number))
