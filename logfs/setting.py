@@ -162,7 +162,8 @@ def _parse_double(text: str) -> float:
     return float(_check_digits(text))
 
 
-def _parse_boolean(text: str) -> bool:
+def parse_boolean(text: str) -> bool:
+    """Return the value of `true` or `false` in any case. Raises `ValueError` for other texts."""
     return ("false", "true").index(text.lower()) == 1
 
 
@@ -174,7 +175,7 @@ _PARSERS: Mapping[Type, Callable[[str], Value]] = {
     INT: _parse_int,
     LONG: _parse_int,
     DOUBLE: _parse_double,
-    BOOLEAN: _parse_boolean,
+    BOOLEAN: parse_boolean,
     STRING: str,
     LIST: _parse_list,
 }

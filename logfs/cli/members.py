@@ -13,10 +13,10 @@ import errno
 import fcntl
 import hashlib
 import os
-import struct
 from typing import TYPE_CHECKING
 
 from logfs.errors import NotWritable
+from logfs.store.directory.lock import FLOCK
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,8 +27,6 @@ FILE_NAME = "logfs.members"
 """The file in a log directory whose bytes the members lock. It has no content, and Kafka ignores it."""
 
 _MOST_MEMBERS = 4096
-# `struct flock` of Linux: type, whence, start, length, pid. For locks of open file descriptions, the pid is 0.
-_FLOCK = struct.Struct("@hhqqi4x")
 
 
 class Membership:
@@ -87,7 +85,7 @@ class Membership:
 
     def _lock(self, place: int, kind: int) -> bool:
         try:
-            fcntl.fcntl(self._file, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, place, 1, 0))
+            fcntl.fcntl(self._file, fcntl.F_OFD_SETLK, FLOCK.pack(kind, os.SEEK_SET, place, 1, 0))
         except OSError as error:
             if error.errno not in (errno.EAGAIN, errno.EACCES):
                 raise
@@ -102,8 +100,8 @@ class Membership:
             start, end = ranges.pop()
             if start == end:
                 continue
-            wanted = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, start, end - start, 0)
-            kind, _, at, length, _ = _FLOCK.unpack(
+            wanted = FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, start, end - start, 0)
+            kind, _, at, length, _ = FLOCK.unpack(
                 fcntl.fcntl(self._file, fcntl.F_OFD_GETLK, wanted)
             )
             if kind != fcntl.F_UNLCK:

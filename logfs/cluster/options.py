@@ -14,14 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from logfs.errors import Corrupt, InvalidSetting
 from logfs.format.files.checkpoint import parse_properties
+from logfs.setting import parse_boolean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
-
-
-def _flag(text: str) -> bool:
-    return ("false", "true").index(text.lower()) == 1
 
 
 def _positive(text: str) -> int:
@@ -56,7 +53,7 @@ _OPTIONS: Mapping[str, Callable[[str], Any]] = {
     "security_protocol": _one_of("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"),
     "ssl_cafile": str,
     "ssl_certfile": str,
-    "ssl_check_hostname": _flag,
+    "ssl_check_hostname": parse_boolean,
     "ssl_crlfile": str,
     "ssl_keyfile": str,
     "ssl_password": str,

@@ -21,7 +21,7 @@ from logfs.format.batches.batch import (
     parse_header,
 )
 from logfs.format.batches.compression import Codec
-from logfs.format.batches.legacy import LegacyBatch
+from logfs.format.batches.legacy import MESSAGE, MESSAGE_TIMESTAMP, LegacyBatch
 from logfs.format.batches.record import NO_TIMESTAMP, Record, TimestampType, decode_records
 from logfs.log.disk.disk import ReadOnlyDisk
 
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 # The bytes that the tool reads before it knows the magic of a batch, and the smallest valid value of a length field.
 _START = struct.Struct(">qi5x")
 _SMALLEST_BYTES = 14
-_MESSAGE = struct.Struct(">qiIbb")
-_TIMESTAMP = struct.Struct(">q")
 _CHUNK_BYTES = 1 << 20
 
 
@@ -86,10 +84,10 @@ class LogFile:
 
 def _legacy_header(head: memoryview) -> Header:
     """Return the header of a message of magic 0 or 1, or of a wrapper of messages. Its only offset is the last."""
-    offset, length, crc, magic, attributes = _MESSAGE.unpack_from(head)
+    offset, length, crc, magic, attributes = MESSAGE.unpack_from(head)
     timestamp = NO_TIMESTAMP
-    if magic == 1 and len(head) >= _MESSAGE.size + _TIMESTAMP.size:
-        (timestamp,) = _TIMESTAMP.unpack_from(head, _MESSAGE.size)
+    if magic == 1 and len(head) >= MESSAGE.size + MESSAGE_TIMESTAMP.size:
+        (timestamp,) = MESSAGE_TIMESTAMP.unpack_from(head, MESSAGE.size)
     return Header(
         offset, length, -1, magic, crc, attributes, 0, timestamp, timestamp, -1, -1, -1, 1
     )

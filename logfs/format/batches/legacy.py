@@ -37,8 +37,9 @@ if TYPE_CHECKING:
 
 MAGICS = (0, 1)
 
-_HEAD = struct.Struct(">qiIbb")
-_TIMESTAMP = struct.Struct(">q")
+# The head of a message of magic 0 or 1, and the timestamp after it of magic 1.
+MESSAGE = struct.Struct(">qiIbb")
+MESSAGE_TIMESTAMP = struct.Struct(">q")
 _LENGTH = struct.Struct(">i")
 # For magic 0 and 1: the fewest bytes after a message's size field, and the attribute bits that have a meaning.
 _LEAST = (14, 22)
@@ -79,17 +80,17 @@ def parse_message(data: bytes | memoryview, position: int = 0) -> LegacyMessage:
     left = len(data) - position - LENGTH_OVERHEAD
     if left < _LEAST[0]:
         raise Corrupt(f"{len(data) - position} bytes are too few for a message")
-    offset, size, crc, magic, attributes = _HEAD.unpack_from(data, position)
+    offset, size, crc, magic, attributes = MESSAGE.unpack_from(data, position)
     if magic not in MAGICS:
         raise Corrupt(f"message {offset}: magic {magic} is neither 0 nor 1")
     if not _LEAST[magic] <= size <= left:
         raise Corrupt(f"message {offset}: size {size} is invalid with {left} bytes left")
     start, end = position + MAGIC_AT, position + LENGTH_OVERHEAD + size
     is_valid = zlib.crc32(data[start:end]) == crc
-    at, timestamp = position + _HEAD.size, NO_TIMESTAMP
+    at, timestamp = position + MESSAGE.size, NO_TIMESTAMP
     if magic:
-        (timestamp,) = _TIMESTAMP.unpack_from(data, at)
-        at += _TIMESTAMP.size
+        (timestamp,) = MESSAGE_TIMESTAMP.unpack_from(data, at)
+        at += MESSAGE_TIMESTAMP.size
     key_start, key_length, at = _field(data, at, end)
     value_start, value_length, at = _field(data, at, end)
     if at != end:

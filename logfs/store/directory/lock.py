@@ -34,7 +34,7 @@ STATUS_FILE = ".logfs/status.json"
 _BROKER = b"kafka.Kafka"
 
 # struct flock of Linux on 64-bit machines: l_type, l_whence, l_start, l_len, l_pid.
-_FLOCK = struct.Struct("hhqqi4x")
+FLOCK = struct.Struct("hhqqi4x")
 
 
 class Lock:
@@ -192,8 +192,8 @@ def _identity(disk: Disk, path: Path) -> tuple[int, int]:
 
 
 def _holder(fd: int) -> int | None:
-    request = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-    kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, request))
+    request = FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    kind, _, _, _, pid = FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, request))
     return None if kind == fcntl.F_UNLCK else int(pid)
 
 
