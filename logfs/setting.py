@@ -66,7 +66,7 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """The words that a setting allows. The value of a list may have any number of them, any other value is one."""
+    """The words that a setting allows. A list has any number of them, any other setting exactly one."""
 
     words: tuple[str, ...]
 

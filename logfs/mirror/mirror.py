@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from logfs.cluster.cluster import OWN_TOPICS, Cluster
-from logfs.errors import ClusterError, InvalidSetting, LogfsError
+from logfs.errors import ClusterError, InvalidSetting, LogfsError, RecordTooLarge
 from logfs.format.base.names import TopicPartition, parse_directory
 from logfs.locks import Level, make_lock
 from logfs.mirror.fetcher import Fetcher
@@ -40,8 +40,6 @@ _TICK_SECONDS = 0.1
 _FLUSH_BYTES = 32 << 20
 # Prefixes of settings that a copy does not take from the cluster: this store decides where its segments go.
 _OWN_SETTINGS = ("local.", "logfs.", "remote.")
-# The offsets of a group are committed this many at a time: more might not fit in one batch.
-_OFFSETS_AT_ONCE = 1000
 # How long `run_once` tries again after errors.
 _GIVE_UP_SECONDS = 30.0
 
@@ -396,7 +394,9 @@ class Mirror:
                 known = self._store.groups.committed(group, mirror.name)
                 if known is None or known.offset != offset:
                     changed[mirror.name] = offset
-        offsets = [*changed.items()]
-        for first in range(0, len(offsets), _OFFSETS_AT_ONCE):
-            some = dict(offsets[first : first + _OFFSETS_AT_ONCE])
-            self._store.groups.commit_all(group, some)
+        try:
+            self._store.groups.commit_all(group, changed)
+        except RecordTooLarge:
+            # They do not fit in one batch, and need not: readers of the copy take each partition's offset alone.
+            for name, offset in changed.items():
+                self._store.groups.commit(group, name, offset)

@@ -58,7 +58,7 @@ def remount(mountpoint: Path, words: Iterable[str]) -> None:
         raise InvalidStore(f"{mountpoint}: no logfs is mounted here")
     status = _status(path)
     in_force = mount.options | mount.flags
-    in_force |= {f"{name}={status.get(name)}" for name in ("isolation", "linger_ms")}
+    in_force |= {f"{name}={status[name]}" for name in ("isolation", "linger_ms") if name in status}
     in_force |= {"write_behind"} & status.keys()
     flags = set(mount.flags & _FLAGS.keys())
     for word in words:

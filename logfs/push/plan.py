@@ -228,9 +228,12 @@ class Planner:
         unknown = sorted(plan.there.keys() - self._map.partitions_of(plan.name))
         places = [] if plan.remote is None else [(plan.name, number) for number in unknown]
         starts = self._sender.ask(partial(Cluster.start_offsets, partitions=places))
+        what = (
+            "restore the map from a copy" if is_begun else "name the map of the push that sent them"
+        )
         return [
-            f"{topic}-{number}: has records in the cluster that the map does not know: delete the topic in the "
-            "cluster, or name the map of the push that sent them"
+            f"{topic}-{number}: has records in the cluster that the map does not know: {what}, or delete the topic "
+            "in the cluster, and the map"
             for (topic, number), start in starts.items()
             if start < plan.there[number]
         ]

@@ -295,7 +295,7 @@ class TranslationMap:
         )
 
     def partitions_of(self, topic: str) -> set[int]:
-        """Return the partitions in the cluster of which the map has runs of a topic."""
+        """Return the partitions in the cluster that the runs of a topic go to."""
         return {there for (name, _, there), runs in self._runs.items() if name == topic and runs}
 
     def sent_up_to(self, topic: str, partition: int, to_partition: int) -> int:

@@ -183,6 +183,7 @@ def test_a_mount_on_a_busy_broker(
         producers = [client.producer(compression_type=name) for name in compressions]
         end = time.monotonic() + SECONDS
         while time.monotonic() < end or readers.reads < READS or not has_worked(busy, mount):
+            assert time.monotonic() < end + 120, "the broker has not deleted or compacted records"
             for name in ("feed", "table", "both"):
                 batch = []
                 for _ in range(rng.randrange(1, 60)):

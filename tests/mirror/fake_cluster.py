@@ -31,6 +31,7 @@ class FakeCluster:
     def __init__(self, source: Store) -> None:
         self.source = source
         self.topic_settings: dict[str, dict[str, str]] = {}
+        self.committed: dict[str, dict[Place, int]] = {}
         self.leader = NODE
         self.most_batches: int | None = None
         self.fault: Callable[[Sequence[Wanted]], None] = lambda wanted: None
@@ -55,8 +56,12 @@ class FakeCluster:
         return {topic: self.topic_settings.get(topic, {}) for topic in topics}
 
     def groups(self) -> list[str]:
-        """Return no group."""
-        return []
+        """Return the groups of `committed`."""
+        return [*self.committed]
+
+    def group_offsets(self, group: str) -> dict[Place, int]:
+        """Return the offsets of a group."""
+        return self.committed[group]
 
     def end_offsets(self, partitions: Iterable[Place]) -> dict[Place, int]:
         """Return the ends of logs."""

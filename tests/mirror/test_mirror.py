@@ -102,6 +102,22 @@ def test_the_document_lists_the_settings_of_a_copys_own() -> None:
     assert {name for name in TOPIC_SETTINGS if name.split(".")[0] in kinds} == {*OWN}
 
 
+def test_offsets_that_do_not_fit_in_one_batch_are_copied(
+    cluster: FakeCluster, copies: Store
+) -> None:
+    """A group may have offsets of more partitions than one batch of `__consumer_offsets` has room for here."""
+    names = [f"spread{number}" for number in range(30)]
+    for name in names:
+        cluster.source.create(f"{name}-0").append([b"a", b"b"])
+    copies.settings.set_topic("__consumer_offsets", "max.message.bytes", "1000")
+    cluster.committed["billing"] = {(name, 0): 2 for name in names}
+    with mirror_into(copies) as mirror:
+        mirror.run_once(lambda progress: None)
+        assert not mirror.progress().problems
+        found = [copies.groups.committed("billing", f"{name}-0") for name in names]
+        assert [each and each.offset for each in found] == [2] * len(names)
+
+
 # Errors of threads.
 
 

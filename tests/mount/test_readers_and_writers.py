@@ -24,14 +24,15 @@ from logfs.format.text.rendering import View
 from logfs.log.read.text_view import KEPT_SEGMENTS
 from logfs.store.store import Store
 from tests.support.batches import Batches
+from tests.support.mounts import Mount
 from tests.support.processes import Threads, wait_for
-from tests.support.requirements import need_command
+from tests.support.requirements import need_command, need_fuse
+from tests.support.stores import assert_clean
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.support.mounts import Mount
-
+THREADS = 4
 ROUNDS = int(os.environ.get("LOGFS_CROWD_ROUNDS", "12"))
 NAME = "orders-0"
 
@@ -388,3 +389,33 @@ def test_programs_during_rolls_retention_and_compaction(
     # The text cache grows to its limit of 32 MiB, and the looked-up names to their limit of 20,000, which use about
     # as much memory again.
     assert usage[-1].memory_mb <= usage[0].memory_mb + 64
+
+
+def test_the_first_requests_of_a_process_are_answered(tmp_path: Path) -> None:
+    """Threads write and read as soon as the mount is ready, while its daemon still loads the compiled code."""
+    need_fuse()
+    mount = Mount(tmp_path / "mnt", [tmp_path / "log"], is_forked=False)
+    errors: list[BaseException] = []
+    threads = Threads(errors)
+
+    def work(number: int) -> None:
+        directory = mount.partition(f"first{number}-0")
+        for n in range(20):
+            with (directory / "append").open("ab", buffering=0) as file:
+                file.write(b"%d\n" % n)
+            assert (directory / "records").read_bytes() == b"".join(
+                b"%d\n" % m for m in range(n + 1)
+            )
+            assert (directory / f"offsets/{n}").read_bytes() == b"%d" % n
+            assert (directory / "records.jsonl").read_bytes().count(b"\n") == n + 1
+
+    try:
+        mount.start()
+        for number in range(THREADS):
+            threads.start(partial(work, number))
+        threads.join()
+        assert errors == []
+        assert mount.errors() == ""
+    finally:
+        mount.stop()
+    assert_clean(tmp_path / "log")

@@ -314,6 +314,7 @@ def test_a_page_that_has_grown_overtakes_others(number: int, tmp_path: Path) -> 
 
 
 def test_early_bytes_that_change_are_an_error(tmp_path: Path) -> None:
+    """Bytes that wait for those before them, and then come again as others, were overwritten."""
     stream = Stream(tmp_path / "file", lambda error: None)
     stream.target.touch()
     stream.open()

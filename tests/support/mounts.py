@@ -40,8 +40,9 @@ def alone_with_mounts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
 class Mount:
     """A mount with a daemon of its own, run as `logfs mount -f`.
 
-    `program` is a Python module and its first arguments, to run instead of `logfs`. The locks of the daemon check
-    their order, and the end of the daemon fails if one was broken.
+    `program` is a Python module and its first arguments, to run instead of `logfs`. A daemon is forked from a process
+    that has loaded logfs (`spawner`); with `is_forked` false it is a new interpreter, which loads what requests need
+    when they need it. The locks of a forked daemon check their order, and its end fails if one was broken.
     """
 
     path: Path
@@ -49,6 +50,7 @@ class Mount:
     options: list[str] = field(default_factory=list)
     uid: int | None = None
     program: Sequence[str] = ("logfs",)
+    is_forked: bool = True
     process: Child | None = None
 
     @property
@@ -67,12 +69,21 @@ class Mount:
         output.write_bytes(b"")
         words = [*self.program, "mount", "-f", *self.options, *self.log_dirs, self.path]
         self.process = spawner.shared().program(
-            *map(str, words), output=output, errors=self.log, user=self.uid
+            *map(str, words),
+            output=output,
+            errors=self.log,
+            user=self.uid,
+            is_forked=self.is_forked,
         )
         end = time.monotonic() + START_SECONDS
         while not output.read_bytes().endswith(b"ready\n"):
-            ended = self.process.poll() is not None or time.monotonic() > end
+            ended = self.process.poll() is not None
             assert not ended, f"no mount: {self.log.read_text()}"
+            if time.monotonic() > end:
+                self.stop()
+                pytest.fail(
+                    f"the mount is not ready after {START_SECONDS} s: {self.log.read_text()}"
+                )
             time.sleep(0.003)
         return self
 
@@ -95,11 +106,13 @@ class Mount:
     def stop(self) -> None:
         """Unmount and wait for the daemon; a mount whose daemon has already died is removed."""
         if self.process is None:
-            self._clear()
+            clear(self.path)
             return
         self.process.kill(signal.SIGTERM)
-        self._reap()
-        self._clear()
+        try:
+            self._reap()
+        finally:
+            clear(self.path)
 
     def remount(self) -> None:
         """Stop the mount if it is running, and start it again on the same directories."""
@@ -116,10 +129,6 @@ class Mount:
             self.process.close()
             self.process = None
         assert "WrongOrder" not in (found := self.log.read_text(errors="replace")), found
-
-    def _clear(self) -> None:
-        if is_mounted(self.path):
-            subprocess.run(["umount", "-l", str(self.path)], check=False, capture_output=True)
 
 
 def is_mounted(path: Path) -> bool:

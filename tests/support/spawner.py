@@ -25,7 +25,6 @@ import sys
 import tempfile
 import time
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -96,10 +95,13 @@ class Child:
         if self._pidfd < 0:
             return
         self.kill()
-        with suppress(TimeoutError):
-            self.wait(30)
-        os.close(self._pidfd)
-        self._pidfd = -1
+        try:
+            # If the server has ended, so have its children.
+            with suppress(TimeoutError, RuntimeError):
+                self.wait(30)
+        finally:
+            os.close(self._pidfd)
+            self._pidfd = -1
 
 
 class Spawner:
@@ -120,6 +122,11 @@ class Spawner:
         )
         assert self._server.stdout is not None
         assert self._server.stdout.readline() == b"ready\n"
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the server has not ended."""
+        return self._server.poll() is None
 
     def command(self, *argv: object, hold: bool = False) -> Child:
         """Start `logfs ARGV`. With `hold`, it begins at `go`."""
@@ -155,15 +162,24 @@ class Spawner:
         return self._spawn({"call": function, "arguments": told}, hold=hold)
 
     def program(
-        self, module: str, *argv: object, output: Path, errors: Path, user: int | None = None
+        self,
+        module: str,
+        *argv: object,
+        output: Path,
+        errors: Path,
+        user: int | None = None,
+        is_forked: bool = True,
     ) -> Child:
         """Start `python -m MODULE ARGV` with the present environment of this process.
 
-        What it prints is appended to the files `output` and `errors`. With `user`, it has this uid, and gid.
+        What it prints is appended to the files `output` and `errors`. With `user`, it has this uid, and gid. A forked
+        child runs the module in the state that the server has prepared: logfs is imported, its compiled code loaded.
+        With `is_forked` false, it is a new interpreter.
         """
         errors.touch()
         request = {
             "module": module,
+            "is_forked": is_forked,
             "argv": list(map(str, argv)),
             "errors": str(errors),
             "cwd": str(Path.cwd()),
@@ -182,7 +198,8 @@ class Spawner:
         self._server.stdin.write(json.dumps(request).encode() + b"\n")
         self._server.stdin.flush()
         while number not in self._pids:
-            self._receive(30)
+            if not self._receive(30):
+                raise TimeoutError("the server of child processes does not answer")
         return Child(self, number, self._pids.pop(number), output)
 
     def status(self, number: int, seconds: float) -> int | None:
@@ -226,14 +243,17 @@ class Spawner:
             self._server.wait()
 
 
-@cache
 def shared() -> Spawner:
-    """Return a server that lives as long as this process."""
-    directory = Path(tempfile.mkdtemp(prefix="logfs-spawner-"))
-    atexit.register(shutil.rmtree, directory, ignore_errors=True)
-    server = Spawner(directory)
-    atexit.register(server.close)
-    return server
+    """Return a server that lives as long as this process. If it has ended before, return another one."""
+    if not _shared or not _shared[-1].is_running:
+        directory = Path(tempfile.mkdtemp(prefix="logfs-spawner-"))
+        atexit.register(shutil.rmtree, directory, ignore_errors=True)
+        _shared.append(Spawner(directory))
+        atexit.register(_shared[-1].close)
+    return _shared[-1]
+
+
+_shared: list[Spawner] = []
 
 
 # The server.
@@ -242,6 +262,8 @@ def shared() -> Spawner:
 def _serve() -> int:
     """Answer requests until standard input ends. In a child, return the exit code of the request."""
     waking, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    # Ctrl-C is for the tests and the children, which clear up: the server ends when the tests close its input.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     signal.pthread_sigmask(signal.SIG_BLOCK, {_GO})
@@ -282,8 +304,10 @@ def _answer(**answer: int) -> None:
 
 
 def _child(request: dict[str, Any]) -> int:
+    _end_with_server()
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if "cwd" in request:
         os.chdir(request["cwd"])
         os.environ.clear()
@@ -297,13 +321,16 @@ def _child(request: dict[str, Any]) -> int:
     if request.get("user") is not None:
         os.setgid(request["user"])
         os.setuid(request["user"])
-    # A change of the user would cancel it.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        # A change of the user has canceled it.
+        _end_with_server()
     faulthandler.enable()
     faulthandler.register(_DUMP, all_threads=True)
     if request["hold"]:
         signal.sigwait({_GO})
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {_GO})
+    if not request.get("is_forked", True):
+        words = [sys.executable, "-m", request["module"], *request["argv"]]
+        os.execve(sys.executable, words, os.environ)
     if "module" in request:
         sys.argv[1:] = request["argv"]
         runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
@@ -315,6 +342,14 @@ def _child(request: dict[str, Any]) -> int:
     module, _, name = request["call"].partition(":")
     getattr(importlib.import_module(module), name)(*request["arguments"])
     return 0
+
+
+def _end_with_server() -> None:
+    """Have the kernel kill this child when the server ends, or end at once if it has ended."""
+    server = os.getppid()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != server or server == 1:
+        os._exit(1)
 
 
 def _prepare() -> None:

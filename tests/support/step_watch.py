@@ -1,7 +1,8 @@
 """`logfs` with a watch over its event loop: python -m tests.support.step_watch REPORT mount -f …
 
 Counts the steps of trio's tasks that used more than `SLOW_MS` of the processor's time, by the handler that began the
-step, and writes them to the file REPORT as JSON at the end: the name and the times in ms, longest first.
+step. At the end it writes to the file REPORT, as JSON, `slow`: the names and times in ms, longest first; and `seen`:
+the names of all handlers that were watched. It must be imported before the mount, and so by a process of its own.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ class StepWatch(trio.abc.Instrument):
         self.slow: dict[str, list[float]] = defaultdict(list)
         # The handler that each task is in or was in last.
         self.handlers: dict[trio.lowlevel.Task, str] = {}
+        self.seen: set[str] = set()
         self._began_ns = 0
 
     def before_task_step(self, task: trio.lowlevel.Task) -> None:
@@ -56,6 +58,7 @@ def watch(report: Path) -> int:
         async def reply(self: Any, *arguments: Any) -> Any:
             task = trio.lowlevel.current_task()
             steps.handlers[task] = f"{name} {self._path_of(name, arguments)}"
+            steps.seen.add(name)
             return await inner(self, *arguments)
 
         return reply
@@ -65,8 +68,8 @@ def watch(report: Path) -> int:
     try:
         return main(sys.argv[1:])
     finally:
-        found = {name: sorted(times, reverse=True) for name, times in steps.slow.items()}
-        report.write_bytes(orjson.dumps(found))
+        slow = {name: sorted(times, reverse=True) for name, times in steps.slow.items()}
+        report.write_bytes(orjson.dumps({"slow": slow, "seen": sorted(steps.seen)}))
 
 
 if __name__ == "__main__":

@@ -385,7 +385,7 @@ class Batch:
             if at >= timestamp:
                 return header.base_offset, at
         if not columns.worthwhile(header.record_count):
-            # All are decoded before one is chosen, as below: a malformed record is an error wherever it lies.
+            # All are decoded before one is chosen, as below, so that both ways refuse the same batches.
             for record in [*self.records()]:
                 at = NO_TIMESTAMP if record.timestamp is None else record.timestamp
                 if at >= timestamp and record.offset >= offset:

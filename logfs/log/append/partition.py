@@ -89,7 +89,8 @@ class Partition(Log):
 
         The records are readable at once, and durable after `flush`. `RecordTooLarge` and `InvalidRecord` leave the
         log unchanged. After the `OSError` of a full disk, or a crash, the log has all of a batch or nothing of it: if
-        the records need several batches, the first ones may stay. With `in_one_batch`, such records are refused.
+        the records need several batches, the first ones may stay. With `in_one_batch`, `RecordTooLarge` is raised for
+        records that need several.
         """
         wanted = [as_record(item) for item in records]
         now_ms, config = self._clock(), self.config

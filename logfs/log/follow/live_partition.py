@@ -193,7 +193,7 @@ class LivePartition(Log):
         self._checkpointed_start = log_start_offset
 
     # The producers and the last stable offset. Only readers of committed records need them, and they cost a read of
-    # what was appended: a state has none (None) until such a reader asks.
+    # what was appended. `stable_end` of a state is None until such a reader asks.
 
     def _stable_end(self, end: int) -> int | None:
         return None

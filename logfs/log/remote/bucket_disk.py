@@ -398,7 +398,7 @@ class BucketDisk(ReadOnlyDisk):
         return Gone(f"{error.filename}: was deleted in the bucket; read again")
 
     def read_small(self, stored: StoredFile, *, again: bool = False) -> bytes:
-        """Return the content of a small file of a segment; with `again`, after it was fetched anew."""
+        """Return the content of a small file of a segment; with `again`, fetch it again first."""
         if again:
             self.chunks.fetch_again(stored, 0, stored.size)
         return bytes(self.chunks.read(stored, 0, stored.size, lambda: None))
