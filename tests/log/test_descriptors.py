@@ -294,7 +294,7 @@ def test_views_from_before_many_compactions_need_no_more_descriptors(
 
 def test_segments_that_wait_for_a_flush_leave_descriptors(few: None, store: Store) -> None:
     """Many partitions roll and nobody flushes: before descriptors are short, appends flush sealed segments."""
-    partitions = [store.create(f"topic{number}-0") for number in range(4)]
+    partitions = [store.create(f"topic{number}-0") for number in range(3)]
     for partition in partitions:
         set_topic(store, partition.topic, segment_bytes=2_000)
     before = descriptors()
