@@ -58,10 +58,10 @@ def nothing_is_collected() -> Iterator[None]:
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Limit this process to `DESCRIPTORS` more descriptors than it has open; logs may use half of them."""
+    """Limit this process to `DESCRIPTORS` more descriptors than it has open; logs may use half of them, or fewer."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = descriptors() + DESCRIPTORS
-    monkeypatch.setattr(segment_files, "SHARE", 2 * limit // DESCRIPTORS)
+    monkeypatch.setattr(segment_files, "SHARE", -(-2 * limit // DESCRIPTORS))
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
     yield
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
