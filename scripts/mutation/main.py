@@ -14,13 +14,16 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import coverage
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from changes import Change, changes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 ROOT = Path(__file__).resolve().parents[2]
 STATE = ROOT / ".mutants"
@@ -43,15 +46,15 @@ class Mutant(NamedTuple):
     tests: tuple[str, ...]
 
 
-def collect() -> None:
-    """Run the tests of the engine, and note which test runs which line, and for how long."""
+def collect(tests: Sequence[str]) -> None:
+    """Run tests of the engine, and note which test runs which line, and for how long."""
     STATE.mkdir(exist_ok=True)
     config = STATE / "coveragerc"
     config.write_text(f"[run]\nsource = {','.join(ENGINE)}\ndata_file = {DATA}\n")
     environment = {**os.environ, "LOGFS_MUTANTS_DURATIONS": str(DURATIONS)}
     DURATIONS.unlink(missing_ok=True)
     command = [sys.executable, "-m", "pytest", "-q", "-n", str(os.cpu_count()), "-p", "durations"]
-    command += [f"--cov-config={config}", "--cov", "--cov-context=test", "--cov-report=", *TESTS]
+    command += [f"--cov-config={config}", "--cov", "--cov-context=test", "--cov-report=", *tests]
     environment["PYTHONPATH"] = f"{Path(__file__).parent}:{ROOT}"
     subprocess.run(command, cwd=ROOT, env=environment, check=False)
 
@@ -116,12 +119,19 @@ def run(mutant: Mutant, clone: Path) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/mutants")
     parser.add_argument("--collect", action="store_true", help="note which tests run which line")
+    parser.add_argument(
+        "--tests",
+        nargs="+",
+        default=TESTS,
+        metavar="FOLDER",
+        help="with --collect: whose tests run",
+    )
     parser.add_argument("--count", type=int, default=300, help="how many mutants (300)")
     parser.add_argument("--seed", type=int, default=1, help="which mutants (1)")
     parser.add_argument("--minutes", type=float, default=1e6, help="stop after this time")
     arguments = parser.parse_args()
     if arguments.collect:
-        collect()
+        collect(arguments.tests)
         return 0
     mutants = draw(arguments.count, arguments.seed)
     clones: SimpleQueue[Path] = SimpleQueue()
