@@ -394,6 +394,8 @@ class Mirror:
                 known = self._store.groups.committed(group, mirror.name)
                 if known is None or known.offset != offset:
                     changed[mirror.name] = offset
+        if not changed:
+            return
         try:
             self._store.groups.commit_all(group, changed)
         except RecordTooLarge:

@@ -118,6 +118,20 @@ def test_offsets_that_do_not_fit_in_one_batch_are_copied(
         assert [each and each.offset for each in found] == [2] * len(names)
 
 
+def test_a_group_without_news_writes_nothing(cluster: FakeCluster, copies: Store) -> None:
+    """A group whose offsets are those of the copy, or of other topics, is left alone at each look."""
+    cluster.committed["elsewhere"] = {("payments", 0): 1}
+    with mirror_into(copies) as mirror:
+        mirror.run_once(lambda progress: None)
+        assert set(copies) == {NAME}
+        cluster.committed["billing"] = {("orders", 0): 2}
+        mirror.run_once(lambda progress: None)
+        log = copies.groups.log_of("billing")
+        ends = log.log_end_offset, log.generation
+        mirror.run_once(lambda progress: None)
+        assert (log.log_end_offset, log.generation) == ends
+
+
 # Errors of threads.
 
 
