@@ -242,15 +242,12 @@ class Operations(Handlers[Node]):
         node: Node, attr: pyfuse3.EntryAttributes, fields: pyfuse3.SetattrFields, uid: int
     ) -> None:
         access = node.access()
-        owner_changes = (fields.update_uid and attr.st_uid != access.uid) or (
-            fields.update_gid and attr.st_gid != access.gid and uid != access.uid
-        )
-        if uid != 0 and uid != access.uid:
+        if uid not in (0, access.uid):
             raise refuse(
                 errno.EPERM,
                 f"{node.path}: only its owner, uid {access.uid}, and root may change it",
             )
-        if uid != 0 and owner_changes:
+        if uid != 0 and fields.update_uid and attr.st_uid != access.uid:
             raise refuse(errno.EPERM, f"{node.path}: only root may give it to another user")
         if fields.update_mode:
             access = access._replace(mode=stat.S_IMODE(attr.st_mode))

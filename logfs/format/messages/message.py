@@ -86,20 +86,19 @@ class MessageSchema(NamedTuple):
 
         Raises `Corrupt` if it is malformed, and `Unsupported` for a version of a later release.
         """
-        version = parse_version(data, self.what)
+        return self.parse_body(data, parse_version(data, self.what), _INT16.size)
+
+    def parse_body(self, data: bytes, version: int, position: int = 0) -> Message:
+        """Parse the fields of a message whose version is told elsewhere; they take all of `data` from `position` on.
+
+        Raises `Corrupt` if they are malformed, and `Unsupported` for a version of a later release.
+        """
         if version < 0:
             raise Corrupt(f"{self.what}: there is no version {version}")
         if version > self.newest:
             raise Unsupported(
                 f"{self.what}: version {version} is newer than {self.newest}, the newest that this logfs reads"
             )
-        return self.parse_body(data, version, _INT16.size)
-
-    def parse_body(self, data: bytes, version: int, position: int = 0) -> Message:
-        """Parse the fields of a message whose version is told elsewhere; they take all of `data` from `position` on.
-
-        Raises `Corrupt` if they are malformed.
-        """
         flexible = version >= self.flexible
         reader = _MessageReader(data, self.what, version, flexible=flexible, position=position)
         return Message(version, reader.all(self.fields))

@@ -101,10 +101,6 @@ def parse(value: bytes) -> MetadataRecord | None:
     schema = _SCHEMAS.get(kind)
     if schema is None:
         return None
-    if version > schema.newest:
-        raise Unsupported(
-            f"{schema.what}: version {version} is newer than {schema.newest}, the newest that this logfs reads"
-        )
     fields = schema.parse_body(value, version, at).fields
     try:
         return _READERS[kind](fields)
