@@ -296,6 +296,25 @@ def test_every_module_is_on_a_map() -> None:
         assert re.search(rf"\b{path.stem}\b", text), f"{path.relative_to(ROOT)} is on no map"
 
 
+def test_the_tree_of_the_architecture_exists() -> None:
+    """Each line of the tree in docs/architecture.md is a folder or a module."""
+    (tree,) = re.findall(
+        r"```\nlogfs/\n(.*?)```", (ROOT / "docs/architecture.md").read_text(), re.DOTALL
+    )
+    parents = [ROOT / "logfs"]
+    lines = tree.splitlines()
+    assert len(lines) > 40
+    for line in lines:
+        ((branch, names),) = re.findall(r"^((?:│   )*[├└]── )([\w.]+(?:, [\w.]+)*)", line)
+        depth = len(branch) // 4
+        for name in names.split(", "):
+            path = parents[depth - 1] / name
+            assert path.exists() or path.with_suffix(".py").exists(), (
+                f"architecture.md names {path}"
+            )
+        parents[depth:] = [path]
+
+
 def members(node: ast.ClassDef) -> set[str]:
     """The methods and attributes of a class, without those of its bases."""
     functions = ast.FunctionDef | ast.AsyncFunctionDef
