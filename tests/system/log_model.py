@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -34,6 +35,7 @@ class Model:
 
     def __init__(self) -> None:
         self.start = self.end = 0
+        # The records by offset, in order.
         self.records: dict[int, Sent] = {}
         # The markers in order: producer id, offset, whether it commits.
         self.markers: list[tuple[int, int, bool]] = []
@@ -45,17 +47,17 @@ class Model:
     def transactions(self) -> tuple[set[int], int]:
         """Return the offsets of aborted records, and the last stable offset."""
         aborted: set[int] = set()
-        unstable = self.end
-        for producer in PRODUCERS:
-            own = [each.offset for each in self.records.values() if each.producer == producer]
-            before = -1
-            for number, marker, commit in self.markers:
-                if number == producer:
-                    inside = [offset for offset in own if before < offset < marker]
-                    aborted.update(() if commit else inside)
-                    before = marker
-            unstable = min([unstable, *(offset for offset in own if offset > before)])
-        return aborted, max(unstable, self.start)
+        own: dict[int, list[int]] = {producer: [] for producer in (0, *PRODUCERS)}
+        for offset, each in self.records.items():
+            own[each.producer].append(offset)
+        # How many records of a producer lie before its last marker.
+        ended = dict.fromkeys(PRODUCERS, 0)
+        for producer, marker, commit in self.markers:
+            first, ended[producer] = ended[producer], bisect_left(own[producer], marker)
+            if not commit:
+                aborted.update(own[producer][first : ended[producer]])
+        open_from = [own[each][ended[each]] for each in PRODUCERS if ended[each] < len(own[each])]
+        return aborted, max(min([self.end, *open_from]), self.start)
 
     def begins_within_transactions(self) -> bool:
         """Whether records of an open transaction lie below the log start: an opening forgets these."""
@@ -75,7 +77,7 @@ class Model:
 
     def shown(self, isolation: Isolation) -> list[Sent]:
         """Return the records that readers of an isolation level see, in order."""
-        found = sorted(each for each in self.records.values() if each.offset >= self.start)
+        found = [each for each in self.records.values() if each.offset >= self.start]
         if isolation is Isolation.READ_UNCOMMITTED:
             return found
         aborted, stable = self.transactions()
@@ -97,7 +99,7 @@ class Model:
         aborted, stable = self.transactions()
         self.cleaned = max(self.cleaned, min(bound, stable))
         newest: dict[bytes, int] = {}
-        for each in sorted(self.records.values()):
+        for each in self.records.values():
             if each.offset < min(stable, bound) and each.offset not in aborted:
                 newest[each.key] = each.offset
         kept = {offset for offset in self.records if offset >= bound or offset >= stable}

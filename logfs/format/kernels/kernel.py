@@ -66,20 +66,28 @@ def _compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any
 @cache
 def _digest(module: Path) -> str:
     """Return a hash of the sources of a module, and of all modules of logfs that it imports, directly or not."""
-    sources: dict[Path, bytes] = {}
+    known: dict[Path, bytes] = {}
     todo = [module]
     while todo:
         path = todo.pop()
-        if path not in sources and path.is_file():
-            sources[path] = path.read_bytes()
-            for package, names in _IMPORT.findall(sources[path]):
-                place = _ROOT.joinpath(*package.decode().split("."))
-                for each in (place, *(place / name.decode() for name in _NAME.findall(names))):
-                    todo += [each.with_suffix(".py"), each / "__init__.py"]
-    digest = hashlib.sha256()
-    for _, source in sorted(sources.items()):
-        digest.update(hashlib.sha256(source).digest())
-    return digest.hexdigest()
+        if path not in known:
+            known[path], imports = _source(path)
+            todo += imports
+    return hashlib.sha256(b"".join(known[path] for path in sorted(known))).hexdigest()
+
+
+@cache
+def _source(path: Path) -> tuple[bytes, list[Path]]:
+    """Return a hash of a source file, and the files that the names it imports may be; nothing of a missing file."""
+    if not path.is_file():
+        return b"", []
+    source = path.read_bytes()
+    imports = []
+    for package, names in _IMPORT.findall(source):
+        place = _ROOT.joinpath(*package.decode().split("."))
+        for each in (place, *(place / name.decode() for name in set(_NAME.findall(names)))):
+            imports += [each.with_suffix(".py"), each / "__init__.py"]
+    return hashlib.sha256(source).digest(), imports
 
 
 @cache
