@@ -31,19 +31,20 @@ _RECORD, _FIELD = "logfs_wrapped_value", "value"
 def compile_schema(schema: Schema) -> Callable[[bytes], bytes]:
     """Return the function that decodes data of a schema. Raises the errors of `fastavro` for an invalid schema.
 
-    Raises `ValueError` for an array whose items take no bytes: a few bytes could stand for any number of them.
+    Raises `ValueError` for an array whose items take no bytes: a few bytes of data could then fill the memory.
 
-    The returned function raises the errors of `fastavro` for data that do not fit, `ValueError` for bytes left over.
+    The returned function raises the errors of `fastavro` for data that do not fit, `ValueError` for bytes after them.
     """
     named: dict[str, Any] = {}
-    # fastavro keeps the types that a schema refers to only in a record, so the schema becomes the type of the only
-    # field of a record. The encoding of such a record is the encoding of its field.
+    # Only for a record does fastavro keep the types that a schema refers to. The schema is therefore wrapped as the
+    # type of the only field of a record. The encoding of such a record is the encoding of its field.
     field = {"name": _FIELD, "type": orjson.loads(schema.text)}
     record = {"type": "record", "name": _RECORD, "fields": [field]}
     parsed = _parse(record, schema.references, named, ())
     if has_items_without_bytes(parsed, named):
         raise ValueError("it has arrays whose items take no bytes, so their number has no limit")
-    # Data that are nested too deeply crash the compiled reader. The reader in Python raises an error.
+    # Only data of a recursive schema can be nested deeply. They would crash fastavro's compiled reader; its reader
+    # in Python raises an error instead.
     read = _read_py.schemaless_reader if is_recursive(parsed, named) else fastavro.schemaless_reader
     texts = (schema.text, *schema.references.values())
     has_floats = any(word in text for text in texts for word in ("float", "double"))
@@ -53,7 +54,7 @@ def compile_schema(schema: Schema) -> Callable[[bytes], bytes]:
         wrapped: Any = read(stream, parsed, None)
         value = wrapped[_FIELD]
         if stream.tell() != len(data):
-            raise ValueError(f"{len(data) - stream.tell()} bytes are left over")
+            raise ValueError(f"{len(data) - stream.tell()} bytes follow the data")
         text = orjson.dumps(value, default=_plain, option=orjson.OPT_PASSTHROUGH_DATETIME)
         if has_floats and b"null" in text:
             # JSON has no NaN and no infinities, so orjson writes null for them.
@@ -68,7 +69,10 @@ def compile_schema(schema: Schema) -> Callable[[bytes], bytes]:
 def _parse(
     schema: Any, references: Mapping[str, str], named: dict[str, Any], pending: tuple[str, ...]
 ) -> Any:
-    """Return a parsed schema. `named` collects the parsed types by name; `pending` has the names in progress."""
+    """Return a parsed schema, after parsing the schemas that it refers to.
+
+    `named` collects the parsed types by name. `pending` has the names whose parsing has begun, to detect a circle.
+    """
     while True:
         known = dict(named)
         try:
@@ -84,7 +88,7 @@ def _parse(
 
 
 def _plain(value: Any) -> Any:
-    """Return the text of a value whose type orjson cannot write. Raises `TypeError` for an unknown type."""
+    """Return the text of a value whose type orjson does not write as needed. Raises `TypeError` for other types."""
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     if isinstance(value, Decimal):
@@ -92,9 +96,9 @@ def _plain(value: Any) -> Any:
     if isinstance(value, datetime):
         return value.isoformat().replace("+00:00", "Z")
     if isinstance(value, date | time):
-        # orjson 3.13 loses the leading zeros of a fraction of a second.
+        # By itself orjson would write these, but 3.13 loses the leading zeros of a fraction of a second.
         return value.isoformat()
-    raise TypeError(f"a value of {type(value).__name__}")
+    raise TypeError(f"JSON has no form for a value of type {type(value).__name__}")
 
 
 def _with_infinities(value: Any) -> Any:

@@ -34,7 +34,7 @@ def is_recursive(schema: Any, named: Mapping[str, Any]) -> bool:
 
 
 def has_items_without_bytes(schema: Any, named: Mapping[str, Any]) -> bool:
-    """Whether the schema has an array whose items may take no bytes, so the data do not limit their number."""
+    """Whether the schema has an array whose items take no bytes: a few bytes can declare any number of them."""
     seen: set[str] = set()
     known: dict[str, bool] = {}
 
@@ -49,7 +49,7 @@ def has_items_without_bytes(schema: Any, named: Mapping[str, Any]) -> bool:
             return kind in ("array", "map", "enum") or takes_bytes(kind)
         name = form["name"]
         if name not in known:
-            # This value ends the recursion for a record that contains itself, which has no values without a union.
+            # True ends the recursion for a record that contains itself. Without a union it has no finite values.
             known[name] = True
             known[name] = any(takes_bytes(field["type"]) for field in form["fields"])
         return known[name]

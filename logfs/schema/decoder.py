@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     Decode = Callable[[bytes], bytes]
 
 _HEADER_BYTES = 5
-# A schema that is missing may be registered later, so the source is asked again after this time.
+# A missing schema may be registered later, so it is looked for again, but at most once in this time.
 _ASK_AGAIN_SECONDS = 1.0
+# The most missing ids that are remembered, because wrong data may have any number of them.
 _MOST_MISSING = 10_000
 
 

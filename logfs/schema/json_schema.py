@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 
     from logfs.schema.schemas import Schema
 
-# In JSON, line breaks are only between the tokens: a space means the same.
+# JSON allows line breaks only between tokens, where a space means the same. In strings they are escaped.
 _ONE_LINE = bytes.maketrans(b"\r\n", b"  ")
 
 
 def compile_schema(schema: Schema) -> Callable[[bytes], bytes]:
-    """Return the function that checks JSON, and puts it on one line; it raises `ValueError` for anything else."""
+    """Return the function that puts JSON data on one line. It raises `ValueError` for data that are not JSON."""
     return _decode
 
 

@@ -30,8 +30,8 @@ def open_schemas(place: str) -> Schemas:
         return SchemaLog(place)
     if not Path(place).is_dir():
         raise SchemasUnavailable(
-            f"{place}: is no place of schemas: give the URL of a registry (http://…), a directory with files such as "
-            "7.avsc, or a log directory with the topic _schemas"
+            f"{place}: is no source of schemas: give the URL of a registry (http://…), a directory with files such "
+            "as 7.avsc, or a log directory with the topic _schemas"
         )
     from logfs.schema.schema_files import SchemaFiles
 

@@ -1,7 +1,7 @@
 """Protobuf's encoding to the JSON of Protobuf (ProtoJSON), with the names of the fields as in the schema.
 
-Before the data, Confluent's serializer writes the path of the message in the file, as zigzag varints: the number of
-indexes, then the indexes. A single zero means the first message.
+Before the data, Confluent's serializer writes which message type of the .proto file the data have, as zigzag varints:
+the number of indexes, then an index for each level of nested types. A single zero means the first type.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _MAIN = "logfs-main-schema.proto"
 _PROTOC = "grpc_tools.protoc"
 _COMPILE_SECONDS = 60
-# The lines that the libraries of protoc log. They are not errors of a schema.
+# Lines that protoc's libraries log to standard error. They are not about the schema.
 _LOG_LINE = re.compile(r"WARNING: All log messages|[IWEF][0-9]{4} ")
 
 
@@ -38,7 +38,7 @@ def compile_schema(schema: Schema) -> Callable[[bytes], bytes]:
     """Return the function that decodes data of a schema. Raises `ValueError` if `protoc` refuses the schema.
 
     The returned function raises the errors of `protobuf` for data that do not fit, `ValueError` or `Corrupt` for
-    malformed indexes, and `LookupError` for a message that is not in the schema.
+    malformed indexes, and `LookupError` for indexes of a message type that the schema does not have.
     """
     pool = descriptor_pool.DescriptorPool()
     for file in _compile_files(schema).file:
@@ -94,7 +94,7 @@ def _compile_files(schema: Schema) -> descriptor_pb2.FileDescriptorSet:
         if done.returncode:
             said = done.stderr.decode(errors="replace").splitlines()
             reasons = [line for line in said if not _LOG_LINE.match(line)]
-            raise ValueError("; ".join(reasons) or "protoc has failed")
+            raise ValueError("; ".join(reasons) or "protoc failed without a reason")
         return descriptor_pb2.FileDescriptorSet.FromString(out.read_bytes())
 
 
@@ -111,10 +111,13 @@ def _parse_descriptor(text: str) -> descriptor_pb2.FileDescriptorProto | None:
 
 
 def _message_indexes(data: bytes) -> tuple[tuple[int, ...], int]:
-    """Return the indexes before the data, and the position after them. Raises `ValueError` or `Corrupt`."""
+    """Return the indexes of the message type, and the position of the data after them.
+
+    Raises `ValueError` or `Corrupt` if the indexes are malformed.
+    """
     count, at = decode_varint(data, 0)
     if not 0 <= count <= len(data):
-        raise ValueError(f"{count} indexes of a message")
+        raise ValueError(f"it declares {count} indexes of a message type in {len(data)} bytes")
     if count == 0:
         return (0,), at
     indexes = []
@@ -125,11 +128,14 @@ def _message_indexes(data: bytes) -> tuple[tuple[int, ...], int]:
 
 
 def _message_name(file: descriptor_pb2.FileDescriptorProto, indexes: tuple[int, ...]) -> str:
-    """Return a message's full name. Index 0 selects a message of the file, each later one a message inside it."""
+    """Return the full name of a message type.
+
+    The first index selects a type of the file, each later one a type nested in the one before.
+    """
     names, messages = [file.package] if file.package else [], file.message_type
     for index in indexes:
         if not 0 <= index < len(messages):
-            raise LookupError(f"the schema has no message {list(indexes)}")
+            raise LookupError(f"the schema has no message type with the indexes {list(indexes)}")
         names.append(messages[index].name)
         messages = messages[index].nested_type
     return ".".join(names)

@@ -1,7 +1,7 @@
 """A schema registry with Confluent's interface, by HTTP.
 
-Credentials come from the file `~/.netrc`, certificates of authorities from `REQUESTS_CA_BUNDLE`, and proxies from the
-usual variables: the library `requests` uses them.
+The library `requests` takes credentials from the file `~/.netrc`, the certificates of authorities from the variable
+`REQUESTS_CA_BUNDLE`, and proxies from `HTTP_PROXY` and `HTTPS_PROXY`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from urllib3.util.retry import Retry
 from logfs.errors import SchemasUnavailable
 from logfs.schema.schemas import AVRO, MOST_BYTES, Schema, parse_references
 
-# The timeouts of the connection, and of each read of the answer.
+# The timeouts of connecting and of each read; then the timeout of the whole answer.
 _TIMEOUT_SECONDS = (5, 20)
 _MOST_SECONDS = 30
 _RETRIES = Retry(
@@ -62,7 +62,7 @@ class Registry:
         self._session.close()
 
     def _add_references(self, found: dict[str, Any], texts: dict[str, str]) -> None:
-        """Add to `texts`, by name, the text of each schema that a schema refers to, directly or through others."""
+        """Add to `texts`, by name, the text of each schema that `found` refers to, directly or indirectly."""
         try:
             references = parse_references(found)
         except (TypeError, KeyError, ValueError):
@@ -78,7 +78,7 @@ class Registry:
                 referred = self._get(path, "?deleted=true")
                 if referred is None:
                     raise SchemasUnavailable(
-                        f"{self._url}: has no version {version} of {subject}, to which a schema refers"
+                        f"{self._url}: has no version {version} of {subject}, although a schema refers to it"
                     )
                 self._versions[subject, version] = referred
             texts[name] = self._text(referred)
@@ -91,23 +91,29 @@ class Registry:
         return text
 
     def _get(self, path: str, query: str = "") -> dict[str, Any] | None:
-        """Return the JSON object at a path, None for status 404. Raises `SchemasUnavailable` for any other answer."""
+        """Return the JSON object at a path of the registry, or None for status 404.
+
+        Raises `SchemasUnavailable` for any other answer, and without an answer.
+        """
         where = f"{self._url}/{path}"
         status, data = self._ask(where, query)
         if status == requests.codes.not_found:
             return None
         if status != requests.codes.ok:
-            raise SchemasUnavailable(f"{where}: the registry answers with {status}")
+            raise SchemasUnavailable(f"{where}: the registry answers with HTTP status {status}")
         try:
             found = orjson.loads(data)
         except orjson.JSONDecodeError:
             found = None
         if not isinstance(found, dict):
-            raise SchemasUnavailable(f"{where}: the answer is not that of a schema registry")
+            raise SchemasUnavailable(f"{where}: the answer is not a JSON object; is this a schema registry?")
         return found
 
     def _ask(self, where: str, query: str) -> tuple[int, bytes]:
-        """Return the status and the body at a URL. Raises `SchemasUnavailable` if they do not arrive in time."""
+        """Return the HTTP status and the body at the URL `where` + `query`.
+
+        Raises `SchemasUnavailable` if the request fails, takes too long, or has too large an answer.
+        """
         answers: queue.SimpleQueue[tuple[int, bytes] | Exception] = queue.SimpleQueue()
 
         def ask() -> None:
@@ -120,21 +126,21 @@ class Registry:
             except Exception as error:
                 answers.put(error)
 
-        # The library limits the time for each part of an answer, and not for all of it.
+        # `requests` limits the time of each read, not of the whole answer: a slow server could take hours.
         threading.Thread(target=ask, daemon=True).start()
         try:
             found = answers.get(timeout=_MOST_SECONDS)
         except queue.Empty:
             raise SchemasUnavailable(f"{where}: no answer in {_MOST_SECONDS} seconds") from None
         if isinstance(found, Exception):
-            raise SchemasUnavailable(f"{where}: cannot be asked: {_reason(found)}")
+            raise SchemasUnavailable(f"{where}: the request failed: {_reason(found)}")
         if len(found[1]) > MOST_BYTES:
             raise SchemasUnavailable(f"{where}: the answer has more than {MOST_BYTES >> 20} MiB")
         return found
 
 
 def _reason(error: BaseException) -> str:
-    """Return the text of the innermost cause of an error, without the object names that the library adds."""
+    """Return the message of the innermost cause of an error, without the names of objects that `requests` adds."""
     reason: BaseException = error
     while isinstance(inner := getattr(reason, "reason", None) or _argument(reason), BaseException):
         reason = inner

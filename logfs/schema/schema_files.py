@@ -1,7 +1,7 @@
 """A directory of schemas: the file of the schema with the id 7 is `7.avsc`, `7.proto` or `7.json`.
 
-Other `.avsc` and `.proto` files have what the schemas refer to. `com.acme.Money.avsc` has the type `com.acme.Money`,
-and `money/money.proto` is the file that `import "money/money.proto"` imports.
+The schemas may refer to other `.avsc` and `.proto` files of the directory. `com.acme.Money.avsc` has the type
+`com.acme.Money`, and `money/money.proto` is the file that `import "money/money.proto"` imports.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NUMBER = re.compile(r"0|[1-9][0-9]{0,9}")
 
 
 class SchemaFiles:
-    """The schemas in a directory. A file is read when its schema is needed, so new files are found."""
+    """The schemas in a directory. A file is read when its schema is needed, so files may be added at any time."""
 
     def __init__(self, directory: Path) -> None:
         """Use the schemas in `directory`. Raises `SchemasUnavailable` if it has none."""
@@ -37,7 +37,7 @@ class SchemaFiles:
             ) from None
         if not has_any:
             raise SchemasUnavailable(
-                f"{directory}: has no schemas: name their files by their ids: 7.avsc, 7.proto or 7.json"
+                f"{directory}: has no schemas: name the file of each by its id: 7.avsc, 7.proto or 7.json"
             )
 
     def __str__(self) -> str:
@@ -54,7 +54,7 @@ class SchemaFiles:
         """Do nothing, because no file stays open after a read."""
 
     def _references(self, suffix: str) -> dict[str, str]:
-        """Return the texts of all files that a schema may refer to, by the names that it uses."""
+        """Return the texts of all files that a schema in a file with `suffix` may refer to, by the names it uses."""
         if suffix == ".json":
             return {}
         found = {}
@@ -69,9 +69,9 @@ def _text(path: Path) -> str:
     try:
         found = path.stat()
         if not stat.S_ISREG(found.st_mode) or found.st_size > MOST_BYTES:
-            raise SchemasUnavailable(f"{path}: is no file of at most {MOST_BYTES >> 20} MiB")
+            raise SchemasUnavailable(f"{path}: is not a regular file of at most {MOST_BYTES >> 20} MiB")
         return path.read_text("utf-8")
     except OSError as error:
-        raise SchemasUnavailable(f"{path}: {error.strerror}") from None
+        raise SchemasUnavailable(f"{path}: the schema cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise SchemasUnavailable(f"{path}: the schema is not UTF-8") from None

@@ -24,7 +24,7 @@ PARTITION = "_schemas-0"
 
 
 class _Entry(NamedTuple):
-    """A schema as the log has it: its references are (name, subject, version)."""
+    """A schema in the log. `references` has (name, subject, version) of each schema that it refers to."""
 
     kind: str
     text: str
@@ -32,12 +32,12 @@ class _Entry(NamedTuple):
 
 
 class SchemaLog:
-    """The schemas in the topic `_schemas`. Records that do not hold a schema are skipped."""
+    """The schemas in the topic `_schemas`. Records without a schema are skipped."""
 
     def __init__(self, log_dir: str) -> None:
-        """Open a log directory read-only. Raises `SchemasUnavailable` if it does not have the topic.
+        """Open a log directory read-only; the schemas are read later, by `find`.
 
-        `find` reads the schemas. Raises the errors of opening a store read-only.
+        Raises `SchemasUnavailable` if the directory lacks the topic, and the errors of opening a store read-only.
         """
         self._name = f"{log_dir}/{PARTITION}"
         self._store = Store(recognition.log_dirs_of([log_dir]), read_only=True, only=PARTITION)
@@ -68,7 +68,7 @@ class SchemaLog:
         self._store.close()
 
     def _add_references(self, entry: _Entry, texts: dict[str, str]) -> None:
-        """Add to `texts`, by name, the text of each schema that a schema refers to, directly or through others."""
+        """Add to `texts`, by name, the text of each schema that `entry` refers to, directly or indirectly."""
         for name, subject, version in entry.references:
             referred = self._by_version.get((subject, version))
             if referred is not None and name not in texts:
@@ -92,7 +92,7 @@ class SchemaLog:
         self._end = end
 
     def _apply(self, record: Record) -> None:
-        """Keep the schema in a record. Deleted schemas stay, because older values may have been written with them."""
+        """Keep the schema in a record. Deleted schemas are kept, too: older values may have been written with one."""
         try:
             key, value = orjson.loads(record.key or b""), orjson.loads(record.value or b"")
             if key["keytype"] != "SCHEMA":
@@ -104,7 +104,7 @@ class SchemaLog:
 
 
 def _parse(value: dict[str, Any]) -> tuple[int, tuple[str, int], _Entry]:
-    """Return the id, the subject and version, and the schema, of a record's value."""
+    """Return (id, (subject, version), schema) of a record's value, a JSON object."""
     kind, references = str(value.get("schemaType") or AVRO), parse_references(value)
     entry = _Entry(kind, str(value["schema"]), references)
     return int(value["id"]), (str(value["subject"]), int(value["version"])), entry

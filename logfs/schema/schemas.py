@@ -1,4 +1,4 @@
-"""The class of a schema, and the interface of all sources of schemas."""
+"""A schema, and the interface of all sources of schemas."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_BYTES = 16 << 20
 class Schema(NamedTuple):
     """A schema: its kind (AVRO, PROTOBUF or JSON), its text, and the schemas that it refers to.
 
-    `references` has the texts of all schemas that it refers to, directly or through others. The keys are the names by
+    `references` has the texts of all schemas that it refers to, directly or indirectly. The keys are the names by
     which the texts refer to each other: full names of types in Avro, paths of files in Protobuf.
     """
 
@@ -41,7 +41,10 @@ class Schemas(Protocol):
     """A source of schemas: a registry, a directory or a log directory. One thread may use it at a time."""
 
     def find(self, number: int) -> Schema | None:
-        """Return the schema with the id `number`, None if there is none yet. Raises `SchemasUnavailable`."""
+        """Return the schema with the id `number`, or None if the source has none now.
+
+        Raises `SchemasUnavailable` if the source cannot be read.
+        """
 
     def close(self) -> None:
         """Release connections and files."""

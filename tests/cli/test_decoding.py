@@ -117,13 +117,13 @@ def test_consume_decodes(log_dir: Path, target: str) -> None:
 
 def test_wrong_options(log_dir: Path, target: str, tmp_path: Path) -> None:
     """Each says what to give; a registry that does not answer is an error, and not a value that is not decoded."""
-    assert "is no place of schemas" in fails("cat", target, "--schemas", tmp_path / "none")
+    assert "is no source of schemas" in fails("cat", target, "--schemas", tmp_path / "none")
     assert "give value, key" in fails("cat", target, "--schemas", log_dir, "--decode", "headers")
     assert "say with --schemas" in fails("cat", target, "--decode", "value")
     with RegistryServer() as server:
         url = server.url
     refused = fails("cat", target, "--schemas", url)
-    assert f"{url}/schemas/ids/2: cannot be asked: Connection refused" in refused
+    assert f"{url}/schemas/ids/2: the request failed: Connection refused" in refused
     secret = url.replace("//", "//me:secret@")
     assert "secret" not in fails("cat", target, "--schemas", secret)
 

@@ -269,7 +269,7 @@ def test_files_that_are_no_schemas(tmp_path: Path, kind: str) -> None:
     else:
         path.touch()
         os.truncate(path, 1 << 32)
-    with pytest.raises(SchemasUnavailable, match="is no file of at most"):
+    with pytest.raises(SchemasUnavailable, match="is not a regular file of at most"):
         Decoder(SchemaFiles(tmp_path)).decode(VECTORS["avro string"].data)
 
 
@@ -354,9 +354,9 @@ def test_what_is_no_place(tmp_path: Path) -> None:
     with logfs.open(tmp_path / "log", create=True) as store:
         store.create("orders-0")
     for name, reason in {
-        "none": "is no place of schemas",
-        "file": "is no place of schemas",
-        "empty": "name their files by their ids",
+        "none": "is no source of schemas",
+        "file": "is no source of schemas",
+        "empty": "name the file of each by its id",
         "log": "has no topic _schemas",
     }.items():
         with pytest.raises(SchemasUnavailable, match=reason):
@@ -392,7 +392,7 @@ def test_a_registry_that_fails() -> None:
         assert decoder.decode(VECTORS["avro string"].data) == b'"hello"'
         url = server.url
     with pytest.raises(
-        SchemasUnavailable, match=f"{url}/schemas/ids/3: cannot be asked: .*refused"
+        SchemasUnavailable, match=f"{url}/schemas/ids/3: the request failed: .*refused"
     ):
         Decoder(open_schemas(url)).decode(VECTORS["avro string"].data)
 

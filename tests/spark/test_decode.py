@@ -67,5 +67,5 @@ def test_a_registry_that_does_not_answer_fails_the_query(spark: SparkSession, or
     with RegistryServer() as server:
         url = server.url
     read = spark.read.format("logfs").option("subscribe", "orders").load(orders)
-    with pytest.raises(PythonException, match=r"schemas/ids/\d: cannot be asked"):
+    with pytest.raises(PythonException, match=r"schemas/ids/\d: the request failed"):
         read.select(logfs.spark.decode("value", url)).collect()
