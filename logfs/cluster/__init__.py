@@ -1,6 +1,6 @@
 """A Kafka cluster over the network. Only this package talks to clusters, through kafka-python (`logfs[mirror]`).
 
-- `cluster`: what is asked of a cluster, as requests of Kafka's protocol. Begin here.
+- `cluster`: the connections to a cluster, and the requests of a mirror and a push. Begin here.
 - `options`: the options of the connection, from a file of properties.
-- `library`: kafka-python itself, and its errors.
+- `library`: the import of kafka-python, and its errors.
 """

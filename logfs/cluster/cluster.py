@@ -1,7 +1,7 @@
-"""A Kafka cluster over the network: what a mirror and a push ask of it.
+"""The connections to a Kafka cluster, and the requests that a mirror and a push send to it.
 
-Fetches, epochs and produced batches are requests of the protocol itself, which kafka-python offers to its own clients
-only. Its version is therefore fixed to one release (`pyproject.toml`, extra `mirror`).
+`fetch`, `epoch_ends` and `produce` send requests of the protocol through internal classes of kafka-python, because
+its public clients do not offer them. `pyproject.toml` (extra `mirror`) therefore allows only its 3.0 releases.
 """
 
 from __future__ import annotations
@@ -27,44 +27,48 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from typing import Self
 
-# With SO_LINGER 0, closing a connection drops the data that is not on the network yet, also when the process ends. So
-# no batch arrives long after its sender has gone.
+# With SO_LINGER 0, closing a connection discards unsent data, also when the process is killed. Otherwise a batch
+# could reach the broker after the next push has read the end of the log, and be in the log twice.
 _SOCKET_OPTIONS = (
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)),
 )
-# Topics with the state of a cluster or a store, which mean nothing elsewhere.
+# Internal topics with the state of one cluster or store. Another cluster or store must not get their records.
 OWN_TOPICS = frozenset(
     {"__consumer_offsets", "__transaction_state", "__share_group_state", "__remote_log_metadata"}
 )
 
-# The last version of Fetch that names topics by their names; it has all that a follower needs.
+# The last version of Fetch that identifies topics by name, not by id. It has every field that a follower needs.
 _FETCH_VERSION = 12
 _CONSUMER = -1
 _FULL_SESSION = -1
-# How long a broker may wait for new records, and the largest size of an answer and of a partition's part of it.
+# How long a broker may wait for new records, and the most bytes of an answer and of one partition in it.
 FETCH_WAIT_MS = 500
 _FETCH_BYTES = 16 << 20
 _PARTITION_BYTES = 4 << 20
 _EARLIEST, _LATEST = -2, -1
-# The last version of Produce that names topics by their names. -1 waits for all replicas that are in sync.
+# The last version of Produce that identifies topics by name, not by id. acks=-1 waits for all replicas in sync.
 _PRODUCE_VERSION = 12
 _ALL_IN_SYNC = -1
 _PRODUCE_TIMEOUT_MS = 20_000
 
-# Error codes of answers (kafka-storage does not list them: they are of the protocol).
+# Error codes of Kafka's protocol. The document kafka-storage does not list them.
 NONE = 0
 OFFSET_OUT_OF_RANGE = 1
 _MOVED = frozenset({3, 5, 6, 9, 56, 74, 75, 100, 103})
-"""The partition has another leader now, or its leader is about to change: the metadata is out of date."""
-# A batch that was answered with one of these errors may be in the log: a timeout, or too few replicas in sync.
+"""The partition has another leader now, or soon will have: fetch the metadata of the topic again."""
+# After one of these errors a batch may be in the log or not: the leader moved, the request timed out, or too few
+# replicas were in sync.
 _UNSURE = _MOVED | {7, 13, 19, 20}
 
 
 @dataclass(frozen=True)
 class RemoteTopic:
-    """A topic of the cluster: its id, and for each partition the leader's node and its epoch; -1 without a leader."""
+    """A topic of the cluster. `topic_id` is None if its brokers have no topic ids (before Kafka 2.8).
+
+    `leaders` maps each partition's number to (node id of the leader, leader epoch). Without a leader the id is -1.
+    """
 
     name: str
     topic_id: uuid.UUID | None
@@ -72,7 +76,11 @@ class RemoteTopic:
 
 
 class Wanted(NamedTuple):
-    """What to fetch of a partition: from which offset on, and the epochs that the broker compares with its own."""
+    """One partition of a fetch: the `offset` to begin at, and two epochs that the broker compares with its own.
+
+    `leader_epoch` is the epoch of the leader by the metadata. `last_epoch` is that of the batch before `offset`; with
+    -1 the broker does not compare the logs.
+    """
 
     topic: str
     partition: int
@@ -81,7 +89,7 @@ class Wanted(NamedTuple):
     last_epoch: int
 
     def after(self, found: Fetched) -> Wanted | None:
-        """Return what to fetch once `found` is appended; None if the leader's log differs."""
+        """Return the next fetch, for when the batches of `found` are appended; None if the leader's log diverges."""
         if found.diverging is not None:
             return None
         offset, epoch = self.offset, self.last_epoch
@@ -93,7 +101,8 @@ class Wanted(NamedTuple):
 class Fetched(NamedTuple):
     """The answer for a partition: an error code, or raw batches in `records`, and the bounds of the leader's log.
 
-    `diverging` is (epoch, end offset) of the leader's log if the records before the offset are not the leader's.
+    `diverging` is None unless the log before the requested offset differs from the leader's. It then is an epoch of
+    the leader's log, and the offset at which that epoch ends there (kafka-storage 10.5).
     """
 
     topic: str
@@ -106,9 +115,9 @@ class Fetched(NamedTuple):
 
 
 class Outgoing(NamedTuple):
-    """One batch for a partition. `data` is the whole batch with the base offset 0, which is to become `offset`.
+    """One batch to send to a partition. `offset` is the base offset that it must get: the end of the log there.
 
-    `records` is the number of its records.
+    `data` is the whole batch, with the base offset 0. `records` is the number of its records.
     """
 
     topic: str
@@ -119,7 +128,7 @@ class Outgoing(NamedTuple):
 
 
 class Produced(NamedTuple):
-    """The answer for a batch: an error code, the text that comes with it or "", and the base offset in the log."""
+    """The answer for a batch: an error code, the broker's text about it or "", and the base offset in the log."""
 
     topic: str
     partition: int
@@ -129,7 +138,7 @@ class Produced(NamedTuple):
 
     @property
     def is_unsure(self) -> bool:
-        """Whether the batch may be in the log or not; the end of the log tells."""
+        """Whether the error leaves open if the batch is in the log. The log's end offset then decides."""
         return self.error in _UNSURE
 
 
@@ -137,7 +146,7 @@ _Part = TypeVar("_Part", Wanted, Outgoing)
 
 
 class EpochEnd(NamedTuple):
-    """Where an epoch ends in the leader's log: the greatest epoch up to the one that was asked for, and its end."""
+    """The answer for a partition: the leader's greatest epoch up to the requested one, and the end of that epoch."""
 
     topic: str
     partition: int
@@ -149,12 +158,12 @@ class EpochEnd(NamedTuple):
 class Cluster:
     """Connections to the brokers of a cluster. Any thread may use it; a fetch occupies the connection to its broker.
 
-    A context manager. Methods raise `ClusterError` where the cluster cannot be reached, refuses the credentials or
-    answers with an error.
+    A context manager. Methods raise `ClusterError` if the cluster cannot be reached, refuses the credentials or
+    answers with an error. A broker is given by its node id.
     """
 
     def __init__(self, servers: str, options: Mapping[str, Any]) -> None:
-        """Connect to `servers`, host:port separated by commas, with `options` of kafka-python."""
+        """Connect to `servers`, host:port separated by commas, with the `options` that `read_options` returns."""
         kafka = kafka_python()
         failures.attach()
         self.servers = servers
@@ -181,7 +190,7 @@ class Cluster:
         self._admin.close()
 
     def _send(self, request: Any, node: int) -> Any:
-        """Send a request to a broker, and return its answer."""
+        """Send a request to the broker with the id `node`, and return its answer."""
         manager = self._admin._manager
 
         async def answered() -> Any:
@@ -190,10 +199,10 @@ class Cluster:
         with naming_cluster(self.servers):
             return manager.run(answered)
 
-    # What there is.
+    # Topics, groups and offsets.
 
     def topics(self) -> list[RemoteTopic]:
-        """Return the topics that are not internal to Kafka; topics that the cluster cannot describe are left out."""
+        """Return all topics except Kafka's internal ones and those that the cluster cannot describe."""
         with naming_cluster(self.servers):
             found = self._admin.describe_topics()
         return [
@@ -210,9 +219,9 @@ class Cluster:
         ]
 
     def settings(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
-        """Return the settings of topics that differ from Kafka's defaults: texts by name, by topic.
+        """Return the settings of each topic that differ from Kafka's defaults: {topic: {name: text}}.
 
-        Topics whose settings may not be read are left out.
+        Topics whose settings the user may not read are left out.
         """
         if not topics:
             return {}
@@ -224,7 +233,7 @@ class Cluster:
             topic: {
                 name: told["value"]
                 for name, told in each.items()
-                # Settings of the brokers are included: they are defaults of topics, too.
+                # Overrides at the brokers count, too: a topic without an override of its own has their values.
                 if told["value"] is not None and told["config_source"] != "DEFAULT_CONFIG"
             }
             for topic, each in found.items()
@@ -273,12 +282,12 @@ class Cluster:
         with naming_cluster(self.servers):
             return str(self._admin.describe_cluster()["cluster_id"])
 
-    # What a follower asks.
+    # The requests of a follower.
 
     def fetch(
         self, node: int, wanted: Sequence[Wanted], wait_ms: int = FETCH_WAIT_MS
     ) -> list[Fetched]:
-        """Return what a broker has of each partition from its offset on; without records it waits up to `wait_ms`."""
+        """Return the batches of each partition from its offset on; without any, the broker waits up to `wait_ms`."""
         from kafka.protocol.consumer.fetch import FetchRequest
 
         topics = [
@@ -314,7 +323,7 @@ class Cluster:
         answer = self._send(request, node)
         if answer.error_code:
             reason = error_name(answer.error_code)
-            raise ClusterError(f"{self.servers}: broker {node} refuses a fetch: {reason}")
+            raise ClusterError(f"{self.servers}: broker {node} refuses to send records: {reason}")
         return [
             Fetched(
                 topic.topic,
@@ -357,7 +366,7 @@ class Cluster:
             for each in topic.partitions
         ]
 
-    # What a producer sends.
+    # The requests of a push.
 
     def create_topic(
         self,
@@ -368,9 +377,9 @@ class Cluster:
         *,
         is_trial: bool = False,
     ) -> None:
-        """Create a topic, and wait until its partitions have leaders. -1 `replicas` are the cluster's default.
+        """Create a topic, and wait until its partitions have leaders. -1 `replicas` means the cluster's default.
 
-        A trial creates nothing, but raises `ClusterError` if the cluster would refuse it.
+        With `is_trial` nothing is created, but `ClusterError` is raised if the cluster would refuse the topic.
         """
         options = {
             "num_partitions": partitions,
@@ -390,9 +399,9 @@ class Cluster:
     def alter_settings(
         self, topic: str, changes: Mapping[str, str | None], *, is_trial: bool = False
     ) -> None:
-        """Change settings of a topic; None restores the cluster's default.
+        """Change settings of a topic: {name: text}; None in place of a text restores the cluster's default.
 
-        A trial changes nothing, but raises `ClusterError` if the cluster would refuse it.
+        With `is_trial` nothing is changed, but `ClusterError` is raised if the cluster would refuse the changes.
         """
         admin = self._kafka.admin
         operations = {
@@ -407,12 +416,12 @@ class Cluster:
             raise ClusterError(f"{self.servers}: settings of topic {topic} are refused: {result}")
 
     def delete_records(self, topic: str, partition: int, before: int) -> None:
-        """Raise the log start offset of a partition to `before`."""
+        """Delete the records of a partition below the offset `before`, which becomes the log start offset."""
         with naming_cluster(self.servers):
             self._admin.delete_records({self._kafka.TopicPartition(topic, partition): before})
 
     def commit(self, group: str, offsets: Mapping[tuple[str, int], tuple[int, str]]) -> None:
-        """Commit (offset, metadata) of a group for each (topic, partition). The group must have no members."""
+        """Commit the (offset, metadata) of a group for each (topic, partition). The group must have no members."""
         kafka = self._kafka
         wanted = {
             kafka.TopicPartition(*at): kafka.OffsetAndMetadata(offset, metadata, None)
@@ -423,12 +432,12 @@ class Cluster:
         for at, error in found.items():
             if error.errno:
                 raise ClusterError(
-                    f"{self.servers}: group {group}: {at.topic}-{at.partition}: "
+                    f"{self.servers}: group {group}: the offset for {at.topic}-{at.partition} is not committed: "
                     f"{error_name(error.errno)}; stop the group's members, and push again"
                 ) from error()
 
     def produce(self, node: int, batches: Sequence[Outgoing]) -> list[Produced]:
-        """Send batches to the broker that leads their partitions, one for each, and wait for all replicas in sync."""
+        """Send batches, one for a partition, to the broker that leads them, and wait for all replicas in sync."""
         from kafka.protocol.producer.produce import ProduceRequest
 
         kind = ProduceRequest.TopicProduceData
@@ -459,13 +468,13 @@ class Cluster:
 
 
 def _uuid(text: object) -> uuid.UUID | None:
-    """Return a topic's id; None for that of a broker before Kafka 2.8, which has none."""
+    """Return a topic's id from its text; None if the broker has none, as before Kafka 2.8."""
     found = uuid.UUID(str(text)) if text else uuid.UUID(int=0)
     return found if found.int else None
 
 
 def _check_addresses(servers: str) -> None:
-    """Raise `ClusterError` unless these are addresses, host:port separated by commas."""
+    """Raise `ClusterError` unless `servers` is a list of addresses, host:port separated by commas."""
     for each in servers.split(","):
         host, _, port = each.strip().rpartition(":")
         if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
@@ -475,7 +484,7 @@ def _check_addresses(servers: str) -> None:
 
 
 def _check_names(servers: str) -> None:
-    """Raise `ClusterError` if no host of these addresses exists: the library would ask for them for 30 seconds."""
+    """Raise `ClusterError` if no host of `servers` exists. kafka-python would repeat the lookup for 30 seconds."""
     reason = ""
     for each in servers.split(","):
         host = each.strip().rpartition(":")[0].strip("[]")
@@ -483,7 +492,7 @@ def _check_names(servers: str) -> None:
             socket.getaddrinfo(host, None)
         except (socket.gaierror, UnicodeError) as error:
             if isinstance(error, socket.gaierror) and error.errno != socket.EAI_NONAME:
-                # The name server does not answer now.
+                # The name server does not answer now, so the host may exist.
                 return
             reason = f"{host}: {getattr(error, 'strerror', None) or error}"
         else:

@@ -1,4 +1,4 @@
-"""kafka-python: its import, its errors as `ClusterError`, and the reasons of failures that only its log tells."""
+"""kafka-python: its import, its errors as `ClusterError`, and reasons of failures that it only writes to its log."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from logfs.errors import ClusterError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# The messages of kafka-python about a connection that has failed.
+# The messages in the log of kafka-python about a connection that has failed.
 _FAILURE = re.compile(
     r"(?:Connection|Bootstrap connection to \S+) failed: (.*?)(?: \(backoff .*)?$"
 )
@@ -31,18 +31,18 @@ def error_name(code: int) -> str:
 
 
 def describe_error(code: int, message: str | None) -> str:
-    """Return the name of an error code, with the text that a broker has sent with it."""
+    """Return the name of an error code, followed by the broker's `message` about it if there is one."""
     return ": ".join(filter(None, [error_name(code), message]))
 
 
 def may_pass(error: ClusterError) -> bool:
-    """Whether the cause of an error may pass, so that the same request should be sent again."""
+    """Whether the error is temporary, such as a broken connection: the same request may succeed later."""
     cause = error.__cause__
     return isinstance(cause, OSError) or bool(getattr(cause, "retriable", False))
 
 
 def kafka_python() -> Any:
-    """Return kafka-python. Raises `ClusterError` if it is not installed."""
+    """Import and return the package `kafka` (kafka-python). Raises `ClusterError` if it is not installed."""
     try:
         import kafka
         import kafka.admin
@@ -56,10 +56,10 @@ def kafka_python() -> Any:
 
 @functools.cache
 def large_reads() -> dict[str, str]:
-    """Return the option by which kafka-python reads large pieces from a connection without TLS.
+    """Return the option that makes kafka-python read up to 256 KiB at a time from a connection without TLS.
 
-    The library itself reads 4 KiB at a time: between two reads it waits for the interpreter if other threads append.
-    It selects a class of sockets by the scheme of a proxy. The class here connects to the broker itself.
+    By itself kafka-python reads 4 KiB at a time, and waits for the GIL after each read while other threads append.
+    The scheme of the option `proxy_url` selects the class of its sockets. This class connects without a proxy.
     """
     from kafka.net.inet import KafkaNetSocket
 
@@ -73,28 +73,28 @@ def large_reads() -> dict[str, str]:
 
 
 class _Socket(socket.socket):
-    """A socket that reads more than it is asked for, if more is there."""
+    """A socket that returns up to 256 KiB from each `recv`, even if the caller asks for less."""
 
     def recv(self, size: int, flags: int = 0) -> bytes:
-        """Return what is there, up to 256 KiB."""
+        """Return the bytes that have arrived: up to 256 KiB, or up to `size` if that is more."""
         return super().recv(max(size, _PIECE_BYTES), flags)
 
 
 class Failures(logging.Handler):
-    """Takes the messages of kafka-python, and keeps why the last connection has failed: its errors do not say it."""
+    """A handler of kafka-python's log that keeps the reason of the last failed connection, which its errors lack."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.last = ""
 
     def attach(self) -> None:
-        """Take the place of the handlers of kafka-python's logger."""
+        """Replace all handlers of kafka-python's logger by this one, and clear the last reason."""
         logger = logging.getLogger("kafka")
         logger.handlers, logger.propagate = [self], False
         self.last = ""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep the reason in a message about a failed connection, unless it says less than the one before."""
+        """Keep the reason of a failed connection. A bare disconnect or timeout does not replace an earlier reason."""
         found = _FAILURE.match(record.getMessage())
         if found is not None and not (self.last and _SAYS_LITTLE.search(found[1])):
             self.last = found[1]
@@ -105,7 +105,7 @@ failures = Failures()
 
 @contextmanager
 def naming_cluster(servers: str) -> Iterator[None]:
-    """Raise errors of kafka-python in the context as `ClusterError`, with the addresses of the cluster."""
+    """Convert errors of kafka-python in the context to `ClusterError`. The message begins with `servers`."""
     from kafka.errors import KafkaError, KafkaTimeoutError
 
     try:

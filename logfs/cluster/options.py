@@ -2,7 +2,7 @@
 
 The names are those of kafka-python's clients, with dots or with underscores: `security.protocol`, `ssl.cafile`,
 `sasl.mechanism`, `sasl.plain.username`. The user name and the password are also taken from `sasl.jaas.config` of
-Kafka's own clients. No value is ever shown: any may be a password.
+Kafka's own clients. No message has a value of an option, because any value may be a password.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _one_of(*words: str) -> Callable[[str], str]:
     return parse
 
 
-# The options that may be set, and how their texts are read.
+# The options that may be set, and the function that parses the text of each; it raises `ValueError`.
 _OPTIONS: Mapping[str, Callable[[str], Any]] = {
     "bootstrap_timeout_ms": _positive,
     "client_dns_lookup": _one_of("use_all_dns_ips", "resolve_canonical_bootstrap_servers_only"),
@@ -66,14 +66,15 @@ _JAAS_VALUE = re.compile(r'\b(username|password)\s*=\s*"((?:[^"\\]|\\.)*)"')
 def read_options(path: Path | None) -> dict[str, Any]:
     """Return the options in a file of properties by the names of kafka-python; {} if `path` is None.
 
-    Raises `InvalidSetting` for an option that does not exist or a value of a wrong type, and `OSError`.
+    Raises `InvalidSetting` for a malformed file, an unknown option or an invalid value, and the `OSError` of a failed
+    read.
     """
     if path is None:
         return {}
     try:
         told = parse_properties(path.read_bytes())
     except Corrupt as error:
-        # The message about a malformed line may show a part of the line, which may be a password.
+        # The message of `error` may have a part of the malformed line, which may be a password.
         raise InvalidSetting(f"{path}: is no file of properties (name=value)") from error
     found: dict[str, Any] = {}
     for given, text in told.items():
@@ -87,7 +88,7 @@ def read_options(path: Path | None) -> dict[str, Any]:
             continue
         if name not in _OPTIONS:
             near = difflib.get_close_matches(name, [*_OPTIONS, _JAAS], n=1)
-            # What resembles no option may be a part of a password.
+            # A name that resembles no option may be a part of a password, so it is not shown.
             what = (
                 f"there is no option {given}; did you mean {near[0]}?"
                 if near
@@ -97,7 +98,9 @@ def read_options(path: Path | None) -> dict[str, Any]:
         try:
             found[name] = _OPTIONS[name](text.strip())
         except ValueError:
-            raise InvalidSetting(f"{path}: the value of {given} is refused") from None
+            raise InvalidSetting(
+                f"{path}: the value of {given} is refused (not shown: it may be secret); check its form"
+            ) from None
         if name in _FILES and not os.access(found[name], os.R_OK):
-            raise InvalidSetting(f"{path}: {given} names no file that can be read")
+            raise InvalidSetting(f"{path}: {given} names no file that can be read; check its path")
     return found
