@@ -19,9 +19,9 @@ Indexes and caches can be built again from the .log files. Retention and compact
 `open` turns an empty directory into a new store; with `create=True` it also creates a missing directory.
 Offsets count records, positions count bytes, and times are milliseconds since the epoch.
 
-The `logfs` command does the same at a shell prompt (`logfs --help`), and `logfs mount` presents it as files. Read
-next: docs/architecture.md (the modules and their rules), docs/durability.md (the meaning of write, fsync and a
-crash) and docs/filesystem.md (the mount).
+The `logfs` command does the same at a shell prompt (`logfs --help`), and `logfs mount` presents a store as files.
+Read next: docs/architecture.md (the modules and their rules), docs/durability.md (what survives a crash) and
+docs/filesystem.md (the mount).
 """
 
 from __future__ import annotations

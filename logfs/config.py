@@ -1,8 +1,8 @@
-"""The text in force for each setting, and the typed values of all settings.
+"""The value in force of one setting, and objects with the typed values of all settings.
 
-The text of a topic-level setting is the first one found: the topic's own override, then the setting's
-broker-level synonyms in order of priority, then the default (kafka-storage 11.1). This module does not
-access the disk: `logfs.store.settings` stores the texts.
+A topic-level setting takes its value from the topic's own override; without one, from the first of the setting's
+broker-level synonyms that is set; without any, from the default (kafka-storage 11.1). This module does not access
+the disk: `logfs.store.settings` stores the overrides.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 # A `local.retention.*` setting with this value takes the value of the `retention.*` setting.
 AS_TOTAL = -2
-# Milliseconds per unit, for the synonyms whose unit is not the millisecond.
+# Milliseconds per unit of the broker-level synonyms that are in minutes or hours.
 _UNIT_MS = {
     "log.retention.minutes": MINUTE_MS,
     "log.retention.hours": HOUR_MS,
@@ -74,7 +74,10 @@ def describe_source(name: str, topic: Mapping[str, str], broker: Mapping[str, st
 
 
 def _in_force(name: str, topic: Mapping[str, str], broker: Mapping[str, str]) -> tuple[Value, str]:
-    """Return a setting's value and source. `DIFFERENCE_MAX_MS` replaces an unlimited before or after limit."""
+    """Return a topic-level setting's value in force, and its source as `describe_source` describes it.
+
+    If a before or after limit of timestamps is unlimited, the deprecated `DIFFERENCE_MAX_MS` replaces it.
+    """
     value, source = _first_set(name, topic, broker)
     if name in (BEFORE_MAX_MS, AFTER_MAX_MS) and value == LONG_MAX:
         stand_in, its_source = _first_set(DIFFERENCE_MAX_MS, topic, broker)
@@ -105,7 +108,7 @@ def _check_together(values: Mapping[str, Any]) -> None:
     if shortest > longest:
         raise InvalidSetting(
             f"min.compaction.lag.ms: {shortest} is more than max.compaction.lag.ms, {longest};"
-            " lower the one or raise the other"
+            " lower min.compaction.lag.ms, or raise max.compaction.lag.ms"
         )
     if not values["remote.storage.enable"]:
         return
@@ -118,13 +121,13 @@ def _check_together(values: Mapping[str, Any]) -> None:
         total, local = values[name], values[f"local.{name}"]
         if values["remote.log.copy.disable"] and local not in (AS_TOTAL, total):
             raise InvalidSetting(
-                f"remote.log.copy.disable: without copies, local segments may only be dropped by {name}={total},"
-                f" and not by local.{name}={local}; set it to {AS_TOTAL} first"
+                f"remote.log.copy.disable: without copies, local.{name} may not differ from {name}={total},"
+                f" but it is {local}; set it to {AS_TOTAL} first"
             )
         if total >= 0 and (local == -1 or local > total):
             raise InvalidSetting(
-                f"local.{name}: {local} is more than {name}, {total};"
-                f" give -2, or a number from 0 to {total}"
+                f"local.{name}: {local} is more than {name}, {total} (-1 is unlimited);"
+                f" give -2 to use {name}, or a number from 0 to {total}"
             )
 
 
@@ -132,7 +135,7 @@ def _check_together(values: Mapping[str, Any]) -> None:
 
 
 def _default(name: str) -> Any:
-    """Return the default of the setting `name` in the form of an attribute. `logfs.setting` has the defaults."""
+    """Return the default of the setting `name`, from `logfs.setting`, as a value of the classes below."""
     setting = TOPIC_SETTINGS.get(name) or BROKER_SETTINGS[name]
     assert setting.default is not None, name
     return _attribute(setting.parse(setting.default))
@@ -143,13 +146,13 @@ def _attribute(value: Value) -> Value | frozenset[str]:
 
 
 def _attributes(cls: Any, values: Mapping[str, Value]) -> dict[str, Any]:
-    """Return `values` by attribute name, without the settings that `cls` has no attribute for."""
+    """Return the constructor arguments of `cls`: `values`, without the settings that it has no attribute for."""
     names = {field.name.replace("_", "."): field.name for field in fields(cls)}
     return {names[name]: _attribute(value) for name, value in values.items() if name in names}
 
 
 def _check_texts(broker: Mapping[str, str]) -> dict[str, Value]:
-    """Return the values of all broker overrides. Raises `InvalidSetting` if any is invalid, even an unused one."""
+    """Return the parsed broker overrides by name. Raises `InvalidSetting` if any is invalid, even an unused one."""
     return {name: broker_setting(name).parse(text) for name, text in broker.items()}
 
 
@@ -197,7 +200,7 @@ class LogConfig:
 
     @classmethod
     def resolve(cls, topic: Mapping[str, str], broker: Mapping[str, str]) -> LogConfig:
-        """Return the settings that result from the overrides of a topic and of the broker.
+        """Return the settings in force under the overrides of a topic and of the broker.
 
         `topic` and `broker` have the overrides: texts by setting name. Raises `InvalidSetting` for an unknown name,
         an invalid text, or valid values that contradict each other.
@@ -210,12 +213,12 @@ class LogConfig:
         return cls(**_attributes(cls, values))
 
     def check_change(self, before: LogConfig) -> None:
-        """Raise `InvalidSetting` if tiering is on in `before` and off now, but its remote segments stay (KIP-950)."""
+        """Raise `InvalidSetting` if the change from `before` disables tiering but keeps remote segments (KIP-950)."""
         disabled = before.remote_storage_enable and not self.remote_storage_enable
         if disabled and not self.remote_log_delete_on_disable:
             raise InvalidSetting(
-                "remote.storage.enable: with false, the remote segments could not be read any more; to keep them and "
-                "copy no more, set remote.log.copy.disable to true; to delete them, first set "
+                "remote.storage.enable: false would make the remote segments unreadable; to keep them without "
+                "copying more, set remote.log.copy.disable to true instead; to delete them, first set "
                 "remote.log.delete.on.disable to true"
             )
 
@@ -236,7 +239,7 @@ class LogConfig:
 
     @property
     def local_limits(self) -> tuple[int, int]:
-        """The limits of a tiered log on the local disk: (bytes, age in ms). A negative limit means unlimited."""
+        """The local retention of a tiered log: (size in bytes, age in ms). A negative limit means unlimited."""
         size, age = self.local_retention_bytes, self.local_retention_ms
         return (
             self.retention_bytes if size == AS_TOTAL else size,

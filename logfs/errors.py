@@ -57,7 +57,7 @@ class InvalidEnvelope(LogfsError, ValueError):
 
 
 class InvalidProducerEpoch(LogfsError, ValueError):
-    """A batch or marker comes from a producer instance that a newer one has replaced."""
+    """A batch or marker has a lower epoch than the newest instance of its producer."""
 
 
 class OutOfOrderSequence(LogfsError, ValueError):
@@ -69,11 +69,11 @@ class InvalidTransactionState(LogfsError, ValueError):
 
 
 class CoordinatorFenced(LogfsError, ValueError):
-    """A marker comes from a transaction coordinator that a newer one has replaced."""
+    """A marker has a lower coordinator epoch than the newest transaction coordinator."""
 
 
 class CommitPending(LogfsError):
-    """A commit was decided and recorded; it will be finished once the cause named in the message is fixed."""
+    """A commit is decided and recorded, but not finished. It finishes after the cause in the message is removed."""
 
 
 class NotWritable(LogfsError):
@@ -81,21 +81,22 @@ class NotWritable(LogfsError):
 
     @classmethod
     def of_mirror(cls, partition: str, source: str) -> NotWritable:
-        """Return the error about a partition that mirrors the cluster with the id `source`."""
+        """Return the error for a change of `partition`, which mirrors the cluster with the id `source`."""
         return cls(
-            f"{partition}: is a mirror of {source}; 'logfs promote' makes it a log of its own"
+            f"{partition}: is a mirror of {source}, which alone writes it; 'logfs promote' makes it a log of its own"
         )
 
 
 class PartitionFailed(LogfsError):
     """An earlier write or fsync failed: the partition takes no more writes until it is reopened.
 
-    There is no retry: the kernel may have dropped the dirty pages, and may report success the next time.
+    A failed fsync is not tried again: the kernel may have dropped the dirty pages, and would then report success
+    for data that are lost.
     """
 
 
 class LogDirFailed(PartitionFailed, OSError):
-    """A log directory had a storage error or is gone: everything in it is offline until the store is opened again.
+    """A log directory had a storage error or was removed: its partitions are offline until the store is opened again.
 
     It corresponds to Kafka's KafkaStorageException. Its `errno` is None, so callers do not mistake it for a full
     disk.
@@ -118,7 +119,7 @@ class RemoteStorageError(LogfsError):
 
 
 class NotDecodable(LogfsError, ValueError):
-    """A value was not written by a schema that is known, or does not fit its schema."""
+    """A value has no id of a known schema, or its bytes do not fit that schema."""
 
 
 class SchemasUnavailable(LogfsError):
@@ -145,7 +146,7 @@ class RequestInterrupted(LogfsError):
 
 
 class InvalidStore(LogfsError):
-    """The log directories do not fit together, their contents do not form a store, or a mount is refused.
+    """The log directories cannot form one store, their contents are not a store, or a mount is refused.
 
     A mount is refused for an unsuitable mountpoint or mount option.
     """

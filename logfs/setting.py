@@ -71,7 +71,7 @@ class Words:
     words: tuple[str, ...]
 
     def admits(self, value: Value) -> bool:
-        """Whether the word, or every item of the list, is in the set."""
+        """Whether the word, or every item of the list, is one of `words`."""
         items = value if isinstance(value, tuple) else (value,)
         return all(item in self.words for item in items)
 
@@ -200,7 +200,7 @@ def _row(
     doc: str,
     *synonyms: str,
 ) -> Setting:
-    """Build a setting. For an integer, `valid` may be its minimum, or None for the whole range of the type."""
+    """Return a setting. For an integer, `valid` may be its minimum, or None for the whole range of the type."""
     if type in (INT, LONG) and not isinstance(valid, Range):
         assert valid is None or isinstance(valid, int), name
         most = INT_MAX if type is INT else LONG_MAX
@@ -222,7 +222,7 @@ _BUCKET = Pattern(
     r"((s3|gs|az)://[A-Za-z0-9._-]+(/[^?#@;:%\\\s]*)?|file:///[^?#]+)?",
     "a URL such as s3://bucket/prefix, gs://…, az://… or file:///directory, without credentials",
 )
-# Commas separate the names, so that a name with a comma cannot be given.
+# A comma ends a name, so a group whose name has a comma cannot be in the list.
 _GROUPS = Pattern(r"([^,]+(,[^,]+)*)?", "the names of consumer groups")
 MIRROR_SOURCE = "logfs.mirror.source"
 _CLUSTER = Pattern(r"[A-Za-z0-9._:,/\[\]-]*", "the addresses or the id of a cluster")
@@ -396,7 +396,7 @@ _BROKER_ROWS = (
     _row(INT, "log.cleaner.io.buffer.size", "524288", 0,
          "The bytes of memory for the input and output of compactions, for all threads together."),
     _row(DOUBLE, "log.cleaner.io.buffer.load.factor", "0.9", Range(0, 1),
-         "How full the map of keys may get."),
+         "The fraction of the map of keys that a compaction may fill."),
     _row(DOUBLE, "log.cleaner.io.max.bytes.per.second", str(DOUBLE_MAX), Range(1, DOUBLE_MAX),
          "The highest rate at which compaction reads and writes."),
     _row(LONG, "log.cleaner.backoff.ms", "15000", 0,
@@ -408,10 +408,10 @@ _BROKER_ROWS = (
     _row(INT, "offset.metadata.max.bytes", "4096", 0,
          "The longest text that a group may keep with a committed offset."),
     _row(INT, "num.partitions", "1", 1,
-         "How many partitions a new topic has, where nothing else says it: mkdir in topics/."),
+         "How many partitions a new topic has if no number is given, as by mkdir in topics/."),
     _row(INT, "offsets.topic.num.partitions", "50", 1,
-         "How many partitions groups are spread over; fixed at the first commit, so that groups"
-         " are found again."),
+         "How many partitions __consumer_offsets has; fixed at the first commit, because the number"
+         " decides which partition has a group's offsets."),
     _row(INT, "offsets.topic.segment.bytes", "104857600", 1,
          "The segment.bytes with which __consumer_offsets is created."),
     # Tiered storage.
@@ -420,11 +420,11 @@ _BROKER_ROWS = (
     _row(LONG, "remote.log.manager.copy.max.bytes.per.second", _MAX, 1,
          "The highest rate at which segments are sent to remote storage and read back."),
     _row(INT, "remote.log.metadata.topic.num.partitions", "50", 1,
-         "How many partitions the descriptions of remote segments are spread over; fixed when the first is created."),
+         "How many partitions __remote_log_metadata has; fixed when the first of them is created."),
     _row(STRING, "remote.storage.url", "", _BUCKET,
          "Where the segments of tiered topics are copied: a bucket and a prefix."),
     _row(STRING, "remote.storage.prefix", "", _KEY_PREFIX,
-         "What the names of all objects begin with, after the URL; the key.prefix of Aiven's plugin."),
+         "The prefix of the names of all objects, after the URL; Aiven's plugin calls it key.prefix."),
     _row(STRING, "remote.storage.layout", "aiven", Words(("aiven", "local")),
          "How objects are named and filled: as by Aiven's plugin, or as by Kafka's LocalTieredStorage."),
     _row(INT, "remote.storage.chunk.bytes", "4194304", 1024,
@@ -434,7 +434,7 @@ _BROKER_ROWS = (
     _row(STRING, "remote.storage.encryption.key", "", _KEY_NAME,
          "The name of the RSA key that new remote segments are encrypted with; its file is outside of the store."),
     _row(LONG, "remote.storage.cache.bytes", "4294967296", 0,
-         "How much the cache of fetched chunks may take on the disk of each user."),
+         "The most bytes of fetched chunks that are cached on the disk, for each user."),
 )
 # fmt: on
 
@@ -454,7 +454,7 @@ def topic_setting(name: str) -> Setting:
     try:
         return TOPIC_SETTINGS[name]
     except KeyError:
-        hint = "; it is the store's: give no --topic" if name in BROKER_SETTINGS else ""
+        hint = "; it is a setting of the store: give no --topic" if name in BROKER_SETTINGS else ""
         raise InvalidSetting(
             f"{name:.80}: there is no topic-level setting of that name{hint}"
         ) from None
@@ -465,7 +465,7 @@ def broker_setting(name: str) -> Setting:
     try:
         return BROKER_SETTINGS[name]
     except KeyError:
-        hint = "; it is a topic's: give --topic" if name in TOPIC_SETTINGS else ""
+        hint = "; it is a setting of a topic: give --topic" if name in TOPIC_SETTINGS else ""
         raise InvalidSetting(
             f"{name:.80}: there is no broker-level setting of that name{hint}"
         ) from None
