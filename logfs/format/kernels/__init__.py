@@ -1,4 +1,4 @@
-"""The loops that numba compiles: one pass over bytes each, without the GIL. Only this folder's modules import numba.
+"""The loops that numba compiles, each one pass over bytes without the GIL. Only this folder's modules import numba.
 
 - `kernel`: the decorator that compiles a loop.
 - `json_kernels`: measure and write numbers and strings of JSON.

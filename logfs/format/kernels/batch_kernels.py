@@ -1,9 +1,9 @@
-"""Loops that must run at the speed of memory, compiled by numba to run without the GIL.
+"""Compiled loops that scan, decode and encode batches and records, at the speed of memory and without the GIL.
 
 Each loop is one pass over bytes and numpy columns. The tests check that plain Python code gives the same results
-(`tests/format/test_batch_kernels.py`). No loop allocates memory: the caller makes every array. Its size depends on
-the data that exist, not on a length that the bytes declare. Importing this module takes a quarter of a second, so
-import it only for bulk work; see `columns`.
+(`tests/format/test_batch_kernels.py`). No loop allocates memory: the caller makes every array, of a size that follows
+from the bytes that exist and not from a length that they declare. Importing this module takes a quarter of a second,
+so import it only for bulk work; see `columns`.
 
 Sizes and positions are bytes, int64. `data` is always a C-contiguous uint8 array.
 """
@@ -57,7 +57,7 @@ _NEWLINES = np.uint64(0x0A0A0A0A0A0A0A0A)
 _LOW_BITS = np.uint64(0x7F7F7F7F7F7F7F7F)
 _ONES = np.uint64(0x0101010101010101)
 
-# What decode_records returns in place of an end position if the bytes violate the format (kafka-storage 2.2).
+# Returned in place of a position if the bytes violate the format (kafka-storage 2.2): what is wrong.
 BAD_VARINT = -1
 BAD_LENGTH = -2
 BAD_KEY = -3
@@ -112,10 +112,10 @@ def put_varint(out: Bytes, position: int, value: int) -> int:
 
 @kernel
 def get_varint(data: Bytes, position: int, end: int, most_bytes: int) -> tuple[int, int]:
-    """Read the zigzag varint at `position`. It may not go on after `end`, or have more than `most_bytes` bytes.
+    """Return (the value of the zigzag varint at `position`, the position after the varint).
 
-    `most_bytes` is 5 for an int32 and 10 for an int64. Returns (the value, the position after the varint), or
-    (0, BAD_VARINT) if there is no such varint.
+    `most_bytes` is 5 for an int32 and 10 for an int64. Returns (0, BAD_VARINT) if the varint reaches beyond `end`,
+    has more bytes, or has a value of more bits.
     """
     result = np.uint64(0)
     shift = np.uint64(0)
@@ -141,10 +141,10 @@ def get_varint(data: Bytes, position: int, end: int, most_bytes: int) -> tuple[i
 
 @kernel
 def find_newlines(words: Words, data: Bytes, positions: Int64s) -> int:
-    """Write the positions of all newlines in `data` to `positions`, which has room, and return their number.
+    """Write the positions of all newlines in `data` to `positions`, and return their number.
 
-    `words` is `data` without its last bytes, up to seven, as native uint64. The machine is little-endian, like all
-    that numba supports.
+    `positions` must have room for all. `words` has the same bytes as native uint64, without the last 0 to 7 bytes.
+    The loop relies on a little-endian processor; numba supports no other.
     """
     count = 0
     for index in range(len(words)):
@@ -153,7 +153,7 @@ def find_newlines(words: Words, data: Bytes, positions: Int64s) -> int:
         found = ~(((other & _LOW_BITS) + _LOW_BITS) | other | _LOW_BITS)
         while found:
             below = (found & (~found + np.uint64(1))) - np.uint64(1)
-            # The number of whole bytes below the lowest bit, and one more.
+            # The number of the lowest byte with a set bit, plus 1.
             number = ((below & _ONES) * _ONES) >> np.uint64(56)
             positions[np.uint64(count)] = 8 * index + np.int64(number) - 1
             count += 1
@@ -174,7 +174,7 @@ def encode_lines(
     Line i is data[ends[i - 1] + 1 : ends[i]]; line `first` begins at `start`. Records are written to `out` from
     `out_start` on, until the next record would end after the position `limit`.
 
-    Returns (records written, end position in out, sum of the values' JSON sizes).
+    Returns (the number of records, the position in `out` after the last, the sum of the values' JSON sizes in bytes).
     """
     position = out_start
     json_bytes = 0
@@ -320,11 +320,11 @@ def skip_records(data: Bytes, start: int, end: int, count: int) -> int:
 
 @kernel
 def find_fields(data: Bytes, start: int, end: int, skipped: int, fields: Int64s) -> int:
-    """Find the fields of one record: the one after the first `skipped` records of data[start:end].
+    """Write to `fields` the fields of the record after the first `skipped` records of data[start:end].
 
     `fields` is int64[FIELDS]: timestamp delta, offset delta, start and length of the key, start and length of the
-    value (a length of -1 is a null), start of the headers, which begin with their count, and the record's end.
-    Returns the end, or a BAD_ code. The headers are not read.
+    value (a length of -1 is a null), start of the headers (their count), and the end of the record. Returns the end
+    of the record, or a BAD_ code. The headers are not read.
     """
     position = skip_records(data, start, end, skipped)
     if position < 0:
@@ -391,8 +391,8 @@ def _plain_value(data: Bytes, position: int) -> tuple[int, int, int]:
     """Return the start and the length of a record's value, and the record's end, for a record made from a line.
 
     Such a record has no key and no varint longer than two bytes. The length is -1 for any other record. Reads only
-    the 16 bytes from `position` on. Takes half the time of `_any_value`, because calls of helpers that take no array
-    and return once take no time.
+    the 16 bytes from `position` on. Takes half the time of `_any_value`: calls of helpers like `short_varint`, which
+    take no array and have one `return`, take no time.
     """
     body, size = short_varint(data[np.uint64(position)], data[np.uint64(position + 1)])
     at = position + size
@@ -649,8 +649,8 @@ _CRC_START = 21
 def check_crcs(data: Bytes, rows: Int64s, most_bytes: int) -> int:
     """Return the row of the first batch of at most `most_bytes` bytes with a wrong CRC-32C; len(rows) if none has.
 
-    `rows` are those of `scan_batches`. Larger batches are not checked: a library that uses the processor's own
-    instruction takes less time for them, but much more for each call.
+    `rows` are those of `scan_batches`. Larger batches are not checked here: for them the library `crc32c`, which uses
+    an instruction of the processor, takes less time, although each call of it costs more.
     """
     for number in range(len(rows)):
         size = rows[number, SIZE]
@@ -694,8 +694,8 @@ def decode_spans(
     """Decode the records of several batches into columns: the arrays from `offsets` on, one row for each record.
 
     A row of `spans` is (start, end, record count, base offset, base timestamp) of a batch's uncompressed records in
-    `data`. Returns (len(spans), 0), or if a span fails, its number, and a BAD_ code or the wrong position at which
-    its records ended.
+    `data`. Returns (len(spans), 0). If a span fails, returns its number, and either a BAD_ code or the position at
+    which its records ended, which is not the span's end.
     """
     first = 0
     for number in range(len(spans)):

@@ -1,7 +1,7 @@
 """The compiled loops of compaction and of key indexes: the newest offset of each key, and the records that survive.
 
-As in `batch_kernels`, each loop is one pass without the GIL, allocates nothing, and has a plain twin in the
-tests (`tests/log/test_offset_map.py`, `tests/log/test_cleaner.py`). The rules are those of kafka-storage 8.2 to 8.7.
+As in `batch_kernels`, each loop is one pass without the GIL, and allocates nothing. The tests compare it with plain
+Python (`tests/log/test_offset_map.py`, `tests/log/test_cleaner.py`). The rules are those of kafka-storage 8.2 to 8.7.
 
 A row of `spans` is that of `batch_kernels.decode_spans`: start, end, record count, base offset, base time. `slots`
 is uint64[n, 3], an open-addressing table of (hash, hash, offset + 1), where a last word of 0 means an empty slot;
@@ -43,20 +43,20 @@ if TYPE_CHECKING:
     UInt64s = NDArray[np.uint64]
 
 GOOD = 0
-# What put_keys returns if there is no room for a key.
+# What `put_keys` returns if the table has no room for one more key.
 FULL = 1
 
-# In a slot's last word: the value of the key's newest record is null. No offset + 1 is as large.
+# This bit of a slot's last word is set if the value of the key's newest record is null. No offset + 1 reaches it.
 NULL_BIT = 1 << 63
 
 # The verdict on the records of a batch: none stays, all stay, or the newest of each key stay (with EXPIRED, only if
 # their value is not null).
 DROP, KEEP, SELECT, SELECT_EXPIRED = 0, 1, 2, 3
 
-# What is written of a batch: nothing, its bytes unchanged, its header alone, or the header and the survivors.
+# What `write_batches` writes of a batch: nothing, its bytes unchanged, its header alone, or header and survivors.
 GONE, COPIED, EMPTIED, FILTERED = 0, 1, 2, 3
 
-# Room for the hashes of 128 records, which is small enough to stay in the nearest cache.
+# Working memory for 128 records: 4 KiB, which stays in the processor's first-level cache.
 SCRATCH_SHAPE = (128, 4)
 
 # The most bytes by which a rewritten record grows: a longer timestamp delta, and therefore a longer length.
@@ -140,7 +140,7 @@ def find_slot(slots: UInt64s, first: np.uint64, second: np.uint64) -> np.int64:
 
 @kernel
 def _skip_to_key(data: Bytes, position: int, end: int) -> tuple[int, int, int, int, int]:
-    """Return a record's end, timestamp delta, position after that delta, offset delta, and position of the key.
+    """Return (record end, timestamp delta, position after that delta, offset delta, position of the key) of a record.
 
     The position of the key is that of its length. It is a BAD_ code if the bytes violate the format; the other
     results then have no meaning.
@@ -211,7 +211,7 @@ def put_keys(
                     scratch[count, 2] = word
                     count += 1
                 position = record_end
-            # The lookups follow each other without other work, so that the waits for memory overlap.
+            # The lookups run back to back, without other work, so that their cache misses overlap.
             for index in range(count):
                 slot = find_slot(slots, scratch[index, 0], scratch[index, 1])
                 if slots[slot, 2] == 0:
@@ -231,7 +231,7 @@ def put_keys(
 def _look_up(scratch: UInt64s, count: int, slots: UInt64s, keep: Bytes) -> tuple[int, int]:
     """Set `keep` for each record that is the newest of its key.
 
-    The lookups run back to back, so that the waits for memory overlap. A row of `scratch` is the hash (two words),
+    The lookups run back to back, so that their cache misses overlap. A row of `scratch` is the hash (two words),
     offset + 1, and the number of the record, doubled, plus 1 if its value is null. Returns (the number of records
     that stay, the number of those whose value is null).
     """
@@ -252,8 +252,8 @@ def move_slots(old: UInt64s, slots: UInt64s, used: int) -> int:
     """Put the entries of the table `old` into the table `slots`, where they replace the entries of the same keys.
 
     Both tables have the same secret. `used` is the number of keys in `slots`. Returns the number of keys that are new
-    to `slots`, or -1 if they would fill it: one slot must stay empty, or a search would never end. Tables are roughly
-    in the order of the hashes, so both are traversed from one end to the other.
+    to `slots`, or -1 if they would fill it: one slot must stay empty, or a search would never end. Both tables are
+    traversed from one end to the other, because their slots are roughly in the order of the hashes.
     """
     added = 0
     room = len(slots) - 1 - used
@@ -409,15 +409,15 @@ def write_batches(
     out: Bytes,
     rewritten: Int64s,
 ) -> tuple[int, int]:
-    """Write to `out` what stays of scanned batches whose records need no decompression.
+    """Write the surviving parts of scanned batches to `out`. Records to be filtered must not be compressed.
 
     `rows` are rows of `batch_kernels.scan_batches`. actions[n] is GONE (nothing is written), COPIED (the batch
     unchanged), EMPTIED (its header alone) or FILTERED (its header, and its records with keep[i] set; i counts the
     records of all rows). kept[n] is the number of records that stay in batch n. If with_base[n] is set, a filtered
     batch gets the delete horizon bases[n].
 
-    Returns (bytes written, the number of batches with a new header). For each of the latter, rewritten[i] becomes
-    (start, end) in `out`; the caller still has to write its CRC.
+    Returns (the number of bytes written, the number of batches with a new header). For the i-th of these batches,
+    rewritten[i] becomes (start, end) in `out`; the caller must still write its CRC.
     """
     written = 0
     count = 0

@@ -19,14 +19,15 @@ NO_ROOM = -1
 
 _GREATEST_POWER = np.uint64(10**19)
 
-# The extra length of each byte in a JSON string: 1 for the two-byte escapes, 5 for \u00XX.
+# By how many bytes each byte grows in a JSON string: 1 for a two-byte escape, 5 for \u00XX, 0 without an escape.
 _ESCAPE = np.zeros(256, np.uint8)
 _ESCAPE[:32] = 5
 for _byte in b'\b\t\n\f\r"\\':
     _ESCAPE[_byte] = 1
 
-# The limits of what a JSON string holds as it is. A loop that compares bytes with bytes, and keeps each result as a
-# byte, takes a third of the time, because the compiler then works on many bytes at once.
+# Bytes below SPACE, QUOTE, BACKSLASH, and bytes above LAST_ASCII cannot be copied into a JSON string without a check.
+# They are uint8: a loop that compares bytes with bytes, and keeps each result as a byte, takes a third of the time,
+# because the compiler then works on many bytes at once.
 SPACE, QUOTE, BACKSLASH, LAST_ASCII = np.uint8(32), np.uint8(34), np.uint8(92), np.uint8(127)
 
 # The second byte of the two-byte escapes.
@@ -110,7 +111,7 @@ def _is_utf8(data: Bytes, position: int, end: int) -> bool:
 
 @inlined_kernel
 def copy_plain(source: Bytes, target: Bytes, length: int) -> bool:
-    """Copy bytes. Return whether a JSON string needs no escape for them: ASCII from 32 on without `"` and `\\`."""
+    """Copy `length` bytes. Return whether they are plain in JSON: ASCII from 32 on, without `"` and `\\`."""
     found = np.uint8(0)
     for index in range(length):
         byte = source[index]
@@ -155,7 +156,7 @@ def string_size(data: Bytes, start: int, length: int) -> int:
 
 @kernel
 def put_bytes(out: Bytes, position: int, text: Bytes) -> int:
-    """Write `text` to `out` at `position`. Return the position after it."""
+    """Write the bytes of `text` to `out` at `position`. Return the position after them."""
     target = out[position : position + len(text)]
     for index in range(len(text)):
         target[index] = text[index]
@@ -193,7 +194,7 @@ def _put_base64(out: Bytes, position: int, data: Bytes, start: int, length: int)
 
 @kernel
 def _put_escaped(out: Bytes, position: int, data: Bytes, start: int, length: int) -> None:
-    """Write a string that has bytes to escape, with its quotes."""
+    """Write data[start : start + length], valid UTF-8, as a JSON string with escapes and quotes."""
     out[np.uint64(position)] = QUOTE
     at = np.uint64(position + 1)
     for index in range(start, start + length):
@@ -219,7 +220,7 @@ def _put_escaped(out: Bytes, position: int, data: Bytes, start: int, length: int
 
 @kernel
 def _put_special(out: Bytes, position: int, data: Bytes, start: int, length: int) -> int:
-    """Write a string with bytes to escape, other UTF-8, or base64. Return the position after it, or NO_ROOM."""
+    """Write bytes that are not plain as a string or a base64 object. Return the position after it, or NO_ROOM."""
     size = string_size(data, start, length)
     if position + size > len(out):
         return NO_ROOM
@@ -227,7 +228,7 @@ def _put_special(out: Bytes, position: int, data: Bytes, start: int, length: int
         out[np.uint64(position)] = QUOTE
         put_bytes(out, position + 1, data[start : start + length])
         out[np.uint64(position + length + 1)] = QUOTE
-    # The base64 form may be as long as an escaped string, so the size does not decide: check the UTF-8 again.
+    # A base64 object may be as long as the escaped string, so the size does not tell which one it is.
     elif _is_utf8(data, start, start + length):
         _put_escaped(out, position, data, start, length)
     else:
@@ -239,7 +240,7 @@ def _put_special(out: Bytes, position: int, data: Bytes, start: int, length: int
 def put_string(out: Bytes, position: int, data: Bytes, start: int, length: int) -> int:
     """Write data[start : start + length] as JSON; return the position after it, or NO_ROOM if it does not fit.
 
-    It becomes a string, or a base64 object if it is not UTF-8; a `length` below 0 becomes null.
+    The bytes become a string, or a base64 object if they are not UTF-8; a `length` below 0 becomes null.
     """
     if position + (length + 2 if length >= 0 else len(NULL_WORD)) > len(out):
         return NO_ROOM
@@ -255,7 +256,7 @@ def put_string(out: Bytes, position: int, data: Bytes, start: int, length: int) 
 
 @kernel
 def _magnitude(value: int) -> np.uint64:
-    """Return the absolute value of an int64, as uint64, because that of -2^63 does not fit an int64."""
+    """Return the absolute value of an int64 as uint64: the absolute value of -2^63 does not fit an int64."""
     return np.uint64(-value) if value < 0 else np.uint64(value)
 
 
@@ -276,7 +277,7 @@ def digits(value: int) -> int:
 
 @kernel
 def put_integer(out: Bytes, position: int, value: int) -> int:
-    """Write `value` in decimal to `out` at `position`. Return the position after it."""
+    """Write `value` in decimal to `out` at `position`. Return the position after the digits."""
     end = position + digits(value)
     if value < 0:
         out[position] = 45

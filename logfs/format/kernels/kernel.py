@@ -1,4 +1,4 @@
-"""The decorator of all compiled loops, and the types of their arrays."""
+"""The decorators of all compiled loops, and the types of their arrays."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
 def inlined_kernel(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compile a part of a loop as `kernel` does, and copy it into each kernel that calls it.
 
-    A call that passes arrays costs about as much as copying 100 bytes.
+    Otherwise a call that passes arrays would take about as long as copying 100 bytes.
     """
     return _compiled(function, inline="always")
 
@@ -53,11 +53,12 @@ def _compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any
     try:
         compiled = numba.njit(nogil=True, cache=True, **options)(function)
     except RuntimeError:
-        # Neither this directory nor the user's cache is writable: every process compiles for itself.
+        # Neither this directory nor the user's cache is writable, so every process compiles for itself.
         compiled = numba.njit(nogil=True, **options)(function)
     else:
         module = Path(inspect.getfile(function))
-        # numba's own stamp covers only the kernel's file, not what the kernel uses of other modules.
+        # numba's own stamp covers only the kernel's file. After a change of a module that the file imports, numba
+        # would run old code from its cache.
         compiled._cache._cache_file._source_stamp = _digest(module)
         _take_from_installation(module, Path(compiled.stats.cache_path))
     return cast("Callable[..., Any]", compiled)
@@ -65,7 +66,7 @@ def _compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any
 
 @cache
 def _digest(module: Path) -> str:
-    """Return a hash of the sources of a module, and of all modules of logfs that it imports, directly or not."""
+    """Return a hash of the sources of a module, and of all modules of logfs that it imports, also indirectly."""
     known: dict[Path, bytes] = {}
     todo = [module]
     while todo:
@@ -92,16 +93,16 @@ def _source(path: Path) -> tuple[bytes, list[Path]]:
 
 @cache
 def _take_from_installation(module: Path, user_cache: Path) -> None:
-    """Copy the kernels that the installation compiled to the user's cache, unless it has the same or newer files.
+    """Copy a module's compiled kernels from the installation to `user_cache`, except files that are not newer there.
 
-    Users who cannot write beside the module have a cache of their own, and would compile everything once more. Each
-    file is for one processor, version of numba and state of the sources, and numba ignores it for others.
+    Users who cannot write into the installation have a cache of their own, and would have to compile everything
+    again. numba ignores a file that is for another processor, version of numba or state of the sources.
     """
     installed = module.parent / "__pycache__"
-    # With NUMBA_CACHE_DIR, other options (NUMBA_BOUNDSCHECK) may be set, which the files do not record.
+    # Who sets NUMBA_CACHE_DIR may also set NUMBA_BOUNDSCHECK. The files do not record it, so they must not be mixed.
     if user_cache == installed or config.CACHE_DIR:  # type: ignore[attr-defined]
         return
-    # The name of an index (.nbi) sorts after those of its data (.nbc), so the data are copied before their index.
+    # An index (.nbi) must not arrive before its data (.nbc). In sorted order the data come first.
     for source in sorted(installed.glob(f"{module.stem}.*.nb[ci]")):
         target = user_cache / source.name
         try:
@@ -117,7 +118,7 @@ def _take_from_installation(module: Path, user_cache: Path) -> None:
 def _copy_bytes(
     typing_context: Any, out: Any, position: Any, data: Any, start: Any, length: Any
 ) -> tuple[Any, Callable[..., Any]]:
-    """Return the signature of `copy_bytes` for these types of arguments, and the function that makes its code."""
+    """Return the signature of `copy_bytes` for these argument types, and the function that generates its code."""
     signature = numba.void(out, numba.int64, data, numba.int64, numba.int64)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -148,6 +149,6 @@ copy_bytes: Callable[..., None] = intrinsic(_copy_bytes)
 """In a kernel, copy_bytes(out, position, data, start, length) copies data[start : start + length] to `out`.
 
 Both are uint8 arrays, and the bytes do not overlap. The bounds are checked only with NUMBA_BOUNDSCHECK, like those of
-an index. The copy calls memcpy: a loop takes twice as long for the values of records, because the compiler allows for
-arrays that overlap.
+an index. The copy calls memcpy. A loop takes twice as long for the values of records, because the compiler assumes
+that the arrays may overlap.
 """

@@ -30,7 +30,7 @@ from logfs.format.kernels.kernel import copy_bytes, inlined_kernel, kernel
 if TYPE_CHECKING:
     from logfs.format.kernels.kernel import Bytes, Int32s, Int64s
 
-# The kinds of pieces that a format string consists of.
+# The kinds of the pieces of a format string. EXTRA is text that the caller has prepared for each record.
 LITERAL = 0
 VALUE = 1
 KEY = 2
@@ -152,7 +152,10 @@ def gather(data: Bytes, starts: Int64s, ends: Int64s, order: Int64s, out: Bytes)
 
 @kernel
 def _headers_size(data: Bytes, position: int, end: int) -> tuple[int, int]:
-    """Return the size of the headers at `position` in an envelope, and the position after them; -1 if malformed."""
+    """Return the bytes that the headers at `position` take in an envelope, and the position after them, or -1.
+
+    The position is -1 if the headers are malformed.
+    """
     size = 0
     count, position = get_varint(data, position, end, 5)
     if position < 0 or count < 0 or count > end - position:
@@ -232,7 +235,7 @@ def _short_record(data: Bytes, position: int, end: int) -> tuple[int, int, int, 
 
     Returns start and length of the key (-1 for null), start and length of the value, the timestamp delta and the
     offset delta. The value's length is -1 for any other record, and for a malformed one. Reads the 16
-    bytes from `position` on, which must lie before `end`, and bytes of the record.
+    bytes from `position` on, which must lie before `end`, and further bytes before `end`.
     """
     body, size = short_varint(data[np.uint64(position)], data[np.uint64(position + 1)])
     at = position + size
@@ -243,7 +246,7 @@ def _short_record(data: Bytes, position: int, end: int) -> tuple[int, int, int, 
     at += offset_size
     key_length, key_size = short_varint(data[np.uint64(at)], data[np.uint64(at + 1)])
     key = at + key_size
-    # A length that does not fit must not lead out of the span.
+    # Without the limit, a malformed key length would lead to a read beyond `end`.
     at = min(key + max(key_length, 0), end - 2)
     length, length_size = short_varint(data[np.uint64(at)], data[np.uint64(at + 1)])
     value = at + length_size
@@ -271,7 +274,7 @@ def measure_spans(
         base_offset, base_timestamp = spans[number, 3], spans[number, 4]
         lines = count
         envelopes = count * constant
-        # The digits of a sum are counted again only if the delta differs from that of the record before.
+        # Counting digits takes long. They are counted again only if a delta differs from the record before.
         time_before, time_digits = 0, digits(base_timestamp)
         offset_before, offset_digits = 0, digits(base_offset)
         offset = before = base_offset
@@ -320,7 +323,7 @@ def measure_spans(
     return True
 
 
-# Envelopes, straight from encoded records.
+# Envelopes, written from the encoded records, without columns.
 
 # The end of an envelope without headers, after the text of a value: the closing quote, and empty headers.
 LINE_END = np.frombuffer(b'"' + HEADERS_FIELD.tobytes() + ENVELOPE_END.tobytes(), np.uint8)
@@ -388,9 +391,10 @@ def _repeat_head(
 
 @kernel
 def _put_header_texts(out: Bytes, position: int, data: Bytes, at: int, end: int) -> int:
-    """Write the headers whose number is at `at`, which must end at `end`. Return the position after them.
+    """Write the text of the headers at `at`, which begin with their count and end at `end`.
 
-    Returns BAD_LENGTH if the headers are malformed, or if they and the end of an envelope do not fit in `out`.
+    Returns the position after the text, or BAD_LENGTH if the headers are malformed, or if the text and the end of an
+    envelope do not fit in `out`.
     """
     count, at = get_varint(data, at, end, 5)
     if at < 0 or count < 0 or count > end - at:
@@ -421,7 +425,7 @@ def _put_header_texts(out: Bytes, position: int, data: Bytes, at: int, end: int)
 
 @kernel
 def _put_fields(out: Bytes, position: int, data: Bytes, at: int, end: int) -> int:
-    """Write what follows `"key":` in the envelope of the record that ends at `end`; its key's length is at `at`.
+    """Write the envelope of a record from after `"key":` on. The record's key length is at `at`, its end is `end`.
 
     Returns the position after the envelope, or BAD_LENGTH if the record is malformed (also if `at` < 0), or if the
     envelope does not fit.
@@ -454,7 +458,7 @@ def _put_fields(out: Bytes, position: int, data: Bytes, at: int, end: int) -> in
 def _put_key_and_value(
     out: Bytes, position: int, data: Bytes, key: int, key_length: int, start: int, length: int
 ) -> int:
-    """Write what follows `"key":` in the envelope of a record without headers, whose value is not null.
+    """Write the envelope, from after `"key":` on, of a record that has no headers and a value that is not null.
 
     Returns the position after the envelope, or NO_ROOM if it does not fit.
     """
@@ -480,9 +484,9 @@ def _put_key_and_value(
 
 @kernel
 def _record_head(data: Bytes, position: int, end: int) -> tuple[int, int, int, int]:
-    """Return where the length of a record's key is, the record's end, its timestamp delta and its offset delta.
+    """Return the position of a record's key length, the record's end, its timestamp delta and its offset delta.
 
-    The first is BAD_LENGTH if the record is malformed up to there.
+    The position is BAD_LENGTH if the bytes before it are malformed.
     """
     body, position = get_varint(data, position, end, 5)
     record_end = position + body
@@ -514,7 +518,7 @@ def render_envelopes(
     label of the records' type. Returns the position after the last line, or BAD_LENGTH if a record is malformed, or
     if the lines and ENVELOPE_ROOM bytes do not fit in `out`.
     """
-    # Envelopes of neighbouring records begin alike. The head of the one before is copied, and its numbers are raised.
+    # Neighbouring envelopes begin alike: copy the head of the envelope before, and raise its two numbers.
     head_start, head_size, offset_end, time_start, time_end = 0, 0, 0, 0, 0
     offset_before, time_before = -1, -1
     room = len(out) - len(prefix) - len(timestamp_type) - ENVELOPE_ROOM
