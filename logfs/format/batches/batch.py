@@ -87,7 +87,7 @@ class Header(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """The length of the whole batch in the file."""
+        """The size in bytes of the whole batch, header included."""
         return LENGTH_OVERHEAD + self.batch_length
 
     @property
@@ -142,9 +142,9 @@ class Header(NamedTuple):
 
     @property
     def delete_horizon_ms(self) -> int | None:
-        """The time from which the batch's tombstones or its transaction marker may be removed.
+        """The time, in ms since the epoch, from which compaction may remove the batch's tombstones or its marker.
 
-        It is in ms since the epoch, and None if the batch has no delete horizon.
+        None if the batch has no delete horizon.
         """
         return self.base_timestamp if self.attributes & DELETE_HORIZON_BIT else None
 
@@ -176,7 +176,7 @@ def parse_header(data: bytes | memoryview | bytearray, position: int = 0) -> Hea
 
 
 def whole_batches(data: bytes | memoryview) -> Iterator[Header]:
-    """Yield the headers of the batches in `data`, without a batch that is cut off at the end; nothing is checked."""
+    """Yield the headers of the batches in `data`, except an incomplete batch at the end; nothing is checked."""
     position = 0
     while len(data) - position >= HEADER_SIZE:
         header = parse_header(data, position)
@@ -191,7 +191,7 @@ def whole_batches(data: bytes | memoryview) -> Iterator[Header]:
 class Batch:
     """One batch as it lies in a log: its parsed header, and all of its bytes, header included.
 
-    `parse` only checks that the data has as many bytes as the header says. `check` verifies the magic and the CRC.
+    `parse` checks only that the buffer has as many bytes as the header says. `check` verifies the magic and the CRC.
     """
 
     header: Header
@@ -217,7 +217,7 @@ class Batch:
     def check(self) -> None:
         """Raise `Corrupt` unless the magic is 2 and the CRC matches."""
         if not self.is_valid:
-            raise Corrupt(f"batch {self.header.base_offset}: the CRC does not match its bytes")
+            raise Corrupt(f"batch {self.header.base_offset}: its magic is not 2, or its CRC does not match its bytes")
 
     @cached_property
     def payload(self) -> bytes | memoryview:
@@ -331,13 +331,13 @@ class Batch:
             numbers = np.empty(batch_kernels.FIELDS, np.int64)
             if batch_kernels.find_fields(data, position, len(data), skipped, numbers) >= 0:
                 return self._record_of(numbers.tolist())
-        # The plain loop. If the compiled one has failed, the plain one raises an error that tells what is malformed.
+        # The plain loop. It also runs if the compiled loop fails, to raise an error that says what is malformed.
         position += skip_records(payload[position:], skipped)
         bases = {"base_offset": header.base_offset, "base_timestamp": header.base_timestamp}
         return decode_record(payload, position, **bases)[0]
 
     def _record_of(self, numbers: list[int]) -> Record:
-        """Return the record whose fields `find_fields` has found in the payload."""
+        """Return the record whose fields `numbers` gives, as `batch_kernels.find_fields` writes them."""
         timestamp, offset, key, key_size, value, value_size, headers_start, end = numbers
         payload = self.payload
         headers, after = decode_headers(payload[:end], headers_start)
@@ -352,7 +352,7 @@ class Batch:
         )
 
     def _find(self, offset_delta: int) -> int | None:
-        """Return the position of a record in the payload; None if compaction has removed it."""
+        """Return the position of a record in the payload; None if compaction has removed the record."""
         from logfs.format.batches import columns
 
         header = self.header
@@ -379,13 +379,13 @@ class Batch:
         is_late = header.timestamp_type is TimestampType.LOG_APPEND_TIME
         likely = header.max_timestamp if is_late else header.base_timestamp
         if header.is_whole and likely >= timestamp and header.base_offset >= offset:
-            # `likely` is usually the timestamp of the first record, and only that record is decoded here.
+            # `likely` is usually the timestamp of the first record. If it is late enough, decode only that record.
             record = self.record_at(header.base_offset)
             at = NO_TIMESTAMP if record is None or record.timestamp is None else record.timestamp
             if at >= timestamp:
                 return header.base_offset, at
         if not columns.worthwhile(header.record_count):
-            # All are decoded before one is chosen, as below, so that both ways refuse the same batches.
+            # Decode all records before one is chosen, as below, so that both raise `Corrupt` for the same batches.
             for record in [*self.records()]:
                 at = NO_TIMESTAMP if record.timestamp is None else record.timestamp
                 if at >= timestamp and record.offset >= offset:

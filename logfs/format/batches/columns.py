@@ -1,7 +1,7 @@
-"""Records in bulk, as columns: numpy arrays over the encoded bytes, never a list of objects (rule 1).
+"""Many records as columns: numpy arrays over the encoded bytes, never a list of objects (rule 1).
 
-Importing the compiled kernels takes a quarter of a second, so this module imports them only for bulk work;
-`worthwhile` decides when that is.
+Importing the compiled kernels takes a quarter of a second, so this module imports them only if `worthwhile` says that
+there are enough records.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Buffer
 
-# The number of rows that become Python numbers at a time. Python numbers take five times the memory.
+# `Columns.records` converts this many rows at a time, because Python's numbers take five times the memory.
 _ROWS = 1 << 16
-# Above this many records the kernels are faster than a plain loop: after their import, and including their import.
+# Above these numbers of records the kernels are faster than a plain loop: once imported, or with their import.
 _FEW = 8
 _FEW_BEFORE_IMPORT = 32768
 
@@ -129,7 +129,7 @@ def decode_columns(
 
     counts = spans[:, 2]
     if ((counts < 0) | (counts * SMALLEST_RECORD > spans[:, 1] - spans[:, 0])).any():
-        raise Corrupt("a batch's records do not fit in its bytes")
+        raise Corrupt("a batch's number of records is negative or too large for its bytes")
     array: NDArray[np.uint8] = np.frombuffer(data, np.uint8)  # type: ignore[call-overload]
     total = int(counts.sum())
     columns: dict[str, Any] = {name: np.empty(total, dtype) for name, dtype in _DTYPES.items()}
@@ -141,7 +141,7 @@ def decode_columns(
 
 
 def concatenate(parts: Sequence[Columns]) -> Columns:
-    """Return all rows of all parts, over one joined copy of their bytes. A single part is returned as it is."""
+    """Return the rows of all parts in order, over one joined copy of their bytes; a single part is not copied."""
     if len(parts) == 1:
         return parts[0]
     base = np.cumsum([0, *(len(part.data) for part in parts)])

@@ -1,8 +1,8 @@
 """The four codecs of a record batch, in Kafka's framing (kafka-storage 2.4).
 
 Compressed bytes come from a disk or a client, so a small input could ask for a large allocation. `decompress`
-therefore has a `limit` in bytes. It does not trust a declared size above the limit, and stops as soon as the output
-exceeds the limit.
+therefore has a `limit` in bytes. It allocates no more for a declared size above the limit, and stops as soon as the
+output exceeds the limit.
 
 Each codec's library is imported where it is used, because most commands do not use most codecs.
 """
@@ -39,8 +39,8 @@ LZ4_CONTENT_SIZE_BIT = 0x08
 LZ4_DICTIONARY_BIT = 0x01
 _UINT32 = 0xFFFFFFFF
 
-# The input that is decompressed at a time, which becomes about 4 MiB of output at most. In deflate two bits
-# can become 258 bytes, in LZ4 one byte 255 bytes, and in zstd four bytes a block of 128 KiB.
+# The most input that is decompressed at a time. It becomes about 4 MiB of output at most: in deflate two bits can
+# become 258 bytes, in LZ4 one byte 255 bytes, and in zstd four bytes a block of 128 KiB.
 GZIP_STEP_BYTES = 4 * 1024
 LZ4_STEP_BYTES = 16 * 1024
 ZSTD_STEP_BYTES = 128
@@ -79,10 +79,10 @@ LEVELS: dict[Codec, tuple[range, int]] = {
 
 
 def compress(codec: Codec, data: Buffer, level: int | None = None) -> bytes:
-    """Compress `data` into one stream in Kafka's framing (kafka-storage 2.4).
+    """Return `data`, compressed into one stream in Kafka's framing (kafka-storage 2.4).
 
-    `level` is on Kafka's scale for the codec, `None` for its default; codecs without levels ignore it. Raises
-    `InvalidSetting` for a level outside that scale.
+    `level` is one of Kafka's levels of the codec, or None for the default; codecs without levels ignore it. Raises
+    `InvalidSetting` for another level.
     """
     match codec:
         case Codec.NONE:
@@ -98,10 +98,10 @@ def compress(codec: Codec, data: Buffer, level: int | None = None) -> bytes:
 
 
 def decompress(codec: Codec, data: Buffer, *, limit: int) -> bytes:
-    """Decompress the whole of `data`, to at most `limit` bytes.
+    """Return all of `data` decompressed, at most `limit` bytes.
 
     Any valid stream of the codec is read, not only those that `compress` writes; gzip members and LZ4 or zstd
-    frames may follow one another. At most some MiB of memory are used beyond the limit, whatever size a stream
+    frames may follow one another. The memory used exceeds the limit by at most some MiB, whatever size a stream
     declares or has.
 
     Raises `Corrupt` if the stream is malformed or incomplete, if other bytes follow it, or if it holds more than
@@ -136,7 +136,7 @@ def _checked_level(codec: Codec, level: int | None) -> int:
 
 
 class _Output:
-    """The decompressed output so far, of at most `limit` bytes."""
+    """The decompressed output so far. It refuses to exceed `limit` bytes."""
 
     def __init__(self, codec: Codec, limit: int) -> None:
         self.codec = codec
@@ -285,7 +285,7 @@ def fix_lz4_header(frame: bytes | memoryview) -> bytes:
 
 
 def _xxh32(data: bytes | bytearray) -> int:
-    """Return XXH32 with seed 0 of fewer than 16 bytes."""
+    """Return the hash XXH32, with seed 0, of `data`, which has fewer than 16 bytes."""
     primes = 2654435761, 2246822519, 3266489917, 668265263, 374761393
     digest = primes[4] + len(data)
     whole = len(data) // 4 * 4
@@ -314,9 +314,9 @@ def _compress_zstd(data: Buffer, level: int) -> bytes:
 
 
 def zstd_frame(data: Buffer, level: int | None = None) -> bytes:
-    """Compress `data` into one zstd frame that begins with the size of its content, as objects of tiered segments do.
+    """Return `data` in one zstd frame that declares the size of its content, as chunks of tiered segments do.
 
-    Kafka's batches have no such size, because Kafka compresses them as streams.
+    The frames of batches do not declare it, because Kafka compresses batches as streams.
     """
     import zstandard
 
@@ -370,7 +370,7 @@ def _decompress_snappy(view: memoryview, output: _Output) -> None:
 
 
 def _snappy_blocks(view: memoryview, output: _Output) -> Iterator[memoryview]:
-    """Yield the raw blocks of framed streams. A header in place of a length begins another stream."""
+    """Yield the raw blocks of framed streams. A stream header in place of a block length begins another stream."""
     position = 0
     while position < len(view):
         if view[position : position + len(SNAPPY_MAGIC)] == SNAPPY_MAGIC:
@@ -399,9 +399,9 @@ def _after_snappy_header(view: memoryview, position: int, output: _Output) -> in
 
 
 def _snappy_length(block: memoryview, output: _Output) -> int:
-    """Return the uncompressed length at the start of a raw block, a varint of at most five bytes.
+    """Return the uncompressed length that a raw block begins with, a varint of at most five bytes.
 
-    Raises `Corrupt` if there is none.
+    Raises `Corrupt` if the varint is not valid.
     """
     try:
         return decode_unsigned(block, 0)[0]

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 MAGICS = (0, 1)
 
-# The head of a message of magic 0 or 1, and the timestamp after it of magic 1.
+# The fields that begin a message of magic 0 or 1, and the timestamp that follows them in magic 1 only.
 MESSAGE = struct.Struct(">qiIbb")
 MESSAGE_TIMESTAMP = struct.Struct(">q")
 _LENGTH = struct.Struct(">i")
@@ -45,14 +45,14 @@ _LENGTH = struct.Struct(">i")
 _LEAST = (14, 22)
 _ATTRIBUTES = (CODEC_MASK, CODEC_MASK | LOG_APPEND_TIME_BIT)
 
-# A wrapper with more messages is refused: as objects they would take gigabytes.
+# A wrapper with more messages is refused: its `LegacyMessage` objects would take gigabytes.
 _MOST_MESSAGES = 1_000_000
 
 SMALLEST_BYTES = LENGTH_OVERHEAD + _LEAST[0]
 
 
 class LegacyMessage(NamedTuple):
-    """The fields of one message; key and value are given by their positions in the buffer that was parsed.
+    """The fields of one message. Key and value are given by their positions in the parsed buffer.
 
     A length of -1 is a null. `timestamp` is in ms, -1 in magic 0. `is_valid` tells whether the CRC, a plain CRC-32,
     matches.
@@ -72,7 +72,7 @@ class LegacyMessage(NamedTuple):
 
 
 def parse_message(data: bytes | memoryview, position: int = 0) -> LegacyMessage:
-    """Return the message at `position`. A wrong CRC is no error; it makes `is_valid` of the result False.
+    """Return the message at `position`. A wrong CRC raises no error; the message's `is_valid` is then False.
 
     Raises `Corrupt` if the message is incomplete, has a magic other than 0 and 1, or is not exactly as long as its
     fields.
@@ -192,7 +192,7 @@ class LegacyBatch(Batch):
         )
 
     def record_at(self, offset: int) -> Record | None:
-        """Return the record with that offset; None if the batch has none, as after compaction."""
+        """Return the record with that offset; None if the batch has no such record, as after compaction."""
         return next((record for record in self.records() if record.offset == offset), None)
 
 
@@ -253,7 +253,7 @@ def _assign_offsets(outer: LegacyMessage, inner: list[LegacyMessage]) -> tuple[L
     with. Raises `Corrupt` if the offsets do not rise or do not fit the wrapper, and for a wrapper without messages.
     """
     if not inner:
-        raise Corrupt(f"message {outer.offset}: a wrapper without messages")
+        raise Corrupt(f"message {outer.offset}: a compressed message contains no messages")
     base = outer.offset - inner[-1].offset if outer.offset else 0
     late = outer.attributes & LOG_APPEND_TIME_BIT
     assigned = tuple(

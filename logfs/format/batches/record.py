@@ -1,4 +1,4 @@
-"""A single record, as a value and as bytes (kafka-storage 2.2). `columns` handles many records at once."""
+"""A single record, as an object and as bytes (kafka-storage 2.2). `columns` handles many records at once."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 NO_TIMESTAMP = -1
 
-# length, attributes, timestamp delta, offset delta, key length, value length, header count: one byte each.
+# In bytes: length, attributes, timestamp delta, offset delta, key length, value length, header count, one byte each.
 SMALLEST_RECORD = 7
-# A batch with more records is refused. Decoded, or as text, it would take gigabytes, even if it decompresses to less
-# than the limit of `compression`. No producer sends that many.
+# A batch with more records is refused: although its bytes stay below the limit of `compression`, its columns or its
+# text would take gigabytes. No producer sends that many.
 MOST_RECORDS = 4_000_000
 
 
@@ -93,7 +93,7 @@ def decode_record(
     """Return the record at `position` of a batch's uncompressed records, and the position after the record.
 
     The base offset and base timestamp (ms) are the batch's. Raises `Corrupt` if a number in the record is malformed,
-    or a length does not fit (kafka-storage 2.2).
+    or a length does not match (kafka-storage 2.2).
     """
     size, position = varint.decode(data, position)
     end = position + size

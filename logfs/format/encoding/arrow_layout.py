@@ -1,8 +1,8 @@
-"""Fields of records, gathered in memory one after the other, in the layout of columnar formats.
+"""Fields of records copied to contiguous memory, in Arrow's layout for columns of byte strings.
 
-A column of bytes has int32 offsets[n + 1] into its bytes, and a bitmap with one bit per row, lowest bit first,
-which is set if the value is not null. The loops are compiled like those of `batch_kernels`. Import this
-module only for bulk work.
+Such a column has int32 offsets[n + 1] into its bytes, and a bitmap with one bit per row, lowest bit first, which is
+set if the value is not null. The loops are compiled like those of `batch_kernels`. Import this module only for bulk
+work.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _gather(
     out: NDArray[np.uint8],
     validity: NDArray[np.uint8],
 ) -> int:
-    """Fill the arrays of a `GatheredField` (`data` as `out`). Return the number of nulls: values of length -1."""
+    """Fill the arrays of a `GatheredField`, with its `data` as `out`. Return the number of nulls (length -1)."""
     position = np.int64(0)
     nulls = 0
     offsets[0] = 0
@@ -70,7 +70,7 @@ def gather(
     """
     total = int(np.maximum(lengths, 0).sum(dtype=np.int64))
     if total > _MOST_BYTES:
-        raise ValueError(f"{total} bytes do not fit in one field")
+        raise ValueError(f"{total} bytes do not fit in one column, whose offsets are int32; take fewer records")
     offsets = np.empty(len(starts) + 1, np.int32)
     out = np.empty(total, np.uint8)
     validity = np.zeros((len(starts) + 7) // 8, np.uint8)
@@ -89,7 +89,7 @@ def _locate_headers(
     value_starts: NDArray[np.int64],
     value_lengths: NDArray[np.int32],
 ) -> int:
-    """Find each header's key and value; return the number of rows before the first bad one (kafka-storage 2.2)."""
+    """Locate each header's key and value. Return the number of rows before the first malformed one."""
     number = 0
     for row in range(len(starts)):
         position, end = starts[row], ends[row]
@@ -117,7 +117,7 @@ def gather_headers(columns: Columns) -> tuple[NDArray[np.int32], GatheredField, 
     """
     counts = columns.header_counts
     total = int(counts.sum(dtype=np.int64))
-    # The shortest header has two bytes. The check comes before the allocation, because the counts may be false.
+    # The shortest header has two bytes. Without this check, false counts could request an allocation of any size.
     if total * 2 > int((columns.header_ends - columns.header_starts).sum()):
         raise Corrupt("headers do not fit in their records")
     offsets = np.zeros(len(counts) + 1, np.int32)

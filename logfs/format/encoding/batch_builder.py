@@ -46,12 +46,12 @@ if TYPE_CHECKING:
     from logfs.errors import LogfsError
     from logfs.format.messages.control import EndTransactionMarker
 
-# More bytes than a record adds to its line: three varints of up to five bytes, and four fields of one byte.
+# An upper bound of the bytes that a record adds to its line: three varints of up to five bytes, four single bytes.
 _RECORD_OVERHEAD = 28
-# Up to this many lines, in up to this many bytes, the plain loop is faster than the set-up of the kernel.
+# For at most this many lines in at most this many bytes, the plain loop takes less time than calling the kernel.
 _FEW_LINES = 4
 _FEW_LINES_BYTES = 4096
-# An incompressible stream may grow by 1/64 of its length. A batch of many records leaves room for that.
+# Incompressible records grow in compression by at most 1/64. A batch of several records leaves room for that.
 _EXPANSION = 64
 # Room for what the frame of any codec adds to a stream, however short.
 _FRAME_BYTES = 64
@@ -130,7 +130,7 @@ class Built:
     of_lines: bool = False
 
     def consumed_by(self, batch: NewBatch) -> int:
-        """Return how much of the input `batch` holds: bytes if the input was lines, otherwise records."""
+        """Return the part of `consumed` that is in `batch`: bytes if the input was lines, otherwise records."""
         return batch.text.lines if self.of_lines else batch.record_count
 
 
@@ -186,7 +186,7 @@ def _line_constants(timestamp_type: TimestampType, now_ms: int) -> tuple[bytes, 
 
 @lru_cache(maxsize=4096)
 def _line_prefix(length: int) -> bytes:
-    """Return the bytes before the value in the record of a line of `length` bytes, alone in its batch."""
+    """Return the bytes before the value in the only record of a batch, whose value is a line of `length` bytes."""
     fields = b"\0\0\0\1" + encode_varint(length)
     return encode_varint(len(fields) + length + 1) + fields
 
@@ -313,8 +313,8 @@ def sealed(
     """Return a sealed batch of `count` records. `data` has `HEADER_SIZE` free bytes, then the uncompressed records.
 
     The records are compressed into a new buffer if `form` has a codec; otherwise the header is written into the free
-    bytes, and `data` becomes the batch. Timestamps are in ms; `now_ms` is not used. `text` is the size of the
-    records' text.
+    bytes, and `data` becomes the batch. Timestamps are in ms. `text` is the size of the records' text. `now_ms` has
+    no effect.
     """
     if form.codec is not Codec.NONE:
         packed = compression.compress(form.codec, data[HEADER_SIZE:], form.level)
@@ -331,10 +331,10 @@ def sealed(
 
 
 def rebuild(batch: Batch, form: BatchFormat, now_ms: int) -> NewBatch:
-    """Return a producer's batch, converted to the settings of a topic (kafka-storage 2.9.2).
+    """Return a producer's batch, converted to the format `form` of a topic (kafka-storage 2.9.2).
 
-    The records are encoded again if their offsets have gaps, or if the codec changes and the base timestamp is not
-    that of the first record. Otherwise their bytes stay as they are, and a batch that already has the topic's codec
+    The records are encoded again if their offsets have gaps, or if the codec changes and the base timestamp differs
+    from the first record's. Otherwise their bytes stay as they are, and a batch that already has the topic's codec
     keeps its compressed stream. The producer's id, epoch and sequence always stay. With LogAppendTime the records get
     the timestamp `now_ms`. Raises `Corrupt` for records that are malformed.
     """

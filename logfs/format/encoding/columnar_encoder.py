@@ -1,4 +1,4 @@
-"""Sealed batches from columns of records: the counterpart of `columns` for writing, with no object for a record.
+"""Sealed batches from columns of records, without an object for each record: the counterpart of `columns`.
 
 Binary columns have Arrow's layout: all bytes one after the other, and the start and end of each value. Positions
 and lengths are in bytes, timestamps in ms since the epoch.
@@ -32,8 +32,9 @@ if TYPE_CHECKING:
 # A batch is read, checked and decompressed as a whole. This size is large enough to compress well, and not too large
 # to be read for one record.
 TARGET_BYTES = 128 * 1024
-# The longest record length, attributes, timestamp delta, offset delta, key length, value length and header count.
+# The most bytes of: record length, attributes, timestamp delta, offset delta, key length, value length, header count.
 _FIXED_BYTES = 5 + 1 + 10 + 5 + 5 + 5 + 5
+# The most bytes of the lengths of a header's name and value.
 _HEADER_BYTES = 5 + 5
 
 
@@ -128,7 +129,7 @@ def _bound_rows(
     header_value_offsets: Int64s,
     bounds: Int64s,
 ) -> None:
-    """Set `bounds` to the most bytes that each record can take."""
+    """Set each element of `bounds` to the most bytes that this row's record can take."""
     for row in range(len(bounds)):
         size = _FIXED_BYTES + key_offsets[row + 1] - key_offsets[row]
         size += value_offsets[row + 1] - value_offsets[row]
@@ -140,7 +141,7 @@ def _bound_rows(
 
 @kernel
 def _put_bytes(out: Bytes, position: int, data: Bytes, start: int, length: int) -> int:
-    """Write a length and that many bytes; a length of -1 is a null. Return the position after them."""
+    """Write `length` and that many bytes of `data`; a length of -1 is a null. Return the position after the bytes."""
     position = put_varint(out, position, length)
     if length > 32:
         out[position : position + length] = data[start : start + length]
