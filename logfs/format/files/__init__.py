@@ -4,6 +4,6 @@
   clean shutdown.
 - `producer_snapshot`: the state of all producers at one offset.
 - `aborted_transactions`: the entries of the transaction index.
-- `key_table_format`: the file of a key index.
+- `key_table_format`: the file of a key index, which has the newest offset of each key.
 - `commit_file`: the file that decides a commit of staged batches.
 """

@@ -33,7 +33,7 @@ T = TypeVar("T")
 def _decoded(data: bytes) -> str:
     hole = data.find(_HOLE)
     if hole >= 0:
-        # The hole may be very long, and the patterns would take much memory to find nothing in it.
+        # Refuse the file here: a hole may be very long, and the patterns would take much memory to search it.
         line = data.count(b"\n", 0, hole) + 1
         raise Corrupt(f"line {line}: zero bytes, as a crash leaves them")
     try:
@@ -44,7 +44,7 @@ def _decoded(data: bytes) -> str:
 
 
 def _lines(data: bytes) -> list[str]:
-    """Return the lines without their ends. The last line may lack its end; no empty line follows the last end."""
+    """Return the lines without their ends. The last line may lack its end; nothing after the last end is no line."""
     lines = LINE_END.split(_decoded(data))
     return lines if lines[-1] else lines[:-1]
 
@@ -114,7 +114,7 @@ def _parse_entries(data: bytes, *, fields: int, parse: Callable[[list[str], int]
     lines = _lines(data)
     if lines and lines[0] != str(VERSION):
         raise Corrupt(f"line 1: version {lines[0][:30]!r} is not supported; only {VERSION} is")
-    # Kafka creates the file before it has any entries, so a missing count is not damage.
+    # Kafka creates the file before it writes any entries, so a missing count is not damage.
     if len(lines) < 2:
         return []
     count = _number(lines[1], most=INT32_MAX, what="entry count", line=2)
@@ -162,8 +162,8 @@ def is_reserved(value: uuid.UUID) -> bool:
 def random_uuid(draw: Callable[[], uuid.UUID] = uuid.uuid4) -> uuid.UUID:
     """Return a new id for a topic, directory or cluster.
 
-    The id is never reserved. Its text never begins with `-`, so it never looks like an option. `draw` returns a
-    random id, and is called until the id is suitable.
+    The id is not reserved, and its text does not begin with `-`, so that no command takes it for an option. `draw`
+    returns a random id, and is called until the id is suitable.
     """
     while True:
         value = draw()
@@ -283,7 +283,7 @@ def _unescaped(text: str, line: int) -> str:
 
 
 def _paired(text: str, line: int) -> str:
-    """Join each surrogate pair that is one character, because Java's escapes are UTF-16 units. Raises `Corrupt`."""
+    """Join surrogate pairs to characters: Java's escapes are UTF-16 units. Raises `Corrupt` for a lone surrogate."""
     try:
         return text.encode("utf-16", "surrogatepass").decode("utf-16")
     except UnicodeDecodeError:
@@ -306,7 +306,7 @@ def format_clean_shutdown(broker_epoch: int = UNKNOWN_BROKER_EPOCH) -> bytes:
 def parse_clean_shutdown(data: bytes) -> int:
     """Return the broker epoch of a clean-shutdown marker: -1 if unknown, as in an older, empty marker.
 
-    Raises `Corrupt` for any other content. Even then the existence of the marker means that the shutdown was clean.
+    Raises `Corrupt` for any other content. The shutdown was clean even then: only the marker's existence counts.
     """
     import orjson
 

@@ -1,4 +1,4 @@
-"""The file of commits: the last commit of each writer, and a commit that is decided and may be incomplete.
+"""The commit file: the last commit of each writer, and at most one commit that is decided but may be incomplete.
 
 The file has two lines of text: a JSON object, and the CRC-32C of the bytes of the first line.
 """
@@ -19,11 +19,11 @@ VERSION = 0
 # The suffix of staged files. A broker ignores plain files with a suffix that it does not know (kafka-storage 1.1).
 STAGED = ".staged"
 NO_APPEND_TIME = -1
-# The base offset of a part, the batches of a commit for one partition, that has no offsets in the log yet. Its first
-# `skip` batches are in the log already.
+# The `base_offset` of a `CommitPart` whose batches have no offsets in the log yet. Only its first `skip` batches are
+# in the log already.
 NO_PLACE = -1
 
-# The valid values of the integer fields that do not allow every int64.
+# The valid values of each integer field that does not allow every int64, by the field's name.
 _RANGES = {
     **dict.fromkeys(("size_bytes", "record_count", "segment", "position", "skip"), range(2**63)),
     "base_offset": range(NO_PLACE, 2**63),
@@ -65,7 +65,8 @@ class CommitPart:
     `partition` is the name of the partition's directory. The part's batches are those of `files`, one file after the
     other. The first `skip` batches are in the log already, at an earlier place. The others begin at offset
     `base_offset`, at byte `position` of the segment whose base offset is `segment`. If `base_offset` is NO_PLACE, the
-    others have no place yet, and are not in the log. If `done` is set, nothing of the part is left to do.
+    others have no offsets yet, and are not in the log. If `done` is set, the part needs no more work: its
+    batches are durable, or its partition was deleted.
     `append_time` (ms) is stamped on every batch if the topic has LogAppendTime. `log_dir` is the log directory that
     the partition was in, or "" if it was the directory that holds the commit file.
     """
@@ -147,7 +148,7 @@ def _writer(sequence: int, time_ms: int) -> Writer:
 
 
 def _text(text: str) -> str:
-    """Return `text` unchanged. Raises `ValueError` if it is not valid Unicode, as only `log_dir` may be."""
+    """Return `text` unchanged. Raises `ValueError` if it has surrogates, which only `log_dir` may have."""
     text.encode()
     return text
 
@@ -182,7 +183,7 @@ def checked(kind: str, value: Any) -> Any:
     returned unchecked.
     """
     if kind == "int":
-        # A bool is also an int.
+        # In Python a bool is also an int, but here it is the wrong type.
         if not isinstance(value, int) or isinstance(value, bool):
             raise TypeError(f"{value!r} is not an integer")
         if not -(2**63) <= value < 2**63:

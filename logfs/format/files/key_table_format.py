@@ -8,8 +8,8 @@
 
 The header is big-endian: magic, version, isolation (0 read_uncommitted, 1 read_committed), slots, slots in use, the
 first offset that is not covered, the secret of the hash, the last batch that is covered (base offset, last offset,
-leader epoch, size, CRC), the CRC-32C of the block CRCs, and the CRC-32C of the header before it. A file is written
-once, under another name, then renamed, and never changed.
+leader epoch, size, CRC), the CRC-32C of the block CRCs, and the CRC-32C of all header bytes before this field. A file
+is written once, under another name, then renamed, and never changed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ _CRC = struct.Struct(">I")
 
 
 class Anchor(NamedTuple):
-    """The header fields of the last batch in the index. A later batch with the same offsets differs in a field."""
+    """The header fields that identify the last batch that an index covers.
+
+    If the log is truncated and other records are appended, the batch with these offsets differs in a field.
+    """
 
     base_offset: int
     last_offset: int

@@ -1,4 +1,4 @@
-"""Which bytes of an object hold which bytes of a segment's .log file, in the manifests of Aiven's plugin.
+"""The chunk index in a manifest of Aiven's plugin: which bytes of an object hold which bytes of a .log file.
 
 A segment is cut into chunks of one size, and only the last is smaller. Each chunk may be compressed or encrypted by
 itself, so that a range of the segment can be read without other chunks. If all chunks but the last have one size in
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 _COUNT = struct.Struct(">i")
-# The base, which is added to each size but the last, and the number of bytes of each.
+# The base, which is added to each listed size but the last, and the number of bytes of each listed size.
 _BASE = struct.Struct(">iB")
 _INT32_BYTES = 4
 # More than the list of the largest segment (2 GiB) needs with the smallest reasonable chunks.
@@ -29,7 +29,7 @@ _MOST_LIST_BYTES = 16 * 1024 * 1024
 
 
 class Chunk(NamedTuple):
-    """The `size` bytes of a segment from `position` on: `stored_size` bytes of the object from `stored_at` on."""
+    """`size` bytes of the .log file from `position` on: in the object, `stored_size` bytes from `stored_at` on."""
 
     position: int
     size: int
@@ -40,9 +40,9 @@ class Chunk(NamedTuple):
 class ChunkIndex:
     """The chunks of one segment.
 
-    `chunk_bytes` is the size of a chunk, `file_bytes` that of the .log file. `stored_sizes` are the sizes of chunks
-    in the object, or one number if all but the last have this size. `last_stored_size` is the size of the last chunk
-    in the object. All sizes are in bytes.
+    `chunk_bytes` is the size of a chunk, `file_bytes` that of the .log file. `stored_sizes` has the sizes of all
+    chunks in the object, or is one number if all but the last have this size. `last_stored_size` is the size of the
+    last chunk in the object. All sizes are in bytes.
     """
 
     def __init__(
@@ -52,14 +52,14 @@ class ChunkIndex:
         stored_sizes: int | Sequence[int],
         last_stored_size: int,
     ) -> None:
-        """Make the index. Raises `Corrupt` for a negative size, or if there is not one stored size for each chunk."""
+        """Make the index. Raises `Corrupt` for an invalid size, or if there is not one stored size for each chunk."""
         self.chunk_bytes = chunk_bytes
         self.file_bytes = file_bytes
         self.stored_sizes = stored_sizes
         self.last_stored_size = last_stored_size
         sizes = [stored_sizes] if isinstance(stored_sizes, int) else stored_sizes
         if chunk_bytes <= 0 or min(file_bytes, last_stored_size, *sizes) < 0:
-            raise Corrupt(f"chunk index: a size is negative, or the chunk size is {chunk_bytes}")
+            raise Corrupt(f"chunk index: the chunk size {chunk_bytes} is not above 0, or a size is negative")
         if not isinstance(stored_sizes, int):
             if len(stored_sizes) != len(self):
                 raise Corrupt(
@@ -82,7 +82,7 @@ class ChunkIndex:
         return Chunk(position, size, self._starts[number], self.stored_sizes[number])
 
     def chunks(self, start: int, end: int) -> range:
-        """Return the numbers of the chunks with the bytes [start, end) of the segment; `end` may exceed its size."""
+        """Return the numbers of the chunks with the bytes [start, end) of the file; `end` may exceed its size."""
         end = min(end, self.file_bytes)
         if start >= end:
             return range(0)
@@ -90,7 +90,7 @@ class ChunkIndex:
 
 
 def to_json(index: ChunkIndex) -> dict[str, Any]:
-    """Return an index as the manifest has it. The order of the fields is that of the plugin."""
+    """Return an index as the JSON object of a manifest, with the fields in the plugin's order."""
     sizes = {"originalChunkSize": index.chunk_bytes, "originalFileSize": index.file_bytes}
     if isinstance(index.stored_sizes, int):
         return {
@@ -104,7 +104,7 @@ def to_json(index: ChunkIndex) -> dict[str, Any]:
 
 
 def from_json(fields: Mapping[str, Any]) -> ChunkIndex:
-    """Return the index that a manifest has. Raises `Corrupt` if it is malformed."""
+    """Return the index from the JSON object of a manifest. Raises `Corrupt` if the object is malformed."""
     chunk, size = number_of(fields, "originalChunkSize"), number_of(fields, "originalFileSize")
     kind = fields.get("type")
     if kind == "fixed":
@@ -121,7 +121,7 @@ def from_json(fields: Mapping[str, Any]) -> ChunkIndex:
 
 
 def number_of(fields: Mapping[str, Any], name: str) -> int:
-    """Return a field that is a number in 0..2^31 - 1. Raises `Corrupt` for any other value, or none."""
+    """Return the field `name`, a number in 0..2^31 - 1. Raises `Corrupt` if it is missing or another value."""
     value = fields.get(name)
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= INT32_MAX:
         raise Corrupt(f"{name} is {str(value)[:30]!r}, not a number in 0..{INT32_MAX}")

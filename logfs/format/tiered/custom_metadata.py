@@ -1,8 +1,8 @@
-"""What logfs adds to the description of a remote segment that it has copied: Kafka's custom metadata.
+"""The custom metadata (Kafka's term) that logfs adds to the description of a remote segment that it has copied.
 
-With it, a reader needs no request to know the sizes of a segment's objects and the size of its text, so that lookups
-begin with the object that they need. Kafka hands the bytes on as they are. They are a section of tagged fields, as in
-Kafka's flexible messages, with one field; Aiven's plugin uses such a section, too, with other tags.
+They have the sizes of the segment's objects and of its text, so that a reader needs no requests for these. Kafka does
+not interpret custom metadata. The bytes are a section of tagged fields, as in Kafka's flexible messages, with one
+field. Aiven's plugin writes such a section, too, with other tags.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ class StoredSegment(NamedTuple):
     `sizes` has the size in bytes of each file by its suffix (".index"), without the .log file. `chunk_bytes` is the
     size of a chunk of the .log file. The chunks are compressed if `is_compressed`, and everything but the manifest is
     encrypted if `is_encrypted`; all sizes are those before compression and encryption. `first_offset` is that of the
-    first record; None if there is none but control records. `time_offset` is the last offset of the batch with the
-    greatest timestamp; None if no record has a timestamp. `text` is the number of the segment's records, and the
-    bytes of its lines and of its envelopes. `crcs` are the CRC-32C of what was stored: first one of each object but
-    the .log file, in the order of the layout, 0 if there is none, and then one of each chunk of the .log file.
+    first record that is no control record; None if there is none. `time_offset` is the last offset of the batch with
+    the greatest timestamp; None if no record has a timestamp. `text` is the number of the segment's records, and the
+    bytes of its lines and of its envelopes. `crcs` are the CRC-32C of the stored bytes: first one of each object but
+    the .log file, in the order of the layout, 0 for a missing object; then one of each chunk of the .log file.
     """
 
     layout: Layout
@@ -78,7 +78,7 @@ class StoredSegment(NamedTuple):
 def encode(stored: StoredSegment) -> bytes:
     """Return the custom metadata of a segment: about 100 bytes, and four for each chunk.
 
-    Kafka limits the size of what a plugin returns to it, but not the size in a metadata record.
+    Kafka limits the custom metadata that a plugin returns to it, but not those in a metadata record, as written here.
     """
     numbers = (
         _VERSION,
@@ -97,7 +97,7 @@ def encode(stored: StoredSegment) -> bytes:
 
 
 def parse(custom: bytes | None) -> StoredSegment | None:
-    """Return what logfs has added to a segment's description; None if another program or a later logfs copied it.
+    """Return the custom metadata of a segment; None if another program or a later logfs copied the segment.
 
     Raises `Corrupt` for a malformed section.
     """
@@ -142,7 +142,7 @@ def _or_zero(offset: int | None) -> int:
 
 
 def _field(custom: bytes) -> bytes | None:
-    """Return the bytes of the field of logfs in a section of tagged fields, None if it has no such field."""
+    """Return the bytes of logfs's field in a section of tagged fields; None if the section has no such field."""
     count, at = decode_unsigned(custom, 0)
     for _ in range(count):
         tag, at = decode_unsigned(custom, at)

@@ -1,6 +1,7 @@
 """The objects of one segment in the layout of Aiven's plugin: its manifest, and the object of its indexes.
 
-The manifest is JSON. The object of the indexes is the indexes one behind the other, in the order of `INDEXES`.
+The manifest is JSON. The object of the indexes has the bytes of all indexes, one after the other, in the order of
+`INDEXES`.
 """
 
 from __future__ import annotations
@@ -39,8 +40,9 @@ class Slice(NamedTuple):
 class Manifest(NamedTuple):
     """The manifest of one segment. `is_compressed` tells whether its chunks are compressed with zstd.
 
-    `indexes` has where each index lies in the object of the indexes. `encryption` is what the plugin needs to decrypt
-    the objects, None if they are not encrypted. `segment` is None in manifests of the plugin's first releases.
+    `indexes` has the range of each index in the object of the indexes. `encryption` is what decryption needs, such as
+    the encrypted data key; None if the objects are not encrypted. `segment` is None in manifests of the plugin's
+    first releases.
     """
 
     chunks: ChunkIndex
@@ -51,7 +53,7 @@ class Manifest(NamedTuple):
 
 
 def join_indexes(contents: Mapping[str, bytes]) -> tuple[bytes, dict[str, Slice]]:
-    """Return the object of the indexes, and where each lies in it."""
+    """Return the bytes of the object of the indexes, and the range of each index in it, by name like `contents`."""
     slices, position = {}, 0
     for name in INDEXES:
         if name in contents:
@@ -99,7 +101,7 @@ def encode(manifest: Manifest) -> bytes:
 def parse(data: bytes) -> Manifest:
     """Return the manifest in `data`; fields of later releases are ignored.
 
-    Raises `Corrupt` if it is malformed, and `Unsupported` for another version.
+    Raises `Corrupt` if the manifest is malformed, and `Unsupported` for another version.
     """
     try:
         fields = orjson.loads(data)

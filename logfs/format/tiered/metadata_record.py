@@ -1,6 +1,6 @@
-"""The values of the records in `__remote_log_metadata`, and the partition that each belongs to (KIP-405).
+"""The values of the records in `__remote_log_metadata`, and the partition of this topic for each (KIP-405).
 
-The keys are null. A value is three unsigned varints, frame version, kind and version, and a flexible message.
+The keys are null. A value is three unsigned varints (frame version, kind, version) and a flexible message.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ MetadataRecord = RemoteSegment | SegmentUpdate | PartitionDeletion
 
 
 def encode(record: MetadataRecord) -> bytes:
-    """Return the value of a record. Raises `struct.error` for a number that does not fit its field."""
+    """Return the value that stores `record`. Raises `struct.error` for a number that does not fit its field."""
     kind = _KINDS[type(record)]
     head = b"".join(map(encode_unsigned, (_FRAME, kind, _VERSION)))
     return head + _SCHEMAS[kind].encode_body(_VERSION, _fields(record))
@@ -109,7 +109,7 @@ def parse(value: bytes) -> MetadataRecord | None:
 
 
 def metadata_partition(partition: RemotePartition, partitions: int = PARTITIONS) -> int:
-    """Return the partition of `__remote_log_metadata` that has the records of a partition.
+    """Return the number of the partition of `__remote_log_metadata` that has the records about `partition`.
 
     It is the positive murmur2 hash of a Java hash, as a big-endian int32, modulo the number of `partitions`.
     """

@@ -50,7 +50,7 @@ _LOCAL = re.compile(rf"(?P<topic>[^/]+)-(0|[1-9][0-9]{{0,9}})-{_ID}/{_SEGMENT}({
 
 
 class SegmentKey(NamedTuple):
-    """The segment that an object belongs to, as its name tells."""
+    """The segment that an object belongs to, parsed from the object's name."""
 
     partition: RemotePartition
     start_offset: int
@@ -64,7 +64,7 @@ def aiven_key(segment: SegmentKey, suffix: str, prefix: str = "") -> str:
 
 
 def aiven_directory(partition: RemotePartition, prefix: str = "") -> str:
-    """Return what the names of all objects of a partition begin with in the layout of Aiven's plugin."""
+    """Return the common beginning of the names of a partition's objects in the layout of Aiven's plugin."""
     topic = f"{partition.topic}-{uuid_to_text(partition.topic_id)}"
     return f"{prefix}{topic}/{partition.partition}/"
 
@@ -76,12 +76,12 @@ def local_key(segment: SegmentKey, suffix: str) -> str:
 
 
 def local_directory(partition: RemotePartition) -> str:
-    """Return what the paths of all files of a partition begin with in a `LocalTieredStorage`."""
+    """Return the common beginning of the paths of a partition's files in a `LocalTieredStorage`."""
     return f"{partition.topic}-{partition.partition}-{uuid_to_text(partition.topic_id)}/"
 
 
 def parse_aiven_key(key: str, prefix: str = "") -> tuple[SegmentKey, str] | None:
-    """Return the segment and the suffix of an object of Aiven's plugin; None for any other object."""
+    """Return the segment and the suffix of an object of Aiven's plugin by its name; None for any other name."""
     match = _AIVEN.fullmatch(key.removeprefix(prefix)) if key.startswith(prefix) else None
     if match is None:
         return None
@@ -90,7 +90,7 @@ def parse_aiven_key(key: str, prefix: str = "") -> tuple[SegmentKey, str] | None
 
 
 def parse_local_key(key: str) -> tuple[SegmentKey, str] | None:
-    """Return the segment and the suffix of a file of `LocalTieredStorage`; None for any other file."""
+    """Return the segment and the suffix of a file of `LocalTieredStorage` by its path; None for any other path."""
     match = _LOCAL.fullmatch(key)
     if match is None:
         return None

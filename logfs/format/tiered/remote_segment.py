@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class SegmentState(IntEnum):
-    """The state of a remote segment. Only segments whose copy is finished are read."""
+    """The state of a remote segment. Readers use only segments in the state COPY_SEGMENT_FINISHED."""
 
     COPY_SEGMENT_STARTED = 0
     COPY_SEGMENT_FINISHED = 1
@@ -19,9 +19,9 @@ class SegmentState(IntEnum):
     DELETE_SEGMENT_FINISHED = 3
 
     def may_follow(self, before: SegmentState | None) -> bool:
-        """Whether a segment in state `before` may come into this state; `before` is None for a new segment.
+        """Whether a segment may change from the state `before` to this one; `before` is None for a new segment.
 
-        A state may follow itself, because Kafka sends an update again when it does not know whether it arrived.
+        A state may follow itself, because Kafka repeats an update if it does not know whether the update was stored.
         """
         if before is None:
             return self is SegmentState.COPY_SEGMENT_STARTED
@@ -48,7 +48,7 @@ class DeletionState(IntEnum):
 
 
 class RemotePartition(NamedTuple):
-    """A partition with the id of its topic, which no later topic of the same name has."""
+    """A partition with the id of its topic. A topic that is deleted and created again has another id."""
 
     topic_id: uuid.UUID
     topic: str
@@ -61,7 +61,7 @@ class RemoteSegment(NamedTuple):
     `start_offset` and `end_offset` are its first and its last offset. `max_timestamp` is the greatest timestamp of a
     record, `event_timestamp` the time of the last change of `state` by `broker_id` (both ms since the epoch).
     `size_bytes` is the size of the .log file. `leader_epochs` has (epoch, start offset) of each epoch in the segment,
-    ascending. `custom` is what the plugin that copied the segment has added, None for nothing. `txn_index_is_empty`
+    ascending. `custom` is the custom metadata of the plugin that copied the segment, or None. `txn_index_is_empty`
     is True if the segment is known to have no aborted transactions.
     """
 
@@ -79,7 +79,7 @@ class RemoteSegment(NamedTuple):
     txn_index_is_empty: bool = False
 
     def updated(self, update: SegmentUpdate) -> RemoteSegment:
-        """Return the description after an update, as Kafka merges the two."""
+        """Return the description with the fields of `update`. As in Kafka, a `custom` of None replaces, too."""
         return self._replace(
             broker_id=update.broker_id,
             event_timestamp=update.event_timestamp,
@@ -89,7 +89,7 @@ class RemoteSegment(NamedTuple):
 
 
 class SegmentUpdate(NamedTuple):
-    """A new state of a remote segment."""
+    """The change of a remote segment to a new state; fields as in `RemoteSegment`."""
 
     partition: RemotePartition
     segment_id: uuid.UUID
