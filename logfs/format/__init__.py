@@ -1,4 +1,4 @@
-"""Kafka's on-disk formats: conversions between bytes and values, without a clock and with no I/O but a kernel cache.
+"""Kafka's on-disk formats: conversions between bytes and values. No clock; no I/O but the cache of compiled kernels.
 
 Each folder imports only from those below it in this list:
 

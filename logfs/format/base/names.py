@@ -45,7 +45,7 @@ STEM_DIGITS = 20
 TOPIC_LENGTH = 249
 FILE_NAME_LENGTH = 255
 
-# The second group has no leading zeros, so `int` gets at most 19 digits, however long the name is.
+# The second group excludes leading zeros: `int` gets at most 19 digits, and a name of any length costs little.
 STEM = re.compile(r"([+-]?)0*([0-9]{1,19})")
 PARTITION = re.compile(r"0|[1-9][0-9]{0,9}")
 NOT_IN_TOPIC = re.compile(r"[^a-zA-Z0-9._-]")
@@ -128,8 +128,8 @@ def check_partition(number: int) -> None:
 def parse_directory(name: str) -> TopicPartition:
     """Return the partition whose directory is called `name`. The name is split at the last dash.
 
-    Only the canonical name is accepted, which is the one that `TopicPartition.directory` returns. Java would also
-    read `orders-01`, `orders-+1` and digits of other scripts as partition 1, so two directories could claim to be
+    Only the canonical name is accepted, which is the one that `TopicPartition.directory` returns. Kafka also reads
+    `orders-01`, `orders-+1` and digits of other scripts as partition 1, so that two directories could claim to be
     one partition. Raises `InvalidName` for any other name.
     """
     topic, dash, number = name.rpartition("-")
@@ -149,8 +149,8 @@ def parse_directory(name: str) -> TopicPartition:
 def partitions_named(name: str, existing: Collection[str]) -> list[str]:
     """Return the partition called `name` or, if there is none, all partitions of the topic called `name`.
 
-    `existing` are the names of all directories. The result has directory names in the order of the partition numbers.
-    If there is no such partition or topic, the result has only `name`.
+    `existing` has the names of all directories. The result has directory names in the order of the partition numbers,
+    or only `name` if there is no such partition or topic.
     """
     if name in existing:
         return [name]
@@ -167,8 +167,8 @@ def partitions_named(name: str, existing: Collection[str]) -> list[str]:
 def deleted_directory(partition: TopicPartition, uuid_hex: str) -> str:
     """Return the name that a partition's directory gets when it is scheduled for deletion.
 
-    `uuid_hex` is a random UUID as 32 hex digits, so that a topic can be deleted, created and deleted again. The
-    topic is cut if the name would exceed 255 characters, the longest that filesystems allow.
+    `uuid_hex` is a random UUID as 32 hex digits. It keeps the names apart if a topic is deleted, created and deleted
+    again. The topic is cut if the name would exceed 255 characters, the longest that filesystems allow.
     """
     end = f"-{partition.partition}.{uuid_hex}{DirectoryKind.DELETED.value}"
     return partition.topic[: FILE_NAME_LENGTH - len(end)] + end
@@ -243,7 +243,7 @@ def parse_file_name(name: str, reserved: tuple[str, ...] = ()) -> bytes | None:
     try:
         data = ESCAPE.sub(lambda match: bytes([int(match[1], 16)]), name.encode())
     except UnicodeEncodeError:
-        # `file_name` encodes bytes that are not UTF-8.
+        # The name has bytes that are not UTF-8, but `file_name` percent-encodes such bytes.
         return None
     data = b"" if name == "%" else data
     return data if file_name(data, reserved) == name else None

@@ -14,13 +14,13 @@ VARLONG_BYTES = 10
 
 
 def encode(value: int) -> bytes:
-    """Return an int64 as a zigzag varint: at most 5 bytes for a value of 32 bits, at most 10 for any other."""
+    """Return an int64 as a zigzag varint: at most 5 bytes for an int32, at most 10 for any other value."""
     zigzag = (value << 1) ^ (value >> 63)
     return encode_unsigned(zigzag)
 
 
 def encode_unsigned(value: int) -> bytes:
-    """Return an unsigned varint without zigzag, as in Kafka's generated messages."""
+    """Return a number of 0 or more as an unsigned varint, without zigzag, as in Kafka's generated messages."""
     if value < 128:
         return _ONE_BYTE[value]
     out = bytearray()
@@ -32,7 +32,7 @@ def encode_unsigned(value: int) -> bytes:
 
 
 def decode_unsigned(data: Sequence[int], position: int) -> tuple[int, int]:
-    """Return the value of the unsigned varint at `position`, and the position after it.
+    """Return the value of the unsigned varint at `position`, and the position after the varint.
 
     Raises `Corrupt` if the varint has more than 5 bytes, or is not complete in `data`.
     """

@@ -113,7 +113,7 @@ def parse_control_key(key: Buffer) -> ControlType:
 
 
 def end_of_transaction(batch: Batch) -> EndTransactionMarker | None:
-    """Return the commit or abort marker in a control batch; None if it has none, as after compaction.
+    """Return the commit or abort marker in a control batch; None if the batch has none, as after compaction.
 
     Raises `Corrupt` for a record that is not a control record.
     """
@@ -125,9 +125,9 @@ def end_of_transaction(batch: Batch) -> EndTransactionMarker | None:
 
 
 def _unpack(layout: struct.Struct, data: Buffer, what: str) -> tuple[int, int]:
-    """Return two fields, of which the first is a version. Raises `Corrupt`.
+    """Return (version, other field) of `data`. Raises `Corrupt` if `data` is too short or the version negative.
 
-    A later version only adds fields, so it is read as version 0.
+    Later versions only add fields at the end, so they are read as version 0.
     """
     view = memoryview(data).cast("B")
     if len(view) < layout.size:

@@ -55,7 +55,7 @@ class OffsetCommit(NamedTuple):
 
     @classmethod
     def of(cls, message: Message) -> OffsetCommit:
-        """Return the value of an offset commit from its parsed message."""
+        """Return the commit in a parsed value; fields that its version lacks have their defaults."""
         fields = {**_COMMIT.defaults(), **message.fields}
         return cls(
             fields["offset"],
@@ -97,7 +97,7 @@ def parse_value(kind: int, data: bytes) -> Message | None:
 
     Raises `Corrupt` for bytes that are not such a value, and `Unsupported` for a version of a later release.
     """
-    # Older brokers did not tie a value's version to the type of its key. The tools of newer brokers do.
+    # Older brokers wrote values of any version for keys of type 0. Only newer tools expect version 0 there.
     schema = group_schema.VALUES.get(OFFSET_COMMIT if kind == LEGACY_OFFSET_COMMIT else kind)
     return None if schema is None else schema.parse(data)
 
@@ -164,5 +164,5 @@ def coordinator_partition(group: str, partitions: int) -> int:
     `partitions` is the number of partitions of that topic.
     """
     found = java_string_hash(group)
-    # The lowest int has no positive counterpart in Java, so Kafka uses 0.
+    # In Java the absolute value of the lowest int does not fit an int, so Kafka uses 0.
     return 0 if found == -(1 << 31) else abs(found) % partitions

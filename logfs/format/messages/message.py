@@ -55,7 +55,8 @@ class Field(NamedTuple):
 class Malformed(Corrupt):
     """Raised for bytes that are not a valid message.
 
-    `reason` is what Kafka's tools print as the reason: a text or `null`. Other errors have a text of logfs.
+    `reason` is the text that Kafka's tools print for this error, such as `null`. An error that only logfs raises has
+    a text of its own.
     """
 
     def __init__(self, message: str, reason: str) -> None:
@@ -89,7 +90,7 @@ class MessageSchema(NamedTuple):
         return self.parse_body(data, parse_version(data, self.what), _INT16.size)
 
     def parse_body(self, data: bytes, version: int, position: int = 0) -> Message:
-        """Parse the fields of a message whose version is told elsewhere; they take all of `data` from `position` on.
+        """Parse the fields of a message of `version`; they take all of `data` from `position` on.
 
         Raises `Corrupt` if they are malformed, and `Unsupported` for a version of a later release.
         """
@@ -117,14 +118,14 @@ class MessageSchema(NamedTuple):
         return Message(version, reader.members(self.fields))
 
     def encode(self, version: int, values: Mapping[str, Any]) -> bytes:
-        """Return a message's bytes; values of fields that the version lacks are left out.
+        """Return the bytes of a message: `version`, and the fields of that version, from `values` by name.
 
         Raises `struct.error` for a value that does not fit its type.
         """
         return _INT16.pack(version) + self.encode_body(version, values)
 
     def encode_body(self, version: int, values: Mapping[str, Any]) -> bytes:
-        """Return the bytes of a message without its version. Raises `struct.error` if a value does not fit."""
+        """Return the bytes of `encode` without the version. Raises `struct.error` if a value does not fit."""
         return _encode_struct(self.fields, version, values, version >= self.flexible)
 
     def defaults(self) -> dict[str, Any]:
@@ -186,7 +187,7 @@ class _MessageReader:
         return found
 
     def members(self, fields: Sequence[Field]) -> dict[str, Any]:
-        """Read the fields that the version has, and return them by name, without tagged fields of default value."""
+        """Return the values of the version's fields by name, without tagged fields that have their default."""
         here = [field for field in fields if field.first <= self._version <= field.last]
         found = {field.name: self._field(field) for field in here if field.tag < 0}
         if self._flexible:
@@ -199,7 +200,7 @@ class _MessageReader:
         return found
 
     def _tagged(self, fields: Mapping[int, Field]) -> Iterator[tuple[str, Any]]:
-        """Yield the tagged fields that are present; those of a later release are skipped."""
+        """Yield (name, value) of each tagged field that is present. Unknown tags, of a later release, are skipped."""
         for _ in range(self._varint()):
             field, size = fields.get(self._varint()), self._varint()
             end = self._position + size
@@ -230,7 +231,7 @@ class _MessageReader:
         if kind == "uuid":
             return uuid.UUID(bytes=self._take(_UUID_BYTES))
         if kind == "struct":
-            # Only a nullable struct begins with a byte for whether it is null.
+            # Only a nullable struct begins with a byte, which is positive if the struct is not null.
             there = not field.nullable or self._integer(_INT8) > 0
             return self.members(field.fields) if there else None
         size = self._length(field, _INT16 if kind == "string" else _INT32)

@@ -56,8 +56,8 @@ def encode(
 ) -> bytes:
     """Return the envelope line of a record, newline included.
 
-    `prefix` is the beginning that all envelopes of the partition share, as `prefix()` returns it. `as_json` is the
-    function that returns a key, a value or a part of a header as JSON, by default `text`.
+    `prefix` is the beginning that all envelopes of the partition share, as `prefix()` returns it. `as_json` converts
+    each key, value, header name and header value to JSON; by default it is `text`.
     """
     as_json = as_json or text
     headers = b",".join(
@@ -109,10 +109,10 @@ def text_size(data: bytes | None) -> int:
 
 
 def decode(line: bytes | memoryview) -> Record:
-    """Return the record of an envelope line, for an append.
+    """Return the record to append that an envelope line describes.
 
     `value` is required; `key`, `headers` and `timestamp` may be missing. `topic`, `partition`, `offset` and
-    `timestamp_type` are ignored, because the log assigns them. Raises `InvalidEnvelope` with the reason.
+    `timestamp_type` are ignored, because the log assigns them. Raises `InvalidEnvelope` if the line is no envelope.
     """
     return _record(_parse(line))
 
@@ -120,7 +120,7 @@ def decode(line: bytes | memoryview) -> Record:
 def decode_placed(line: bytes | memoryview) -> PlacedRecord:
     """Return the record of an envelope line, with the topic, partition and offset in the line.
 
-    Raises `InvalidEnvelope`, with the reason, if the line is not an envelope.
+    Raises `InvalidEnvelope` if the line is no envelope.
     """
     envelope = _parse(line)
     topic = envelope.get("topic")

@@ -1,8 +1,8 @@
-"""Columns from the text of envelopes in bulk, with no object for a record (rule 1).
+"""Columns from many envelope lines at once, without an object for each record (rule 1).
 
-Only canonical text is read, as `rendering` renders it: its fields are in one order, with no blanks. All
-other text is left to `envelope.decode_placed`, which reads any JSON and reports errors. The loops are compiled like
-those of `batch_kernels`.
+Only canonical text is parsed, as `rendering` writes it: the fields are in one order, without blanks. For other text
+`parse` returns None, and the caller uses `envelope.decode_placed`, which reads any JSON and reports errors. The loops
+are compiled like those of `batch_kernels`.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def parse(lines: bytes, prefix: bytes) -> Envelopes | None:
     except UnicodeDecodeError:
         return None
     count = lines.count(b"\n")
-    # An upper bound: every header begins with this byte, and other text may contain it.
+    # An upper bound of the number of headers: each begins with this byte, which other text may contain, too.
     headers = lines.count(b"[")
     found = Envelopes(
         data=np.empty(len(lines), np.uint8),
@@ -128,7 +128,7 @@ def _literal(data: Bytes, position: int, text: Bytes) -> int:
 
 @kernel
 def _integer(data: Bytes, position: int) -> tuple[int, int]:
-    """Read a number as JSON writes it. Return (the number, the position after it)."""
+    """Read a JSON integer of at most 18 digits. Return (the number, the position after it)."""
     if position < 0 or position >= len(data):
         return 0, _BAD
     negative = data[position] == _MINUS
@@ -149,7 +149,10 @@ def _integer(data: Bytes, position: int) -> tuple[int, int]:
 
 @kernel
 def _string(data: Bytes, position: int, out: Bytes, written: int) -> tuple[int, int]:
-    """Read the text after a quote. Return (the end of its bytes in `out`, the position after the closing quote)."""
+    """Write the bytes of a JSON string, from after its opening quote, to `out` from `written` on.
+
+    Returns (the end of the bytes in `out`, the position after the closing quote).
+    """
     while position < len(data):
         byte = data[position]
         if byte == _QUOTE:
@@ -180,7 +183,7 @@ def _string(data: Bytes, position: int, out: Bytes, written: int) -> tuple[int, 
 
 @kernel
 def _base64(data: Bytes, position: int, out: Bytes, written: int) -> tuple[int, int]:
-    """Read bytes in base64. Return (their end in `out`, the position after the last group)."""
+    """Decode base64 text to `out` from `written` on. Return (the end of the bytes, the position after the text)."""
     while position + 4 <= len(data) and data[position] != _QUOTE:
         first, second = _BASE64[data[position]], _BASE64[data[position + 1]]
         third, fourth = _BASE64[data[position + 2]], _BASE64[data[position + 3]]
@@ -205,9 +208,9 @@ def _base64(data: Bytes, position: int, out: Bytes, written: int) -> tuple[int, 
 
 @kernel
 def _field(data: Bytes, position: int, out: Bytes, written: int) -> tuple[int, int, int]:
-    """Read a string, bytes in base64, or null.
+    """Write the bytes of a string, a base64 object or null to `out` from `written` on.
 
-    Returns (the length or -1, the end of the bytes in `out`, the position after the field).
+    Returns (the number of bytes, -1 for null; their end in `out`; the position after the field).
     """
     if position < 0 or position >= len(data):
         return -1, written, _BAD
@@ -241,7 +244,7 @@ def _parse(
     header_value_starts: Int64s,
     header_value_lengths: Int32s,
 ) -> int:
-    """Fill the columns. Return the number of headers, or _BAD."""
+    """Fill the columns of `Envelopes`. Return the number of headers, or _BAD if a line is not canonical."""
     position = written = headers = 0
     for row in range(len(offsets)):
         position = _literal(data, position, prefix)

@@ -38,7 +38,7 @@ def _headers(record: Record) -> bytes:
     )
 
 
-# The text of each token that differs from record to record.
+# The functions of the tokens whose text differs from record to record.
 _FIELDS: dict[bytes, Callable[[Record], bytes]] = {
     b"s": lambda record: record.value or b"",
     b"k": lambda record: record.key or b"",
@@ -61,7 +61,7 @@ class _Time:
     form: str
 
     def format(self, timestamp: int) -> bytes:
-        """Return a time (ms since the epoch) in UTC; `-` if there is none, and the number if it is too late."""
+        """Return a time (ms since the epoch) in UTC; `-` if negative, the number if `datetime` cannot hold it."""
         if timestamp < 0 or not self.form:
             return format_time(timestamp).encode()
         try:
@@ -72,12 +72,12 @@ class _Time:
             return b"%d" % timestamp
 
     def texts(self, timestamps: NDArray[np.int64]) -> tuple[bytes, NDArray[np.int64]]:
-        """Return the different texts of times, joined, and the start and end of each row's text: int64[n, 2]."""
+        """Return the distinct texts of timestamps, joined, and the range of each row's text in them: int64[n, 2]."""
         import numpy as np
 
-        # Most formats show no part of a second, and then few texts differ.
+        # Without %f a format shows whole seconds only. Rounded down to seconds, few times are distinct.
         unit = 1 if not self.form or "f" in self.form else 1000
-        # A time that is too late is shown as its number.
+        # A time that `datetime` cannot hold is shown as its number of ms, so it is not rounded.
         is_shown = (timestamps >= 0) & (timestamps < _TOO_LATE_MS)
         floored = np.where(is_shown, timestamps - timestamps % unit, timestamps)
         different, rows = np.unique(floored, return_inverse=True)
@@ -99,7 +99,7 @@ class FormatString:
             b"%": b"%",
             b"n": b"\n",
         }
-        # Literals, the letters of tokens as a `str`, and times, in the order of the format string.
+        # The parts of the format string in order: a literal (bytes), the letter of a token (str), or a `_Time`.
         self._pieces: list[bytes | str | _Time] = []
         literal, at = b"", 0
         for found in _TOKEN.finditer(form):
@@ -119,7 +119,7 @@ class FormatString:
             else:
                 known = b" ".join(b"%" + letter for letter in (*_FIELDS, *fixed)).decode()
                 raise InvalidName(
-                    f"{os.fsdecode(found[0])!r} in the format string: the letters are {known}"
+                    f"{os.fsdecode(found[0])!r} in the format string is no token; the letters are {known}"
                 )
         self._pieces.append(literal + form[at:])
 
@@ -166,7 +166,7 @@ class FormatString:
         return out[:size], ends
 
     def _times(self, timestamps: NDArray[np.int64]) -> tuple[bytes, NDArray[np.int64]]:
-        """Return the texts of tokens `%T{}`, and each record's start and end in them: int64[tokens, records, 2]."""
+        """Return the joined texts of all tokens `%T{}`, and the range of each text: int64[tokens, records, 2]."""
         import numpy as np
 
         texts = b""
@@ -180,7 +180,7 @@ class FormatString:
         return texts, ranges
 
     def _compiled(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        """Return the literals as uint8[n], and the pieces as int64[pieces, 3], as the kernel takes them."""
+        """Return the literals as uint8[n], and the pieces as int64[pieces, 3], for `text_kernels.write_formatted`."""
         import numpy as np
 
         from logfs.format.kernels import text_kernels as kernels
@@ -207,7 +207,7 @@ class FormatString:
         return np.frombuffer(literals, np.uint8), np.array(rows, np.int64).reshape(-1, 3)
 
     def _room(self, columns: Columns, times: NDArray[np.int64]) -> int:
-        """Return the most bytes that the text of the records may have; `times` are the ranges from `_times`."""
+        """Return an upper bound of the bytes of the records' text; `times` has the ranges that `_times` returned."""
         from logfs.format.kernels.text_kernels import HEADER_ROOM, INTEGER_ROOM
 
         headers = int((columns.header_ends - columns.header_starts).sum())

@@ -1,4 +1,4 @@
-"""Plain lines as envelopes: with keys, such as `KEY:VALUE`, with headers, or several lines as one record."""
+"""Plain lines to envelopes: lines with keys, such as `KEY:VALUE`, with headers, or several lines as one record."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _NEWLINE = b"\n"
-# No batch holds a record that is larger.
+# The most bytes of an unfinished record that are kept in memory.
 _MOST_BYTES = 256 << 20
 
 
 class KeyedLines:
-    """Makes envelopes of lines, which may come in pieces of any size.
+    """Converts lines to envelopes. The lines may come in pieces of any size.
 
-    The key of a record is what comes before the first separator. A record without the separator is a value without a
-    key.
+    The bytes before the first separator are the key of a record. A record without the separator has no key.
     """
 
     def __init__(
@@ -32,8 +31,8 @@ class KeyedLines:
     ) -> None:
         """Split each record at `separator` into key and value, unless it is None, and give it the `headers`.
 
-        With `start`, a record is a line that the pattern matches at its beginning, and the lines after it up to the
-        next such line, as those of a traceback. Otherwise each line is a record.
+        With `start`, a line begins a record if the pattern matches at the line's beginning; other lines, such as
+        those of a traceback, continue the record before them. Without `start`, each line is a record.
         """
         self._separator = separator
         self._end = b""
@@ -45,13 +44,13 @@ class KeyedLines:
             self._end = b',"headers":[%s]' % b",".join(pairs)
         self._start = start
         self._unfinished = b""
-        # The lines of a record whose last line may not have come yet, and their size in bytes.
+        # The lines so far of a record that further lines may continue, and their size in bytes.
         self._lines: list[bytes] = []
         self._size = 0
 
     @property
     def is_waiting(self) -> bool:
-        """Whether whole lines, and no unfinished line, wait for more lines of their record."""
+        """Whether lines are kept that further lines may continue, and no unfinished line is kept."""
         return bool(self._lines) and not self._unfinished
 
     def write(self, data: bytes) -> bytes:
@@ -61,25 +60,25 @@ class KeyedLines:
         """
         *lines, self._unfinished = (self._unfinished + data).split(_NEWLINE)
         if self._size + len(self._unfinished) > _MOST_BYTES:
-            raise RecordTooLarge(f"a record exceeds {_MOST_BYTES} bytes, more than any batch holds")
+            raise RecordTooLarge(f"a record exceeds {_MOST_BYTES} bytes before its end; is the input text?")
         if self._start is None:
             return b"".join(map(self._envelope, lines))
         return b"".join(map(self._add, lines))
 
     def flush(self) -> bytes:
-        """Return the envelope of the lines that wait for more lines of their record, if there are any."""
+        """End the record whose lines are kept, and return its envelope; b"" if no lines are kept."""
         lines, self._lines, self._size = self._lines, [], 0
         return self._envelope(_NEWLINE.join(lines)) if lines else b""
 
     def finish(self) -> bytes:
-        """Return the envelopes of the lines that were kept, including an unfinished line."""
+        """End the input, and return the envelopes of all that is kept, including an unfinished line."""
         line, self._unfinished = self._unfinished, b""
         if self._start is None:
             return self._envelope(line) if line else b""
         return (self._add(line) if line else b"") + self.flush()
 
     def _add(self, line: bytes) -> bytes:
-        """Take a line; return the envelope of the record before it if the line begins another."""
+        """Keep a line. If it begins a record, return the envelope of the record before it, otherwise b""."""
         assert self._start is not None
         ended = self.flush() if self._start.match(line) else b""
         self._lines.append(line)

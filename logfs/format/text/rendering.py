@@ -70,9 +70,9 @@ NO_TEXT = TextSize(0, 0, 0)
 
 
 def measure(batch: Batch) -> TextSize:
-    """Return the size of the text of a batch's records. Raises `Corrupt` if they cannot be decoded."""
+    """Return the size of the text of a batch's records. Raises `Corrupt` if the records are malformed."""
     header = batch.header
-    # Compaction leaves batches that are only a header. Bytes after such a header make decoding fail.
+    # Compaction leaves batches that are only a header. A batch of no records with other bytes is decoded, and fails.
     if header.is_control or (header.record_count == 0 and header.size_bytes == HEADER_SIZE):
         return NO_TEXT
     if columns.worthwhile(header.record_count):
