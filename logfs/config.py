@@ -87,6 +87,7 @@ def _in_force(name: str, topic: Mapping[str, str], broker: Mapping[str, str]) ->
 
 
 def _first_set(name: str, topic: Mapping[str, str], broker: Mapping[str, str]) -> tuple[Value, str]:
+    """Return a topic-level setting's value by the order of this module's docstring, and its source."""
     setting = topic_setting(name)
     if name in topic:
         return setting.parse(topic[name]), f"topic {name}"
@@ -95,6 +96,7 @@ def _first_set(name: str, topic: Mapping[str, str], broker: Mapping[str, str]) -
             value: Any = BROKER_SETTINGS[synonym].parse(broker[synonym])
             if synonym in _UNIT_MS:
                 value *= _UNIT_MS[synonym]
+            # Any negative number of a broker means unlimited, as only -1 does for a topic.
             if name == RETENTION_MS:
                 value = max(value, -1)
             return value, f"broker {synonym}"
@@ -122,7 +124,7 @@ def _check_together(values: Mapping[str, Any]) -> None:
         if values["remote.log.copy.disable"] and local not in (AS_TOTAL, total):
             raise InvalidSetting(
                 f"remote.log.copy.disable: without copies, local.{name} may not differ from {name}={total},"
-                f" but it is {local}; set it to {AS_TOTAL} first"
+                f" but is {local}; set local.{name} to {AS_TOTAL} first"
             )
         if total >= 0 and (local == -1 or local > total):
             raise InvalidSetting(

@@ -83,7 +83,7 @@ class NotWritable(LogfsError):
     def of_mirror(cls, partition: str, source: str) -> NotWritable:
         """Return the error for a change of `partition`, which mirrors the cluster with the id `source`."""
         return cls(
-            f"{partition}: is a mirror of {source}, which alone writes it; 'logfs promote' makes it a log of its own"
+            f"{partition}: is a mirror of {source}, and read-only; 'logfs promote' makes it a log of its own"
         )
 
 

@@ -408,7 +408,7 @@ _BROKER_ROWS = (
     _row(INT, "offset.metadata.max.bytes", "4096", 0,
          "The longest text that a group may keep with a committed offset."),
     _row(INT, "num.partitions", "1", 1,
-         "How many partitions a new topic has if no number is given, as by mkdir in topics/."),
+         "How many partitions a new topic has if no number is given, as with mkdir in topics/."),
     _row(INT, "offsets.topic.num.partitions", "50", 1,
          "How many partitions __consumer_offsets has; fixed at the first commit, because the number"
          " decides which partition has a group's offsets."),
@@ -454,7 +454,11 @@ def topic_setting(name: str) -> Setting:
     try:
         return TOPIC_SETTINGS[name]
     except KeyError:
-        hint = "; it is a setting of the store: give no --topic" if name in BROKER_SETTINGS else ""
+        hint = (
+            "; it is a setting of the store: give no --topic"
+            if name in BROKER_SETTINGS
+            else "; 'logfs config LOGDIR --topic TOPIC' lists all"
+        )
         raise InvalidSetting(
             f"{name:.80}: there is no topic-level setting of that name{hint}"
         ) from None
@@ -465,7 +469,11 @@ def broker_setting(name: str) -> Setting:
     try:
         return BROKER_SETTINGS[name]
     except KeyError:
-        hint = "; it is a setting of a topic: give --topic" if name in TOPIC_SETTINGS else ""
+        hint = (
+            "; it is a setting of a topic: give --topic"
+            if name in TOPIC_SETTINGS
+            else "; 'logfs config LOGDIR' lists all"
+        )
         raise InvalidSetting(
             f"{name:.80}: there is no broker-level setting of that name{hint}"
         ) from None

@@ -57,7 +57,7 @@ _PRODUCE_TIMEOUT_MS = 20_000
 NONE = 0
 OFFSET_OUT_OF_RANGE = 1
 _MOVED = frozenset({3, 5, 6, 9, 56, 74, 75, 100, 103})
-"""The partition has another leader now, or soon will have: fetch the metadata of the topic again."""
+"""The errors of a partition that has another leader now, or soon will have."""
 # After one of these errors a batch may be in the log or not: the leader moved, the request timed out, or too few
 # replicas were in sync.
 _UNSURE = _MOVED | {7, 13, 19, 20}
@@ -89,7 +89,7 @@ class Wanted(NamedTuple):
     last_epoch: int
 
     def after(self, found: Fetched) -> Wanted | None:
-        """Return the next fetch, for when the batches of `found` are appended; None if the leader's log diverges."""
+        """Return the fetch that follows the append of `found`; None if the leader's log diverges."""
         if found.diverging is not None:
             return None
         offset, epoch = self.offset, self.last_epoch

@@ -661,7 +661,7 @@ def test_what_is_not_copied_stays(log_dir: Path, bucket: Path, clock: Clock) -> 
         assert partition.size_bytes - partition.segments[0].size_bytes <= 9000
         assert partition.local_bytes < 9000
         start = partition.log_start_offset
-        with pytest.raises(InvalidSetting, match=r"set it to -2 first"):
+        with pytest.raises(InvalidSetting, match=r"set local\.retention\.bytes to -2 first"):
             set_topic(store, "orders", remote_log_copy_disable="true")
         set_topic(store, "orders", local_retention_bytes=-2, remote_log_copy_disable="true")
         fill(partition)

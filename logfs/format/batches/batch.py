@@ -142,7 +142,7 @@ class Header(NamedTuple):
 
     @property
     def delete_horizon_ms(self) -> int | None:
-        """The time, in ms since the epoch, from which compaction may remove the batch's tombstones or its marker.
+        """The time, in ms since the epoch, from which the batch's tombstones or transaction marker may be removed.
 
         None if the batch has no delete horizon.
         """

@@ -1,8 +1,8 @@
 """The four codecs of a record batch, in Kafka's framing (kafka-storage 2.4).
 
 Compressed bytes come from a disk or a client, so a small input could ask for a large allocation. `decompress`
-therefore has a `limit` in bytes. It allocates no more for a declared size above the limit, and stops as soon as the
-output exceeds the limit.
+therefore has a `limit` in bytes. It never allocates a declared size above the limit, and stops as soon as the output
+exceeds the limit.
 
 Each codec's library is imported where it is used, because most commands do not use most codecs.
 """

@@ -44,13 +44,13 @@ def _decoded(data: bytes) -> str:
 
 
 def _lines(data: bytes) -> list[str]:
-    """Return the lines without their ends. The last line may lack its end; nothing after the last end is no line."""
+    """Return the lines of a file without their ends. The last line may lack its end."""
     lines = LINE_END.split(_decoded(data))
     return lines if lines[-1] else lines[:-1]
 
 
 def _number(text: str, *, most: int, what: str, line: int) -> int:
-    """Return a plain decimal in 0..`most`, the only form that Kafka writes into these files. Raises `Corrupt`."""
+    """Return the value of `text`, a decimal in 0..`most`. Raises `Corrupt` for other text, with `what` and `line`."""
     digits = NUMBER.fullmatch(text)
     if digits is None or int(digits[1]) > most:
         raise Corrupt(f"line {line}: {what} {text[:30]!r} is not a number in 0..{most}")

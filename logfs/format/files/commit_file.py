@@ -19,8 +19,7 @@ VERSION = 0
 # The suffix of staged files. A broker ignores plain files with a suffix that it does not know (kafka-storage 1.1).
 STAGED = ".staged"
 NO_APPEND_TIME = -1
-# The `base_offset` of a `CommitPart` whose batches have no offsets in the log yet. Only its first `skip` batches are
-# in the log already.
+# The `base_offset` of a `CommitPart` whose batches, other than the first `skip`, have no offsets in the log yet.
 NO_PLACE = -1
 
 # The valid values of each integer field that does not allow every int64, by the field's name.

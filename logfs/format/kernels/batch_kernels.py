@@ -57,7 +57,7 @@ _NEWLINES = np.uint64(0x0A0A0A0A0A0A0A0A)
 _LOW_BITS = np.uint64(0x7F7F7F7F7F7F7F7F)
 _ONES = np.uint64(0x0101010101010101)
 
-# Returned in place of a position if the bytes violate the format (kafka-storage 2.2): what is wrong.
+# Codes that loops return in place of a position if the bytes violate the format (kafka-storage 2.2).
 BAD_VARINT = -1
 BAD_LENGTH = -2
 BAD_KEY = -3

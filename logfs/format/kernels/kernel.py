@@ -93,13 +93,13 @@ def _source(path: Path) -> tuple[bytes, list[Path]]:
 
 @cache
 def _take_from_installation(module: Path, user_cache: Path) -> None:
-    """Copy a module's compiled kernels from the installation to `user_cache`, except files that are not newer there.
+    """Copy a module's compiled kernels from the installation to `user_cache`, unless it has the same or newer ones.
 
     Users who cannot write into the installation have a cache of their own, and would have to compile everything
     again. numba ignores a file that is for another processor, version of numba or state of the sources.
     """
     installed = module.parent / "__pycache__"
-    # Who sets NUMBA_CACHE_DIR may also set NUMBA_BOUNDSCHECK. The files do not record it, so they must not be mixed.
+    # A user who sets NUMBA_CACHE_DIR may also set NUMBA_BOUNDSCHECK, which the files do not record: do not mix them.
     if user_cache == installed or config.CACHE_DIR:  # type: ignore[attr-defined]
         return
     # An index (.nbi) must not arrive before its data (.nbc). In sorted order the data come first.

@@ -177,9 +177,9 @@ def _headers_size(data: Bytes, position: int, end: int) -> tuple[int, int]:
 def _record_size(
     data: Bytes, position: int, end: int, base_offset: int, base_timestamp: int
 ) -> tuple[int, int, int, int]:
-    """Return the sizes of a record's value and of its envelope without constant bytes, its offset, and its end.
+    """Return (size of the value, size of the envelope without constant bytes, offset, end position) of a record.
 
-    The end is -1 if the record is malformed.
+    The end position is -1 if the record is malformed.
     """
     body, position = get_varint(data, position, end, 5)
     record_end = position + body
@@ -328,7 +328,7 @@ def measure_spans(
 # The end of an envelope without headers, after the text of a value: the closing quote, and empty headers.
 LINE_END = np.frombuffer(b'"' + HEADERS_FIELD.tobytes() + ENVELOPE_END.tobytes(), np.uint8)
 
-# More than the bytes of an envelope without its prefix, its label, its key, its value and its headers.
+# More than the bytes of an envelope that are in none of: prefix, label, key, value, headers.
 ENVELOPE_ROOM = 128
 
 

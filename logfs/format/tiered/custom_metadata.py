@@ -1,8 +1,8 @@
 """The custom metadata (Kafka's term) that logfs adds to the description of a remote segment that it has copied.
 
-They have the sizes of the segment's objects and of its text, so that a reader needs no requests for these. Kafka does
-not interpret custom metadata. The bytes are a section of tagged fields, as in Kafka's flexible messages, with one
-field. Aiven's plugin writes such a section, too, with other tags.
+The metadata have the sizes of the segment's objects and of its text, so that a reader needs no requests for these.
+Kafka does not interpret custom metadata. Their bytes are a section of tagged fields, as in Kafka's flexible messages,
+with one field. Aiven's plugin writes such a section, too, with other tags.
 """
 
 from __future__ import annotations
