@@ -339,7 +339,7 @@ class Cluster:
         ]
 
     def epoch_ends(self, node: int, wanted: Sequence[Wanted]) -> list[EpochEnd]:
-        """Return where the `last_epoch` of each partition ends in its leader's log (kafka-storage 10.5)."""
+        """Return the end offset of each partition's `last_epoch` in the leader's log (kafka-storage 10.5)."""
         from kafka.protocol.consumer.offsets import OffsetForLeaderEpochRequest
 
         kind = OffsetForLeaderEpochRequest.OffsetForLeaderTopic

@@ -120,8 +120,8 @@ def decode_record(
 def find_record(data: bytes | memoryview, count: int, offset_delta: int) -> int | None:
     """Return the position in `data` of the record with `offset_delta`; None if no record has it.
 
-    `data` are the uncompressed records of a batch, `count` is their number. Raises `Corrupt` if a record that is read
-    on the way is malformed, or if the search reaches the end and bytes follow the last record.
+    `data` has the uncompressed records of a batch, `count` is their number. Raises `Corrupt` if a record up to the
+    result is malformed, or if no record has `offset_delta` and bytes follow the last record.
     """
     position = 0
     for _ in range(count):

@@ -53,7 +53,7 @@ _FEW_LINES = 4
 _FEW_LINES_BYTES = 4096
 # Incompressible records grow in compression by at most 1/64. A batch of several records leaves room for that.
 _EXPANSION = 64
-# Room for what the frame of any codec adds to a stream, however short.
+# The most bytes that the frame of any codec adds, even to a very short stream.
 _FRAME_BYTES = 64
 
 _LINE_ENVELOPE = len(envelope.encode(Record(b"", timestamp=0, offset=0), b"")) - len('0""0')

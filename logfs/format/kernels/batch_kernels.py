@@ -282,7 +282,7 @@ def decode_records(
 def find_record(data: Bytes, start: int, end: int, count: int, offset_delta: int) -> int:
     """Return the position of the record with `offset_delta` among the `count` records of data[start:end].
 
-    Returns -1 if there is none, and BAD_LENGTH for malformed bytes.
+    Returns -1 if no record has it, and BAD_LENGTH for malformed bytes.
     """
     position = start
     for _ in range(count):

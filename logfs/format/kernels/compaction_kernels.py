@@ -3,7 +3,7 @@
 As in `batch_kernels`, each loop is one pass without the GIL, and allocates nothing. The tests compare it with plain
 Python (`tests/log/test_offset_map.py`, `tests/log/test_cleaner.py`). The rules are those of kafka-storage 8.2 to 8.7.
 
-A row of `spans` is that of `batch_kernels.decode_spans`: start, end, record count, base offset, base time. `slots`
+A row of `spans` is as in `batch_kernels.decode_spans`: start, end, record count, base offset, base time. `slots`
 is uint64[n, 3], an open-addressing table of (hash, hash, offset + 1), where a last word of 0 means an empty slot;
 at least one slot is always empty. A key index also sets NULL_BIT of the last word if the newest value is null: a key
 whose newest record has offset 7 has (hash, hash, 8), or (hash, hash, 8 | NULL_BIT) if that record is a tombstone.
@@ -128,7 +128,7 @@ def hash_key(data: Bytes, start: int, length: int, secret: UInt64s) -> tuple[np.
 
 @kernel
 def find_slot(slots: UInt64s, first: np.uint64, second: np.uint64) -> np.int64:
-    """Return the number of the slot with the hash (`first`, `second`), or of the empty slot where it belongs."""
+    """Return the number of the slot with the hash (`first`, `second`); if there is none, of the empty slot for it."""
     size = len(slots)
     at = np.int64(((first >> np.uint64(32)) * np.uint64(size)) >> np.uint64(32))
     while slots[at, 2] != 0 and not (slots[at, 0] == first and slots[at, 1] == second):
@@ -142,7 +142,7 @@ def find_slot(slots: UInt64s, first: np.uint64, second: np.uint64) -> np.int64:
 def _skip_to_key(data: Bytes, position: int, end: int) -> tuple[int, int, int, int, int]:
     """Return (record end, timestamp delta, position after that delta, offset delta, position of the key) of a record.
 
-    The position of the key is that of its length. It is a BAD_ code if the bytes violate the format; the other
+    The key begins with its length. The position is a BAD_ code if the bytes before it violate the format; the other
     results then have no meaning.
     """
     body, position = get_varint(data, position, end, 5)

@@ -263,10 +263,10 @@ def measure_spans(
 ) -> bool:
     """Measure the text of the records of several batches, in one pass and without columns.
 
-    A row of `spans` is that of `decode_spans`. `label_bytes` is the length of the label of the records' timestamp
+    A row of `spans` is as in `decode_spans`. `label_bytes` is the length of the label of the records' timestamp
     type. For each batch, writes a row (records, bytes of lines, bytes of envelopes without prefixes) to `sizes`,
     int64[batches, 3], and a row (offset of the first record, of the last one) to `edges`, int64[batches, 2]. Returns
-    False if a record is malformed (`decode_spans` tells what is wrong), or if its offset is not above the one before.
+    False if a record is malformed (`decode_spans` tells what is wrong), or if the offsets do not rise.
     """
     constant = ENVELOPE_BYTES + label_bytes
     for number in range(len(spans)):
@@ -513,7 +513,7 @@ def render_envelopes(
 ) -> int:
     """Write the envelope line of each record of several batches to `out` from `written` on.
 
-    A row of `spans` is that of `decode_spans`; with `has_one_time` the last column has the timestamp of all records
+    A row of `spans` is as in `decode_spans`; with `has_one_time` the last column has the timestamp of all records
     of the batch. `prefix` is the beginning of every line, up to the digits of the offset, and `timestamp_type` the
     label of the records' type. Returns the position after the last line, or BAD_LENGTH if a record is malformed, or
     if the lines and ENVELOPE_ROOM bytes do not fit in `out`.

@@ -83,14 +83,14 @@ class MessageSchema(NamedTuple):
     flexible: int = NEVER_FLEXIBLE
 
     def parse(self, data: bytes) -> Message:
-        """Parse a message that takes all of `data`.
+        """Return the message in `data`, which must have no bytes after it.
 
         Raises `Corrupt` if it is malformed, and `Unsupported` for a version of a later release.
         """
         return self.parse_body(data, parse_version(data, self.what), _INT16.size)
 
     def parse_body(self, data: bytes, version: int, position: int = 0) -> Message:
-        """Parse the fields of a message of `version`; they take all of `data` from `position` on.
+        """Return a message of `version`, whose fields are all of `data` from `position` on.
 
         Raises `Corrupt` if they are malformed, and `Unsupported` for a version of a later release.
         """
@@ -105,7 +105,7 @@ class MessageSchema(NamedTuple):
         return Message(version, reader.all(self.fields))
 
     def parse_leniently(self, data: bytes) -> Message:
-        """Parse a message as Kafka's tools do. Raises `Malformed` if its fields do not fit the bytes.
+        """Return the message that Kafka's tools would parse. Raises `Malformed` if its fields do not fit the bytes.
 
         An unknown version is read as the nearest known one, bytes after the last field are ignored, and text that
         is not UTF-8 is decoded with surrogate escapes. The result has the version that is in `data`.
