@@ -75,7 +75,9 @@ def read_options(path: Path | None) -> dict[str, Any]:
         told = parse_properties(path.read_bytes())
     except Corrupt as error:
         # The message of `error` may have a part of the malformed line, which may be a password.
-        raise InvalidSetting(f"{path}: is no file of properties (name=value)") from error
+        raise InvalidSetting(
+            f"{path}: is no file of properties; each line must be NAME=VALUE"
+        ) from error
     found: dict[str, Any] = {}
     for given, text in told.items():
         name = given.replace(".", "_").replace("-", "_")
@@ -99,7 +101,7 @@ def read_options(path: Path | None) -> dict[str, Any]:
             found[name] = _OPTIONS[name](text.strip())
         except ValueError:
             raise InvalidSetting(
-                f"{path}: the value of {given} is refused (not shown: it may be secret); check its form"
+                f"{path}: the value of {given} is refused (not shown: it may be a password); check its form"
             ) from None
         if name in _FILES and not os.access(found[name], os.R_OK):
             raise InvalidSetting(f"{path}: {given} names no file that can be read; check its path")

@@ -42,7 +42,9 @@ def compile_schema(schema: Schema) -> Callable[[bytes], bytes]:
     record = {"type": "record", "name": _RECORD, "fields": [field]}
     parsed = _parse(record, schema.references, named, ())
     if has_items_without_bytes(parsed, named):
-        raise ValueError("it has arrays whose items take no bytes, so their number has no limit")
+        raise ValueError(
+            "the schema has arrays whose items take no bytes, so that their number has no limit"
+        )
     # Only data of a recursive schema can be nested deeply. They would crash fastavro's compiled reader; its reader
     # in Python raises an error instead.
     read = _read_py.schemaless_reader if is_recursive(parsed, named) else fastavro.schemaless_reader

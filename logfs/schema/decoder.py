@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     Decode = Callable[[bytes], bytes]
 
 _HEADER_BYTES = 5
-# A missing schema may be registered later, so it is looked for again, but at most once in this time.
+# A missing schema may be registered later, so the source is asked for it again, but at most once in this time.
 _ASK_AGAIN_SECONDS = 1.0
 # The most missing ids that are remembered, because wrong data may have any number of them.
 _MOST_MISSING = 10_000
@@ -39,7 +39,7 @@ class Decoder:
         """
         number = schema_of(data)
         if number is None:
-            raise NotDecodable("it does not begin with a zero byte and the id of a schema")
+            raise NotDecodable("the field does not begin with a zero byte and the id of a schema")
         decode = self._known.get(number) or self._find(number)
         if isinstance(decode, NotDecodable):
             raise decode
@@ -47,7 +47,9 @@ class Decoder:
             return decode(data[_HEADER_BYTES:])
         except Exception as error:
             # The libraries raise errors of many kinds for data that do not fit.
-            raise NotDecodable(f"it does not fit the schema {number} ({_words(error)})") from None
+            raise NotDecodable(
+                f"the field does not fit the schema {number} ({_words(error)})"
+            ) from None
 
     def _find(self, number: int) -> Decode | NotDecodable:
         now = time.monotonic()
@@ -87,7 +89,7 @@ def _compile(schema: Schema) -> Decode:
     elif schema.kind == JSON:
         from logfs.schema.json_schema import compile_schema
     else:
-        raise NotDecodable(f"its type {schema.kind} is not AVRO, PROTOBUF or JSON")
+        raise NotDecodable(f"the schema type {schema.kind} is not AVRO, PROTOBUF or JSON")
     return compile_schema(schema)
 
 

@@ -73,7 +73,7 @@ def _compile_files(schema: Schema) -> descriptor_pb2.FileDescriptorSet:
         sources.mkdir()
         for name, text in ((_MAIN, schema.text), *schema.references.items()):
             if os.path.isabs(name) or ".." in Path(name).parts:
-                raise ValueError(f"{name!r} is not the path of an import")
+                raise ValueError(f"the import {name!r} is not a relative path without '..'")
             descriptor = _parse_descriptor(text)
             if descriptor is not None:
                 descriptor.name = name
@@ -117,7 +117,7 @@ def _message_indexes(data: bytes) -> tuple[tuple[int, ...], int]:
     """
     count, at = decode_varint(data, 0)
     if not 0 <= count <= len(data):
-        raise ValueError(f"it declares {count} indexes of a message type in {len(data)} bytes")
+        raise ValueError(f"the data declare {count} indexes of a message type in {len(data)} bytes")
     if count == 0:
         return (0,), at
     indexes = []

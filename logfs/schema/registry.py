@@ -106,7 +106,9 @@ class Registry:
         except orjson.JSONDecodeError:
             found = None
         if not isinstance(found, dict):
-            raise SchemasUnavailable(f"{where}: the answer is not a JSON object; is this a schema registry?")
+            raise SchemasUnavailable(
+                f"{where}: the answer is not a JSON object; is this a schema registry?"
+            )
         return found
 
     def _ask(self, where: str, query: str) -> tuple[int, bytes]:

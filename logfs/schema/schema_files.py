@@ -69,7 +69,9 @@ def _text(path: Path) -> str:
     try:
         found = path.stat()
         if not stat.S_ISREG(found.st_mode) or found.st_size > MOST_BYTES:
-            raise SchemasUnavailable(f"{path}: is not a regular file of at most {MOST_BYTES >> 20} MiB")
+            raise SchemasUnavailable(
+                f"{path}: is not a regular file of at most {MOST_BYTES >> 20} MiB"
+            )
         return path.read_text("utf-8")
     except OSError as error:
         raise SchemasUnavailable(f"{path}: the schema cannot be read: {error.strerror}") from None
