@@ -132,7 +132,7 @@ class Setting:
         except ValueError:
             value = None
         if isinstance(value, tuple) and isinstance(self.valid, Words):
-            # Kafka matches the words of cleanup.policy in lower case.
+            # Kafka accepts the words of cleanup.policy in any case.
             value = tuple(item.lower() for item in value)
         if value is None or (self.valid is not None and not self.valid.admits(value)):
             # An invalid value may contain a password, for example in a URL, so it is not shown.

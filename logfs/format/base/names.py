@@ -82,7 +82,9 @@ def stem(offset: int) -> str:
     Raises `InvalidName` unless the offset is in 0..2^63-1.
     """
     if not 0 <= offset <= INT64_MAX:
-        raise InvalidName(f"offset {offset} is not in 0..{INT64_MAX}")
+        raise InvalidName(
+            f"offset {offset} is not in 0..{INT64_MAX}, the offsets that a log can have"
+        )
     return f"{offset:0{STEM_DIGITS}d}"
 
 
@@ -95,10 +97,12 @@ def parse_stem(name: str) -> int:
     digits, _, _ = name.partition(".")
     number = STEM.fullmatch(digits)
     if number is None:
-        raise InvalidName(f"{name!r} does not begin with an offset and a dot")
+        raise InvalidName(f"the file name {name!r} does not begin with a decimal offset and a dot")
     offset = int(number[1] + number[2])
     if not -INT64_MAX - 1 <= offset <= INT64_MAX:
-        raise InvalidName(f"the offset that {name!r} begins with does not fit in 64 bits")
+        raise InvalidName(
+            f"the offset at the beginning of the file name {name!r} does not fit in 64 bits"
+        )
     return offset
 
 
@@ -122,7 +126,9 @@ def check_topic(name: str) -> None:
 def check_partition(number: int) -> None:
     """Raise `InvalidName` unless `number` is in 0..2^31-1."""
     if not 0 <= number <= INT32_MAX:
-        raise InvalidName(f"partition {number} is not in 0..{INT32_MAX}")
+        raise InvalidName(
+            f"partition {number} is not in 0..{INT32_MAX}, the partition numbers that a topic can have"
+        )
 
 
 def parse_directory(name: str) -> TopicPartition:
@@ -134,10 +140,10 @@ def parse_directory(name: str) -> TopicPartition:
     """
     topic, dash, number = name.rpartition("-")
     if not dash:
-        raise InvalidName(f"{name!r} is not <topic>-<partition>: it has no dash")
+        raise InvalidName(f"{name!r} is no partition's name, <topic>-<partition>: it has no dash")
     if not PARTITION.fullmatch(number):
         raise InvalidName(
-            f"{name!r} is not <topic>-<partition>: "
+            f"{name!r} is no partition's name, <topic>-<partition>: "
             f"{number!r} is not a number in plain digits without leading zeros"
         )
     check_topic(topic)
@@ -155,7 +161,7 @@ def partitions_named(name: str, existing: Collection[str]) -> list[str]:
     if name in existing:
         return [name]
     found = []
-    # A copy: other threads may add and remove directories.
+    # Iterate over a copy, because other threads may add and remove directories.
     for each in list(existing):
         with suppress(InvalidName):
             parsed = parse_directory(each)
@@ -208,7 +214,9 @@ def classify_directory(name: str) -> tuple[DirectoryKind, TopicPartition]:
         if name.endswith(kind.value):
             directory, dot, unique = name.removesuffix(kind.value).rpartition(".")
             if not dot or not unique or re.search(r"\s", unique):
-                raise InvalidName(f"{name!r} is not <topic>-<partition>.<unique id>{kind.value}")
+                raise InvalidName(
+                    f"the directory name {name!r} is not <topic>-<partition>.<unique id>{kind.value}"
+                )
             return kind, parse_directory(directory)
     return DirectoryKind.NORMAL, parse_directory(name)
 

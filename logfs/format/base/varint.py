@@ -53,7 +53,7 @@ def decode(data: Sequence[int], position: int, most_bytes: int = VARINT_BYTES) -
     the varint is longer than that, if its value has more bits, or if it is not complete in `data`.
     """
     if position < len(data) and data[position] < 128:
-        # Most varints have one byte.
+        # A fast path, because most varints have one byte.
         result = data[position]
         return (result >> 1) ^ -(result & 1), position + 1
     result = shift = 0

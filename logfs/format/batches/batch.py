@@ -201,11 +201,15 @@ class Batch:
     def parse(cls, data: bytes | bytearray | memoryview, position: int = 0) -> Batch:
         """Return the batch at `position` of a buffer. Raises `Corrupt` if the buffer does not hold all of it."""
         if len(data) - position < HEADER_SIZE:
-            raise Corrupt(f"{len(data) - position} bytes are too few for a batch")
+            raise Corrupt(
+                f"{len(data) - position} bytes are too few for a batch header of {HEADER_SIZE}"
+            )
         header = parse_header(data, position)
         size = header.size_bytes
         if size < HEADER_SIZE or size > len(data) - position:
-            raise Corrupt(f"a batch of {size} bytes does not fit in {len(data) - position}")
+            raise Corrupt(
+                f"a batch size of {size} bytes is too small, or more than the {len(data) - position} left"
+            )
         return cls(header, memoryview(data)[position : position + size].toreadonly())
 
     @property
@@ -217,7 +221,9 @@ class Batch:
     def check(self) -> None:
         """Raise `Corrupt` unless the magic is 2 and the CRC matches."""
         if not self.is_valid:
-            raise Corrupt(f"batch {self.header.base_offset}: its magic is not 2, or its CRC does not match its bytes")
+            raise Corrupt(
+                f"batch {self.header.base_offset}: its magic is not 2, or its CRC does not match its bytes"
+            )
 
     @cached_property
     def payload(self) -> bytes | memoryview:
@@ -234,11 +240,11 @@ class Batch:
         count = header.record_count
         if count < 0 or count * SMALLEST_RECORD > len(payload):
             raise Corrupt(
-                f"batch {header.base_offset}: {count} records do not fit in {len(payload)} bytes"
+                f"batch {header.base_offset}: a number of {count} records is impossible in {len(payload)} bytes"
             )
         if count > MOST_RECORDS:
             raise Corrupt(
-                f"batch {header.base_offset}: {count} records exceed the limit of {MOST_RECORDS}"
+                f"batch {header.base_offset}: {count} records exceed the limit, {MOST_RECORDS}, of logfs"
             )
         return payload
 
@@ -314,7 +320,9 @@ class Batch:
             position, skipped = found, 0
         record = self._record_after(position, skipped)
         if record.offset != offset:
-            raise Corrupt(f"batch {header.base_offset}: its records are not in order")
+            raise Corrupt(
+                f"batch {header.base_offset}: the offsets of its records are not in order"
+            )
         return self._stamped(record)
 
     def _record_after(self, position: int, skipped: int) -> Record:
@@ -342,7 +350,7 @@ class Batch:
         payload = self.payload
         headers, after = decode_headers(payload[:end], headers_start)
         if after != end:
-            raise Corrupt(f"a record has {end - after} bytes after its last field")
+            raise Corrupt(f"a record of the batch has {end - after} bytes after its last field")
         return Record(
             None if value_size < 0 else bytes(payload[value : value + value_size]),
             None if key_size < 0 else bytes(payload[key : key + key_size]),

@@ -84,7 +84,9 @@ def parse_message(data: bytes | memoryview, position: int = 0) -> LegacyMessage:
     if magic not in MAGICS:
         raise Corrupt(f"message {offset}: magic {magic} is neither 0 nor 1")
     if not _LEAST[magic] <= size <= left:
-        raise Corrupt(f"message {offset}: size {size} is invalid with {left} bytes left")
+        raise Corrupt(
+            f"message {offset}: a size of {size} bytes is too small, or more than the {left} left"
+        )
     start, end = position + MAGIC_AT, position + LENGTH_OVERHEAD + size
     is_valid = zlib.crc32(data[start:end]) == crc
     at, timestamp = position + MESSAGE.size, NO_TIMESTAMP
@@ -241,7 +243,7 @@ def _inner_messages(outer: LegacyMessage, unpacked: bytes) -> Iterator[LegacyMes
         count += 1
         if count > _MOST_MESSAGES:
             raise Corrupt(
-                f"message {outer.offset}: it contains more than {_MOST_MESSAGES} messages"
+                f"message {outer.offset}: it contains more than {_MOST_MESSAGES} messages, the limit of logfs"
             )
 
 
@@ -266,7 +268,9 @@ def _assign_offsets(outer: LegacyMessage, inner: list[LegacyMessage]) -> tuple[L
     rising = all(before.offset < after.offset for before, after in pairwise(assigned))
     fits = base >= 0 if outer.magic else base == 0
     if not fits or not rising or assigned[0].offset < 0:
-        raise Corrupt(f"message {outer.offset}: the offsets of the inner messages are invalid")
+        raise Corrupt(
+            f"message {outer.offset}: the offsets of the inner messages are out of order or wrong"
+        )
     return assigned
 
 

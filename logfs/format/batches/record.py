@@ -163,12 +163,14 @@ def decode_headers(
     if count == 0:
         return (), position
     if count < 0 or count > len(data) - position:
-        raise Corrupt(f"{count} headers do not fit their record")
+        raise Corrupt(
+            f"a record has {count} headers by its header count, which do not fit its bytes"
+        )
     headers = []
     for _ in range(count):
         name, position = _get_bytes(data, position, "header name")
         if name is None:
-            raise Corrupt("a header has no name")
+            raise Corrupt("a header of a record has no name, but a length of -1")
         value, position = _get_bytes(data, position, "header value")
         headers.append((name.decode("utf-8", "surrogateescape"), value))
     return headers, position

@@ -70,7 +70,9 @@ def gather(
     """
     total = int(np.maximum(lengths, 0).sum(dtype=np.int64))
     if total > _MOST_BYTES:
-        raise ValueError(f"{total} bytes do not fit in one column, whose offsets are int32; take fewer records")
+        raise ValueError(
+            f"{total} bytes do not fit in one column, whose offsets are int32; take fewer records"
+        )
     offsets = np.empty(len(starts) + 1, np.int32)
     out = np.empty(total, np.uint8)
     validity = np.zeros((len(starts) + 7) // 8, np.uint8)
@@ -119,7 +121,9 @@ def gather_headers(columns: Columns) -> tuple[NDArray[np.int32], GatheredField, 
     total = int(counts.sum(dtype=np.int64))
     # The shortest header has two bytes. Without this check, false counts could request an allocation of any size.
     if total * 2 > int((columns.header_ends - columns.header_starts).sum()):
-        raise Corrupt("headers do not fit in their records")
+        raise Corrupt(
+            "the records have more headers by their header counts than fit in their bytes"
+        )
     offsets = np.zeros(len(counts) + 1, np.int32)
     np.cumsum(counts, out=offsets[1:])
     key_starts, value_starts = np.empty(total, np.int64), np.empty(total, np.int64)

@@ -167,7 +167,7 @@ def _build_line(data: bytes, form: BatchFormat, now_ms: int) -> Built:
     return Built([NewBatch(batch, 1, now_ms, text)], len(data), of_lines=True)
 
 
-# The header fields up to and with the CRC, which the CRC does not cover, and the fields after it, which it covers.
+# The header fields that the CRC does not cover, up to the CRC itself, and the fields after it, which it covers.
 _UNCOVERED = struct.Struct(">qiibI")
 _COVERED = struct.Struct(">hiqqqhii")
 
@@ -199,7 +199,7 @@ def _build_many_lines(data: bytes, form: BatchFormat, now_ms: int) -> Built:
     array = np.frombuffer(data, np.uint8)
     ends = line_ends(array)
     # The kernel writes without bounds checks, so `out` needs room for every header. Two facts limit the number of
-    # batches: a batch and the record that no longer fitted exceed the limit together, and no batch is empty.
+    # batches: a batch together with the record after it exceeds the limit, and no batch is empty.
     records_bytes = len(data) + len(ends) * _RECORD_OVERHEAD
     batches_at_most = min(2 + 2 * records_bytes // max(form.records_limit, 1), len(ends))
     out = np.empty(records_bytes + batches_at_most * HEADER_SIZE, np.uint8)

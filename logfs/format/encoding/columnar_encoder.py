@@ -73,7 +73,7 @@ def build_rows(rows: Rows, order: Int64s, form: BatchFormat, now_ms: int) -> Ite
     """
     times = rows.timestamps[order]
     if len(order) and times.min() < NO_TIMESTAMP:
-        raise InvalidRecord(f"timestamp {times.min()} is negative; give ms since 1970")
+        raise InvalidRecord(f"timestamp {times.min()} of a record is negative; give ms since 1970")
     bounds = np.empty(len(rows.timestamps), np.int64)
     _bound_rows(
         rows.keys.offsets,

@@ -24,7 +24,7 @@ VERSION = 0
 LINE_END = re.compile(r"\r\n|\r|\n")
 BLANKS = re.compile(r"[ \t\v\f]+")
 NUMBER = re.compile(r"0*([0-9]{1,19})")
-# No text contains this many zero bytes. A file has them after a crash during a write.
+# A crash during a write can leave a run of zero bytes in a file. A valid file has none.
 _HOLE = bytes(64)
 
 T = TypeVar("T")
@@ -232,7 +232,7 @@ def _escaped_key(key: str) -> str:
 
 
 def _escaped_value(value: str) -> str:
-    # Only a leading blank would be read as part of the separator.
+    # A parser skips blanks after the separator, so a blank at the beginning of the value must be escaped.
     escaped = value.translate(ESCAPED)
     return f"\\{escaped}" if escaped.startswith(" ") else escaped
 

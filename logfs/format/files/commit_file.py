@@ -129,7 +129,7 @@ def parse_commits(data: bytes) -> CommitLog:
     """
     body, _, rest = data.partition(b"\n")
     if rest != b"crc32c %08x\n" % crc32c(body):
-        raise Corrupt("the checksum does not match the content")
+        raise Corrupt("the CRC-32C in line 2 does not match line 1")
     try:
         told = json.loads(body)
         if told["version"] != VERSION:
@@ -138,7 +138,9 @@ def parse_commits(data: bytes) -> CommitLog:
         pending = None if told["pending"] is None else _pending(told["pending"])
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         kind = type(error).__name__
-        raise Corrupt(f"a field is missing or wrong: {kind}: {str(error)[:60]}") from None
+        raise Corrupt(
+            f"line 1: a field is missing or has a wrong value: {kind}: {str(error)[:60]}"
+        ) from None
     return CommitLog(writers, pending)
 
 

@@ -104,7 +104,7 @@ def parse_header(data: Buffer, size_bytes: int) -> TableHeader:
     if version != _VERSION:
         raise Corrupt(f"is a key index of version {version}, but this release supports {_VERSION}")
     if _CRC.unpack_from(view, _HEAD.size)[0] != crc32c(view[: _HEAD.size]):
-        raise Corrupt("the header's checksum is wrong")
+        raise Corrupt("the CRC of the header does not match its bytes")
     if slots % BLOCK_SLOTS or not used < slots or size_bytes != file_bytes(slots):
         raise Corrupt(
             f"{slots} slots, {used} of them in use, do not match a file of {size_bytes} bytes"
@@ -120,7 +120,7 @@ def parse_crcs(head: Buffer, crcs: Buffer) -> Sequence[int]:
     """
     view = memoryview(crcs)
     if _HEAD.unpack_from(head)[-1] != crc32c(view):
-        raise Corrupt("the checksum of the block checksums is wrong")
+        raise Corrupt("the CRC of the block CRCs does not match their bytes")
     return struct.unpack(f">{len(view) // 4}I", view)
 
 
@@ -137,7 +137,7 @@ def format_crcs(slots: Buffer) -> bytes:
 def check_block(data: Buffer, crc: int) -> None:
     """Raise `Corrupt` unless the bytes of a block match its CRC."""
     if crc32c(data) != crc:
-        raise Corrupt("the checksum of a block is wrong")
+        raise Corrupt("the CRC of a block of the hash table does not match its bytes")
 
 
 def slots_for(keys: int) -> int:

@@ -65,7 +65,7 @@ def parse_snapshot(data: Buffer) -> list[ProducerEntry]:
         raise Corrupt(f"producer snapshot: {len(view)} bytes are too few for its header")
     version, crc, count = HEADER.unpack_from(view)
     if version != VERSION:
-        raise Corrupt(f"producer snapshot: version {version} is not {VERSION}")
+        raise Corrupt(f"producer snapshot: version {version} is not supported; only {VERSION} is")
     if checksum(view) != crc:
         raise Corrupt("producer snapshot: its CRC does not match its bytes")
     if len(view) != HEADER.size + count * ENTRY.size:

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from logfs.format.kernels.kernel import Bytes, Int32s, Int64s, Words
 
 
-# Eight bytes with the same value: newlines, all bits but the highest, ones.
+# Words of eight equal bytes: newlines; 0x7F, which has all bits but the highest; ones.
 _NEWLINES = np.uint64(0x0A0A0A0A0A0A0A0A)
 _LOW_BITS = np.uint64(0x7F7F7F7F7F7F7F7F)
 _ONES = np.uint64(0x0101010101010101)
@@ -149,7 +149,7 @@ def find_newlines(words: Words, data: Bytes, positions: Int64s) -> int:
     count = 0
     for index in range(len(words)):
         other = words[np.uint64(index)] ^ _NEWLINES
-        # The highest bit of each byte tells whether that byte is a newline.
+        # In `found`, the highest bit of a byte is set if this byte of the word is a newline.
         found = ~(((other & _LOW_BITS) + _LOW_BITS) | other | _LOW_BITS)
         while found:
             below = (found & (~found + np.uint64(1))) - np.uint64(1)

@@ -14,7 +14,7 @@ from logfs.format.kernels.kernel import inlined_kernel, kernel
 if TYPE_CHECKING:
     from logfs.format.kernels.kernel import Bytes
 
-# What `put_string` returns in place of a position.
+# What `put_string` returns in place of a position if `out` has no room.
 NO_ROOM = -1
 
 _GREATEST_POWER = np.uint64(10**19)
@@ -265,7 +265,7 @@ def digits(value: int) -> int:
     """Return the length of an int64 in decimal, with its sign."""
     size = 2 if value < 0 else 1
     rest = _magnitude(value)
-    # A comparison costs far less than a division.
+    # Compare with powers of ten: a comparison takes far less time than a division.
     bound = np.uint64(10)
     while rest >= bound:
         size += 1

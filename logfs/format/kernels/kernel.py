@@ -111,7 +111,7 @@ def _take_from_installation(module: Path, user_cache: Path) -> None:
                 shutil.copy2(source, unfinished)
                 unfinished.replace(target)
         except OSError:
-            # numba compiles the kernels that were not copied.
+            # Without the copies, numba compiles the kernels.
             return
 
 

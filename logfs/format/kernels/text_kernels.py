@@ -328,7 +328,7 @@ def measure_spans(
 # The end of an envelope without headers, after the text of a value: the closing quote, and empty headers.
 LINE_END = np.frombuffer(b'"' + HEADERS_FIELD.tobytes() + ENVELOPE_END.tobytes(), np.uint8)
 
-# More than the bytes of an envelope that are in none of: prefix, label, key, value, headers.
+# An upper bound of the bytes of an envelope without its prefix, label, key, value and headers.
 ENVELOPE_ROOM = 128
 
 

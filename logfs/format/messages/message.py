@@ -139,7 +139,7 @@ def parse_version(data: bytes, what: str) -> int:
     Raises `Malformed` if `data` is too short. `what` names the message in the error.
     """
     if len(data) < _INT16.size:
-        raise Malformed(f"{what}: {len(data)} bytes are too few", "null")
+        raise Malformed(f"{what}: {len(data)} bytes are too few for a version", "null")
     (version,) = _INT16.unpack_from(data)
     return int(version)
 
@@ -262,7 +262,7 @@ class _MessageReader:
             result |= (byte & 127) << shift
             if byte < 128:
                 return result
-        raise self._nonsense(f"no length ends before byte {self._position}")
+        raise self._nonsense(f"the varint before byte {self._position} has more than 5 bytes")
 
     def _sized(self, size: int) -> bytes:
         left = len(self._data) - self._position
@@ -275,7 +275,9 @@ class _MessageReader:
     def _take(self, size: int) -> bytes:
         end = self._position + size
         if end > len(self._data):
-            raise self._nonsense(f"{size} bytes at byte {self._position} do not fit", "null")
+            raise self._nonsense(
+                f"a field of {size} bytes at byte {self._position} does not fit", "null"
+            )
         data = self._data[self._position : end]
         self._position = end
         return data

@@ -60,7 +60,9 @@ class KeyedLines:
         """
         *lines, self._unfinished = (self._unfinished + data).split(_NEWLINE)
         if self._size + len(self._unfinished) > _MOST_BYTES:
-            raise RecordTooLarge(f"a record exceeds {_MOST_BYTES} bytes before its end; is the input text?")
+            raise RecordTooLarge(
+                f"a record exceeds {_MOST_BYTES} bytes before its end; is the input text?"
+            )
         if self._start is None:
             return b"".join(map(self._envelope, lines))
         return b"".join(map(self._add, lines))

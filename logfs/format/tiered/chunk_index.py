@@ -24,7 +24,7 @@ _COUNT = struct.Struct(">i")
 # The base, which is added to each listed size but the last, and the number of bytes of each listed size.
 _BASE = struct.Struct(">iB")
 _INT32_BYTES = 4
-# More than the list of the largest segment (2 GiB) needs with the smallest reasonable chunks.
+# The largest list of sizes that is decompressed: more than a segment of 2 GiB needs with reasonable chunks.
 _MOST_LIST_BYTES = 16 * 1024 * 1024
 
 
@@ -59,7 +59,9 @@ class ChunkIndex:
         self.last_stored_size = last_stored_size
         sizes = [stored_sizes] if isinstance(stored_sizes, int) else stored_sizes
         if chunk_bytes <= 0 or min(file_bytes, last_stored_size, *sizes) < 0:
-            raise Corrupt(f"chunk index: the chunk size {chunk_bytes} is not above 0, or a size is negative")
+            raise Corrupt(
+                f"chunk index: the chunk size {chunk_bytes} is not above 0, or a size is negative"
+            )
         if not isinstance(stored_sizes, int):
             if len(stored_sizes) != len(self):
                 raise Corrupt(
@@ -111,7 +113,7 @@ def from_json(fields: Mapping[str, Any]) -> ChunkIndex:
         last = number_of(fields, "finalTransformedChunkSize")
         return ChunkIndex(chunk, size, number_of(fields, "transformedChunkSize"), last)
     if kind != "variable":
-        raise Corrupt(f"chunk index: there is no type {str(kind)[:30]!r}")
+        raise Corrupt(f"chunk index: its type, {str(kind)[:30]!r}, is neither fixed nor variable")
     try:
         packed = base64.b64decode(fields["transformedChunks"], validate=True)
     except (KeyError, TypeError, binascii.Error) as error:
@@ -124,7 +126,7 @@ def number_of(fields: Mapping[str, Any], name: str) -> int:
     """Return the field `name`, a number in 0..2^31 - 1. Raises `Corrupt` if it is missing or another value."""
     value = fields.get(name)
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= INT32_MAX:
-        raise Corrupt(f"{name} is {str(value)[:30]!r}, not a number in 0..{INT32_MAX}")
+        raise Corrupt(f"manifest: {name} is {str(value)[:30]!r}, not a number in 0..{INT32_MAX}")
     return value
 
 
@@ -150,7 +152,7 @@ def pack_sizes(sizes: Sequence[int]) -> bytes:
 def unpack_sizes(data: bytes) -> list[int]:
     """Return the list that `pack_sizes` packed. Raises `Corrupt` if the bytes are not such a list."""
     if len(data) < _COUNT.size:
-        raise Corrupt(f"chunk index: {len(data)} bytes hold no list of sizes")
+        raise Corrupt(f"chunk index: {len(data)} bytes are too few for a list of sizes")
     (count,) = _COUNT.unpack_from(data)
     base, width, start = 0, 0, _COUNT.size
     if count > 1 and len(data) >= start + _BASE.size:

@@ -148,7 +148,7 @@ def _field(custom: bytes) -> bytes | None:
         tag, at = decode_unsigned(custom, at)
         size, at = decode_unsigned(custom, at)
         if at + size > len(custom):
-            raise Corrupt(f"custom metadata: a field of {size} bytes ends beyond {len(custom)}")
+            raise Corrupt(f"custom metadata: a field of {size} bytes does not fit in {len(custom)}")
         if tag == _TAG:
             return custom[at : at + size]
         at += size

@@ -107,7 +107,9 @@ def parse(data: bytes) -> Manifest:
         fields = orjson.loads(data)
         version = fields["version"]
         if version != VERSION:
-            raise Unsupported(f"manifest: version {str(version)[:30]!r} is not {VERSION!r}")
+            raise Unsupported(
+                f"manifest: version {str(version)[:30]!r} is not supported; only {VERSION!r} is"
+            )
         chunks = chunk_index.from_json(fields["chunkIndex"])
         described = fields.get("remoteLogSegmentMetadata")
         return Manifest(
