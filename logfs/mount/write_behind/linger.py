@@ -1,9 +1,10 @@
-"""Asks the kernel, every `linger_ms`, for what writers have left in its page cache.
+"""Makes the kernel send the bytes that writers have left in its page cache, every `linger_ms`.
 
 The kernel does not tell when a write begins to fill the page cache, and would keep a page for up to 30 s. `syncfs`
-makes it send everything, at a cost that does not depend on the number of open files. If nothing was written to a file
-for some rounds, the kernel is made to forget its attributes. The next write(2) then asks for them first, which wakes
-this task. Until then there is about one round a second while any file is open for writing, and otherwise none.
+makes it send all pages, at a cost that does not depend on the number of open files. One such call is a round. If
+nothing was written to a file for some rounds, the kernel is made to forget its attributes. The next write(2) then
+asks for them first, which wakes this task. While all open files are idle, there is about one round a second; while no
+file is open for writing, there is none.
 """
 
 from __future__ import annotations
@@ -26,19 +27,20 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # After `_FORGOTTEN_AFTER` rounds without new bytes, the kernel is made to forget the attributes of a file. After more
-# than `_QUIET_AFTER`, the file is idle. The rounds between are for a write(2) that has the attributes already.
+# than `_QUIET_AFTER`, the file is idle. The rounds between serve a write(2) that got the attributes before that.
 _FORGOTTEN_AFTER = 2
 _QUIET_AFTER = 5
 # The longest pause between rounds while a file is open for writing, but all files are idle.
 _IDLE_SECONDS = 1.0
-# The most rounds when the mount stops: a write(2) that began earlier may bring bytes in a round. No new one begins.
+# The most rounds when the mount stops: a write(2) that has begun may add bytes during a round. No other one begins.
 _MOST_LAST_ROUNDS = 10
 
 
 class Linger:
-    """The rounds of a mount. `rounds` counts them. Only the trio thread calls the methods.
+    """Makes the rounds of a mount. `rounds` is their number so far. Only the trio thread calls the methods.
 
-    Once `is_stopping`, the mount refuses to tell the attributes of open files, so that each write(2) fails.
+    If `is_stopping` is true, the mount answers requests for attributes of open files with an error, so that each
+    write(2) fails.
     """
 
     def __init__(self, linger_ms: int) -> None:
@@ -55,13 +57,13 @@ class Linger:
         self._woken = trio.Event()
 
     def start(self, mountpoint: Path, device: int) -> None:
-        """Set the place of the mount, and its `st_dev`. Without them there are no rounds."""
+        """Set the mountpoint and the `st_dev` of the mount. The rounds begin after this call."""
         self._mountpoint = mountpoint
         self._device = device
         self._woken.set()
 
     def wake(self, inode: int) -> None:
-        """Make rounds for an open file that has new bytes or may get some soon."""
+        """Make rounds every `linger_ms` for an open file that has new bytes or may get some soon."""
         self._open.add(inode)
         self._active[inode] = 0
         self._woken.set()
@@ -74,7 +76,7 @@ class Linger:
     async def wait_for_round(self, inode: int) -> None:
         """Wait for the end of a round in progress, if no other file is open.
 
-        A round has the root of the mount open for a moment. An `umount` at this moment would call the mount busy.
+        A round has the root of the mount open for a moment. An `umount` at this moment would fail with EBUSY.
         """
         if self._open <= {inode}:
             async with self._lock:
@@ -95,9 +97,9 @@ class Linger:
             await trio.sleep_until(end)
 
     async def stop(self) -> None:
-        """Let each further write(2) fail, then have the kernel send everything for the last time.
+        """Make each further write(2) fail, then make the kernel send all bytes for the last time.
 
-        No round begins afterwards: it would wait for answers that a mount does not give once it stops.
+        No round begins afterwards: it would wait for answers that a stopped mount does not give.
         """
         self.is_stopping = True
         for inode in self._open:
@@ -112,7 +114,7 @@ class Linger:
                     return
 
     async def sync(self) -> None:
-        """Have the kernel send everything that it has now."""
+        """Make one round: make the kernel send all bytes that are in its page cache now."""
         for inode, rounds in self._active.items():
             if rounds == _FORGOTTEN_AFTER:
                 forget_attributes(inode)
@@ -143,11 +145,11 @@ class Linger:
                     return
             finally:
                 os.close(root)
-        # The mountpoint was detached, or another filesystem hides it.
+        # The mountpoint was detached, or another filesystem hides it, so `syncfs` cannot reach this mount.
         self._invalidate()
 
     def _invalidate(self) -> None:
-        """Have the kernel send the pages of each open file, one by one, and wait until they are accepted."""
+        """Make the kernel send the pages of each open file, file by file, and wait until they are accepted."""
         for inode in list(self._open):
             with suppress(OSError):
                 pyfuse3.invalidate_inode(pyfuse3.InodeT(inode))

@@ -1,4 +1,4 @@
-"""The FUSE handlers of a write-behind mount, and its tree: `append` and `append.jsonl` of each partition."""
+"""The FUSE handlers of a write-behind mount, and its files: `append` and `append.jsonl` of each partition."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ _T = TypeVar("_T")
 APPEND_FILES = ("append", "append.jsonl")
 SELF = ".logfs"
 _PASSED_ON = os.O_ACCMODE | os.O_SYNC | os.O_DSYNC
-# Requests that wait for the main mount at a time.
+# The most requests that wait for the main mount at a time.
 _WORKERS = 32
-# The kernel keeps attributes for this time; then a write(2) asks for them again. If the daemon has ended, the call
-# fails; without the request, the page cache would take the data.
+# The kernel keeps attributes for this time; then a write(2) asks the daemon for them again. So it fails if the daemon
+# has ended. Without the request, the page cache would accept data that no daemon sends on.
 _ATTR_SECONDS = 1.0
 
 
 class _Node:
-    """A file or directory that the kernel knows: its path in the mount, and the attributes that were found last."""
+    """A file or directory that the kernel knows: its path in the mount, and its attributes in the main mount."""
 
     inode = 0
     entry_timeout = attr_timeout = _ATTR_SECONDS
@@ -74,7 +74,7 @@ class _Directory(_Node):
 
 
 class _Generated(_Node):
-    """A file of `.logfs`, made anew at each open."""
+    """A file in `.logfs`. `make` returns its content, which is made again at each open."""
 
     def __init__(self, path: str, found: os.stat_result, make: Callable[[], bytes]) -> None:
         super().__init__(path, found)
@@ -82,7 +82,7 @@ class _Generated(_Node):
 
 
 class _AppendFile(_Node):
-    """The node of an `append` file for one lookup: a stream, and how many files are open on it for writing."""
+    """The node that one lookup of an `append` file made: a stream, and the number of open files that write to it."""
 
     # Each lookup of an `append` file gives a new inode, so each open file has pages and a stream of its own.
     entry_timeout = 0.0
@@ -132,7 +132,7 @@ class WriteBehindOperations(Handlers[_Node]):
     # The tree.
 
     def _stat(self, *parts: str) -> os.stat_result:
-        """Return the attributes of a path in the main mount. Raises `OSError`: ENOTCONN if it is not mounted."""
+        """Return the `stat` of a path in the main mount. Raises `OSError`: ENOTCONN if no store is mounted there."""
         root = os.stat(self.mount)
         if root.st_dev != self._device:
             check_main_mount(self.mount)
@@ -140,7 +140,7 @@ class WriteBehindOperations(Handlers[_Node]):
         return os.stat(Path(self.mount, *parts)) if parts else root
 
     def _find(self, parent: _Node, name: str) -> _Node:
-        """Return the node of a name. Runs in a worker thread."""
+        """Return a new node for a name. Runs in a worker thread. Raises `OSError`: ENOENT for an unknown name."""
         path = f"{parent.path.rstrip('/')}/{name}"
         if parent is self._root and name == SELF:
             return _Directory(path, self._stat())
@@ -168,7 +168,7 @@ class WriteBehindOperations(Handlers[_Node]):
         return ["errors", "status.json"] if node.path == f"/{SELF}" else list(APPEND_FILES)
 
     def _numbered(self, node: _Node) -> _Node:
-        """Return the node to tell the kernel for `node`, which was just found, and give it an inode number."""
+        """Number a node that `_find` made, and return it; if the kernel knows a node of its path, return that one."""
         if not isinstance(node, _AppendFile):
             known = self._known.setdefault(node.path, node)
             known.found = node.found
@@ -187,7 +187,7 @@ class WriteBehindOperations(Handlers[_Node]):
     async def getattr(self, inode: int, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
         node = self._inodes.node(inode)
         if isinstance(node, _AppendFile):
-            # After the kernel was made to forget the attributes, a write(2) asks for them, and fails with the error.
+            # A write(2) asks for attributes that the kernel has forgotten. An error raised here makes it fail.
             with _noted():
                 node.stream.check()
             if node.writers:
@@ -217,7 +217,7 @@ class WriteBehindOperations(Handlers[_Node]):
             # The kernel would drop pages that it has not sent yet.
             raise refuse(
                 errno.EPERM,
-                f"{node.path}: only a file for appends that nobody has open for writing can be truncated",
+                f"{node.path}: only an append file that no process has open for writing can be truncated",
             )
         # Times come from the records. Setting them is accepted and changes nothing, as in the main mount.
         return self._entry(node, node.stat())
@@ -228,7 +228,7 @@ class WriteBehindOperations(Handlers[_Node]):
     async def opendir(self, inode: int, ctx: pyfuse3.RequestContext) -> int:
         node = self._inodes.node(inode)
         handle = self._new_handle()
-        # The rounds of `linger` open the root without reading it, so the listing is made at the first readdir.
+        # `Linger` opens the root every few ms without reading it, so only the first readdir makes the listing.
         self._listings[handle] = [node]
         return handle
 
@@ -261,7 +261,7 @@ class WriteBehindOperations(Handlers[_Node]):
         """Refuse with ENOSYS, after which the kernel no longer asks for `security.capability` at each write(2)."""
         raise pyfuse3.FUSEError(errno.ENOSYS)
 
-    # What this mount does not do.
+    # Changes that only the main mount makes.
 
     async def mkdir(
         self, parent_inode: int, name: bytes, mode: int, ctx: pyfuse3.RequestContext
@@ -281,7 +281,9 @@ class WriteBehindOperations(Handlers[_Node]):
 
     def _refusal(self, directory: int, name: bytes, why: str = "") -> OSError:
         where = Path(self.mount, self._inodes.node(directory).path[1:], os.fsdecode(name))
-        return refuse(errno.EPERM, f"this mount takes appends only; use {where}")
+        return refuse(
+            errno.EPERM, f"a write-behind mount takes appends only; use {where} in the main mount"
+        )
 
     # Files.
 
@@ -301,7 +303,7 @@ class WriteBehindOperations(Handlers[_Node]):
             )
         writes = flags & (os.O_WRONLY | os.O_RDWR)
         if writes and flags & (os.O_SYNC | os.O_DSYNC):
-            # Each write waits until it is durable, so there is nothing to collect.
+            # Each write must be durable before it returns, so it goes to the main mount at once.
             target = await self._run(os.open, node.stream.target, flags & _PASSED_ON | os.O_CLOEXEC)
             self._direct[handle] = (node, target)
             return pyfuse3.FileInfo(fh=number, direct_io=True, nonseekable=True)
@@ -312,7 +314,7 @@ class WriteBehindOperations(Handlers[_Node]):
         return pyfuse3.FileInfo(fh=number, keep_cache=True, nonseekable=True)
 
     async def _open_for_writing(self, node: _AppendFile, flags: int) -> None:
-        """Open the stream of a file. Only /proc/PID/fd leads to a file that is open already."""
+        """Open the stream of a node. Each lookup makes a new node, so only /proc/PID/fd leads to an open one."""
         appends = bool(flags & os.O_APPEND)
         self._refuse_when_stopping(node)
         async with node.lock:
@@ -353,12 +355,12 @@ class WriteBehindOperations(Handlers[_Node]):
             await self._run(stream.write, off, buf)
         self._totals["bytes"] += stream.position - before
         if stream.has_error and not had_error:
-            # The next write(2) then asks for the attributes, and fails.
+            # The next write(2) then asks for the attributes, and gets the error from `getattr`.
             forget_attributes(node.inode)
         return len(buf)
 
     async def flush(self, fh: int) -> None:
-        """Fail with the error of the stream, if there is one, so that close(2) returns it. No line is ended."""
+        """Raise the error of the stream, if there is one, so that close(2) returns it. An unfinished line stays."""
         if fh not in self._files:
             return
         node, flags = self._files[fh]

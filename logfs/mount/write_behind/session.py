@@ -79,7 +79,7 @@ def run(options: WriteBehindOptions, *, ready: Callable[[], None] = lambda: None
 
 
 def _check_main(mount: Path) -> None:
-    """Raise `InvalidStore` unless `mount` is the mountpoint of a store that takes appends."""
+    """Raise `InvalidStore` unless `mount` is the mountpoint of a store, and is not mounted read-only."""
     try:
         check_main_mount(mount)
     except OSError:
@@ -87,7 +87,9 @@ def _check_main(mount: Path) -> None:
             f"{mount}: no store is mounted here; give the mountpoint of 'logfs mount', then an empty directory"
         ) from None
     if os.statvfs(mount).f_flag & os.ST_RDONLY:
-        raise InvalidStore(f"{mount}: is mounted read-only, and takes no appends")
+        raise InvalidStore(
+            f"{mount}: is mounted read-only, and takes no appends; mount it without --read-only"
+        )
 
 
 async def _serve(linger: Linger, mountpoint: Path, ready: Callable[[], None]) -> None:

@@ -1,4 +1,4 @@
-"""What is written through one open file: bytes in from the page cache, whole lines out to the main mount."""
+"""The data written to one open file: bytes arrive from the kernel's page cache; whole lines go to the main mount."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _REQUEST_BYTES = (1 << 20) - 4096
 # The longest unfinished line that is kept. `max.message.bytes` decides about shorter ones.
 LONGEST_LINE = 64 << 20
-# The last accepted bytes that are kept, to be compared with those that the kernel sends again.
+# The number of bytes before the end that are kept. Bytes that the kernel sends again are compared with them.
 _COMPARED_BYTES = 64 * 1024
 # At an error with one of these errnos, the main mount has refused one line only.
 _REFUSALS = frozenset({errno.EINVAL, errno.EMSGSIZE})
@@ -25,7 +25,7 @@ _NEWLINE = b"\n"
 
 
 class Stream:
-    """The bytes of one open file, in order, and the whole lines among them sent to `target`, an `append` file.
+    """Puts the bytes of one open file in order, and sends whole lines to `target`, an `append` file.
 
     The kernel sends pages, not writes: a page that was sent when it was half full is sent again, from its beginning,
     when it has grown, and requests may overtake each other. Bytes are therefore identified by their file position.
@@ -45,8 +45,9 @@ class Stream:
         self.failure: OSError | None = None
         self._note = note
         self._file = -1
+        # Bytes that arrived before those in front of them, by their position.
         self._early: dict[int, bytes] = {}
-        # The bytes before `position`, or the last of them.
+        # The last bytes before `position`: at most `_COMPARED_BYTES`.
         self._accepted = b""
         self._unfinished = bytearray()
         # Whether bytes up to the next newline are left out, because their line was refused for its length.
@@ -60,7 +61,7 @@ class Stream:
             self._file = os.open(self.target, os.O_WRONLY | os.O_CLOEXEC)
 
     def close(self) -> None:
-        """Send the unfinished line, if there is one, as a line of its own, and close the target."""
+        """Send the unfinished line, if there is one, with a newline, and close the target."""
         if self._unfinished and not self._skips and self.failure is None:
             self._send(bytes(self._unfinished) + _NEWLINE)
         self._unfinished.clear()
@@ -100,7 +101,7 @@ class Stream:
         return self.failure is not None or self._refusal is not None
 
     def check(self) -> None:
-        """Raise the error that the next caller is to be told, if there is one.
+        """Raise the error that was kept for the next caller, if there is one.
 
         A failure is raised each time, the refusal of a line once.
         """
@@ -117,7 +118,7 @@ class Stream:
         """
         if self._early:
             missing = f"bytes {self.position} to {min(self._early) - 1} were not written"
-            reason = f"{missing}, so those after them are not appended; write without seeking"
+            reason = f"{missing}, so the bytes after them are not appended; write without seeking"
             self._fail(refuse(errno.EIO, f"{self.target}: {reason}"))
         self.check()
         try:
@@ -155,7 +156,7 @@ class Stream:
         return refuse(errno.EIO, f"{self.target}: {reason}; open it with O_APPEND")
 
     def _agrees(self, data: bytes, position: int) -> bool:
-        """Whether bytes that the kernel sends again are those accepted before, as far as these are known."""
+        """Whether bytes that the kernel sends again equal the accepted bytes, as far as those are still kept."""
         known = self.position - len(self._accepted)
         start, end = max(position, known), min(position + len(data), self.position)
         if start >= end:
@@ -175,7 +176,7 @@ class Stream:
             self._skips = True
 
     def _send(self, lines: bytes) -> None:
-        """Send whole lines. A refused line is left out; after any other error nothing more is sent."""
+        """Send whole lines to the target. Leave out a refused line; after any other error, send nothing more."""
         position = 0
         while position < len(lines) and self.failure is None:
             end = _end_of_lines(lines, position)
@@ -191,7 +192,7 @@ class Stream:
                 self._open_again()
 
     def _open_again(self) -> None:
-        """Open the target anew: after a refusal the main mount may wait for the rest of the line."""
+        """Open the target again: the main mount may expect the rest of the refused line from the former handle."""
         os.close(self._file)
         self._file = -1
         try:
@@ -203,7 +204,8 @@ class Stream:
         self.refused_lines += 1
         error = refuse(
             number,
-            f"{self.target}: refused a line of {size} bytes or more; .logfs/errors of that mount has the reason",
+            f"{self.target}: a line of {size} bytes or more was refused; .logfs/errors of the main mount "
+            f"has the reason, unless the line is longer than {LONGEST_LINE} bytes",
         )
         self._refusal = self._refusal or error
         self._note(error)
