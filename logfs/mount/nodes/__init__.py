@@ -1,7 +1,7 @@
 """The nodes of the mount: one class for each kind of file, without FUSE.
 
-Every path begins at the node of `root`. A node answers synchronously. If it would have to wait for the disk in the
-thread that must not wait, it raises `WouldBlock` with nothing changed, and the call is repeated in another thread.
+Every path begins at the node of `root`. Methods of nodes are functions, not coroutines. A method that would wait for
+the disk on the trio thread changes nothing and raises `WouldBlock`; `protocol` then calls it in a worker thread.
 
 - `base`: the base classes of nodes and handles: the interface that `protocol` calls. Begin here.
 - `root`: the root directory, and `.logfs/`.
@@ -11,8 +11,8 @@ thread that must not wait, it raises `WouldBlock` with nothing changed, and the 
 - `topics`: `topics/`, with one directory for each topic.
 - `text_file`: `records`, `records.jsonl` and ranges. `record`: one record.
 - `offsets`, `time`, `keys`: records by offset, by time and by key.
-- `segments`: the real files of the partition.
+- `segments`: the files on the disk: `.log` files, indexes and others.
 - `config`, `groups`: settings, and committed offsets.
-- `generated`: files whose content is generated on access, such as `status.json`.
+- `generated`: files whose content a function returns, such as `status.json`.
 - `admin`: `.logfs/admin`.
 """

@@ -26,7 +26,7 @@ _MAX_BYTES = 64 * 1024 * 1024
 
 
 class AdminFile(FileNode):
-    """The file that takes requests. Only its owner has access: a request can change every partition."""
+    """The file `.logfs/admin`. Only its owner has access, because a request can change every partition."""
 
     def access(self) -> Access:
         access = super().access()
@@ -40,19 +40,21 @@ class AdminFile(FileNode):
     def open(self, flags: int, caller: Caller) -> Handle:
         """Open the file. Raises `NotWritable` if it is opened for writing and the store is read-only."""
         if flags & (os.O_WRONLY | os.O_RDWR) and self.context.store.read_only:
-            raise NotWritable(f"{self.path}: the store is open read-only")
+            raise NotWritable(
+                f"{self.path}: the store is open read-only; mount it without --read-only"
+            )
         return AdminHandle(self, caller)
 
     def truncate(self, size: int) -> None:
-        """Do nothing: every `>` sends O_TRUNC."""
+        """Do nothing: a shell's `>` opens the file with O_TRUNC, which must not fail."""
 
 
 class AdminHandle(Handle):
     """An open `admin` file. A request is all data up to a write that ends with a newline.
 
-    That write begins the request and returns. The answer is read from position 0: lines of progress, and a last line
-    with the answer or the error. A read at the end of the lines so far returns nothing, and can be repeated until the
-    last line has come. Closing the file before then, or another request, cancels the request.
+    That write starts the request, and returns before the request has ended. The answer is read from position 0: lines
+    of progress, and a last line with the answer or the error. A read at the end of the lines so far returns no bytes,
+    and can be repeated until the last line is there. Closing the file, or a second request, cancels the first one.
     """
 
     direct_io = True
@@ -113,7 +115,7 @@ class AdminHandle(Handle):
             self._running.cancel()
 
     def _give_to_caller(self, request: Request) -> None:
-        """Make the caller the owner of a partition that it has created, as `mkdir` does."""
+        """Make the caller of a `Create` request the owner of the new partition, as `mkdir` does."""
         if isinstance(request, Create):
             partition = self._file.context.store[request.partition]
             access = Access(DIRECTORY_MODE, self._caller.uid, self._caller.gid)

@@ -64,12 +64,12 @@ class LastOffsets:
 class AppendFile(PartitionAccess, FileNode):
     """A file that takes lines and reads as empty. `>` and `>>` have the same effect.
 
-    The kernel lets the writes to one inode wait for each other. While the file is open, the next lookup therefore
-    makes a new node, so that each open has an inode of its own; all of them have one `file_number`.
+    The kernel serialises the writes to one inode. So that writers do not wait for each other, each lookup makes a new
+    node while the file is open. All nodes of the file have the same `file_number`.
     """
 
     framer = LineFramer
-    # Whether the lines are parsed one by one.
+    # Whether each line is parsed, which takes longer than appending it as a value.
     is_parsed = False
     # Linux shows `user.` attributes only to users who may read the file, and a writer must see its last offset.
     allowed_bits = READ_BITS | WRITE_BITS
@@ -104,16 +104,16 @@ class AppendFile(PartitionAccess, FileNode):
         return AppendHandle(self, flags, process_of(caller.pid))
 
     def make_framer(self) -> LineFramer:
-        """Return a new framer, which takes the writes of one open file."""
+        """Return a new framer for the writes of one open file."""
         return self.framer(writable(self.partition))
 
     def check_appendable(self) -> None:
-        """Raise the error of the first log that takes no appends now, if there is one."""
+        """Raise the error of the first partition that takes no appends at present, if there is one."""
         for log in self.logs():
             log.check_appendable()
 
     def logs(self) -> Sequence[Partition]:
-        """Return the logs that writes may append to. Raises `NotWritable` in a read-only store."""
+        """Return the partitions to which writes may append. Raises `NotWritable` in a read-only store."""
         return (writable(self.partition),)
 
     def truncate(self, size: int) -> None:
@@ -159,8 +159,8 @@ class AppendHandle(EmptyHandle):
         self._process = process
         # With direct_io the kernel sends no FSYNC for O_SYNC and O_DSYNC: only the open flags show them.
         self._is_sync = bool(flags & (os.O_SYNC | os.O_DSYNC))
-        # Where the last write began, and where the next one begins if the last was taken whole. None with O_APPEND,
-        # where the kernel takes the file size that it knows as the position.
+        # The positions where the last write began and where it ended. None with O_APPEND: the kernel then sends the
+        # file size that it knows as the position.
         self._positions: tuple[int, int] | None = None if flags & os.O_APPEND else (0, 0)
         node.handles.add(self)
 
@@ -168,9 +168,10 @@ class AppendHandle(EmptyHandle):
         return self.appends_to
 
     def check_position(self, position: int, data: bytes) -> None:
-        """Raise EOPNOTSUPP for what `posix_fallocate` writes: the C library replaces the call by a NUL in each block.
+        """Raise EOPNOTSUPP for a write of `posix_fallocate`, which the C library emulates by one NUL in each block.
 
-        Any other data is taken at any position. A NUL is data only where the last write began or ended, first at 0.
+        Other data is accepted at any position. A single NUL is data only where the last write began or ended; before
+        the first write, at 0.
         """
         if self._positions is None:
             return
@@ -208,7 +209,7 @@ class AppendHandle(EmptyHandle):
 
 
 def process_of(thread: int) -> int:
-    """Return the process that a thread belongs to, or `thread` itself if the thread is gone.
+    """Return the process that a thread belongs to, or `thread` itself if the thread has ended.
 
     FUSE reports the thread that made a request, not its process.
     """

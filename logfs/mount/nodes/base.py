@@ -33,9 +33,9 @@ DIRECTORY_BITS = 0o555
 
 
 def first_found(store: Store) -> Status:
-    """Return the status of the first log directory that works.
+    """Return the `stat` of the first log directory that is readable now.
 
-    If none works, return the result that was stored for the first one when it was opened.
+    If none is readable, return the `stat` of the first one from the time when it was opened.
     """
     for log_dir in store.log_dirs:
         with suppress(OSError):
@@ -61,7 +61,7 @@ class Stat(NamedTuple):
 
 
 class Caller(NamedTuple):
-    """The caller of a request: ids as seen in the daemon's namespaces; `pid` may be that of a thread."""
+    """The caller of a request, with ids of the daemon's namespaces; `pid` is a thread id, as FUSE reports it."""
 
     uid: int
     gid: int
@@ -90,9 +90,9 @@ class Node:
 
     inode: int = 0
     file_number: int = 0
-    # The seconds for which the kernel may keep the name; `attr_timeout` is the same for the attributes.
+    # For how many seconds the kernel may keep the name; `attr_timeout` is the same for the attributes.
     entry_timeout: float = 0
-    # Whether there are very many such names: the kernel is asked to forget those that were looked up longest ago.
+    # Whether a mount may have very many nodes of this class. The kernel is asked to forget the oldest of them.
     is_evictable = False
     attr_timeout: float = 0
 
@@ -113,7 +113,7 @@ class Node:
         raise NotImplementedError
 
     def access(self) -> Access:
-        """Return permission bits and owner; by default those of the store's first log directory."""
+        """Return the permission bits and the owner; by default those of the first log directory."""
         found = first_found(self.context.store)
         return Access(stat.S_IMODE(found.mode), found.uid, found.gid)
 
@@ -148,14 +148,14 @@ class Handle:
         raise refuse(errno.EBADF, f"{self.node.path}: cannot be read")
 
     def write(self, data: bytes) -> int:
-        """Take `data`, whatever its position, and return the number of bytes taken. Raises EBADF by default."""
+        """Accept `data`, ignoring its position, and return the number of bytes accepted. Raises EBADF by default."""
         raise refuse(errno.EBADF, f"{self.node.path}: cannot be written")
 
     def check_position(self, position: int, data: bytes) -> None:
-        """Check a write of `data` at `position` before it is taken. Raises `OSError` if it must not be taken."""
+        """Raise `OSError` if a write of `data` at `position` (bytes) must be refused. By default none is."""
 
     def grown(self) -> Sequence[Reader]:
-        """Return the logs that writes may have grown; the caller makes the kernel forget the sizes of their files."""
+        """Return the partitions whose files may be larger now. The caller makes the kernel forget the sizes."""
         return ()
 
     def needs_sync(self) -> bool:
@@ -163,7 +163,7 @@ class Handle:
         return False
 
     def release(self) -> None:
-        """End the handle: the last descriptor of this open file was closed."""
+        """Release what the handle uses, after the last descriptor of this open file was closed."""
 
 
 class FileNode(Node):
@@ -223,14 +223,15 @@ class DirectoryNode(Node):
     def find(self, name: str) -> Node | None:
         """Return a new node for a name, or None for an unknown name.
 
-        The directory does not change: `adopt` stores the node. Any thread may therefore call this.
+        The node is not stored in the directory; `adopt` does that. So any thread may call this.
         """
         raise NotImplementedError
 
     def adopt(self, name: str, node: Node | None) -> Node:
-        """Store `node`, which `find` made for `name`, and return it; or return a node that was stored meanwhile.
+        """Store `node`, which `find` made for `name`, and return it.
 
-        Raises ENOENT if `node` is None.
+        If another request has stored a current node since `find`, return that one instead. Raises ENOENT if `node` is
+        None.
         """
         if node is None:
             raise OSError(errno.ENOENT, f"{self.path.rstrip('/')}/{name}: no such file")
@@ -240,7 +241,7 @@ class DirectoryNode(Node):
         return self.renew(name, node)
 
     def renew(self, name: str, node: Node) -> Node:
-        """Make a name lead to `node` and return the node. Users of the old node keep it."""
+        """Make a name lead to `node`, and return `node`. Handles of the old node still work."""
         self._alive[name] = node
         return node
 
@@ -260,7 +261,7 @@ class DirectoryNode(Node):
         raise NotImplementedError
 
     def disown(self, name: str) -> None:
-        """Forget the node of a name, so that the next lookup makes a new one. Users of the old node keep it."""
+        """Forget the node of a name, so that the next lookup makes a new one. Handles of the old node still work."""
         self._alive.pop(name, None)
 
     def create(self, name: str, flags: int) -> Node:
@@ -274,12 +275,12 @@ class DirectoryNode(Node):
         """Make a directory. Raises EPERM by default."""
         raise refuse(
             errno.EPERM,
-            f"{self.path}: directories can only be created at the root, one for each partition",
+            f"{self.path}: directories can only be created at the root, as partitions, or in topics, as topics",
         )
 
     def rmdir(self, name: str) -> None:
         """Remove a directory. Raises EPERM by default."""
-        raise refuse(errno.EPERM, f"{self.path}/{name}: cannot be removed")
+        raise refuse(errno.EPERM, f"{self.path}/{name}: only partitions and topics can be removed")
 
     def unlink(self, name: str) -> None:
         """Remove a file. Raises EPERM by default."""
@@ -289,7 +290,7 @@ class DirectoryNode(Node):
 
 
 class PartitionAccess(Node):
-    """A node of a partition, whose mode and owner are stored with the partition under `mode_name`.
+    """A node of a partition. The partition's permission table `modes` has its mode and owner, under `mode_name`.
 
     Files inside a subdirectory such as `offsets/` share the mode and owner of that subdirectory, and cannot have
     their own. `allowed_bits` are the permission bits that the kind of file can have by default.
@@ -307,7 +308,7 @@ class PartitionAccess(Node):
         return found._replace(mode=found.mode & self.allowed_bits)
 
     def follows(self, modes: PermissionTable) -> bool:
-        """Whether the access to this node may change when an entry of this table does."""
+        """Whether the mode or the owner of this node may change with an entry of the permission table `modes`."""
         return self.modes is modes
 
     def set_access(self, access: Access) -> None:

@@ -1,4 +1,4 @@
-"""Files whose content is generated on access: status, metrics, settings."""
+"""Files whose content a function returns: status, metrics, settings."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def installed_ns() -> int:
 
 
 class GeneratedFile(FileNode):
-    """A file whose content is made by a function. While the file is open, only a write to it changes the content.
+    """A file whose content a function returns. While the file is open, only a write to it changes the content.
 
-    The size that `stat` shows to a process that has the file open is therefore the size that it reads.
+    So a process that has the file open can read as many bytes as `stat` shows.
     """
 
     def __init__(
@@ -63,14 +63,15 @@ class GeneratedFile(FileNode):
         """Return the present content. It is made again unless the file is open."""
         content = self._content
         if content is None or not self._handles:
-            # The content may take long to make, as the metrics of very many partitions do.
+            # Making the content may take long, as for the metrics of very many partitions.
             self.context.store.disk.check_may_block()
             content = self._make()
         return content
 
     def hold(self, handle: GeneratedHandle) -> bytes:
         """Keep the present content until `handle` is dropped, and return it."""
-        # The handle is added first: a thread that drops the last handle before this line also drops the content.
+        # The handle is added before the content is made. Otherwise a thread that drops the last other handle
+        # meanwhile would also drop this content.
         self._handles.add(handle)
         try:
             self._content = content = self.content()
@@ -100,7 +101,7 @@ class GeneratedFile(FileNode):
 
     def open(self, flags: int, caller: Caller) -> Handle:
         if flags & (os.O_WRONLY | os.O_RDWR) and self._write is None:
-            raise refuse(errno.EPERM, f"{self.path}: can only be read")
+            raise refuse(errno.EPERM, f"{self.path}: is read-only")
         return GeneratedHandle(self)
 
     def truncate(self, size: int) -> None:
@@ -113,7 +114,7 @@ class GeneratedFile(FileNode):
         Raises `OSError` (EINVAL) if `data` is not UTF-8 or has a NUL, and the errors of the function that sets it.
         """
         assert self._write is not None
-        # The setting of a value waits for the disk, and may wait for a lock of the store (rule 8).
+        # `_write` waits for the disk, and may wait for a lock of the store (rule 8).
         self.context.store.disk.check_may_block()
         try:
             text = data.decode()
@@ -129,7 +130,8 @@ class GeneratedFile(FileNode):
 class GeneratedHandle(Handle):
     """An open generated file. Reads and writes bypass the kernel's page cache, and the size that the kernel keeps.
 
-    Otherwise a reader would find the file empty while a shell's `>` truncates it, and two readers would share pages.
+    Otherwise a reader would find the file empty after a shell's `>` truncated it, and two readers of different
+    contents would share pages.
     """
 
     direct_io = True

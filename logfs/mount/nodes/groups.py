@@ -52,13 +52,14 @@ class GroupsFolder(DirectoryNode):
         raise NotImplementedError
 
     def text(self, commits: Commits) -> bytes:
-        """Return the content of the file of a group that has these commits."""
+        """Return the content of a group's file: the offsets in `commits`."""
         raise NotImplementedError
 
     def parse(self, text: str) -> Mapping[Reader, str]:
-        """Return the offset in words that `text` commits for each partition; a caller has written `text` to the file.
+        """Return what `text`, written to a group's file, commits for each partition.
 
-        Raises `InvalidName` if `text` is malformed.
+        The result maps partitions to a number, `earliest`, `latest` or `@TIME`. Raises `InvalidName` if `text` is
+        malformed.
         """
         raise NotImplementedError
 
@@ -80,7 +81,7 @@ class GroupsFolder(DirectoryNode):
     def create(self, name: str, flags: int) -> Node:
         """Return the file of a group, even if the group has no committed offset. Only a write to it commits one.
 
-        Raises EEXIST with O_EXCL if the group has a committed offset, EPERM for a lag, EINVAL for an invalid name.
+        Raises EEXIST with O_EXCL if the group has a committed offset, EPERM for a lag file, EINVAL for a wrong name.
         """
         group = self._writable(name)
         if flags & os.O_EXCL and self.commits(group):
@@ -135,9 +136,10 @@ class TopicGroups(GroupsFolder):
         return b"".join(b"%d %d\n" % (each.partition, commit.offset) for each, commit in commits)
 
     def parse(self, text: str) -> Mapping[Reader, str]:
-        """Return the offset in words for each partition. `text` is one word for all, or lines of a number and a word.
+        """Return what `text` commits for each partition: an offset, `earliest`, `latest` or `@TIME`.
 
-        Raises `InvalidName` for another form, or for a partition that the topic does not have.
+        `text` is one of these for all partitions, or has lines of a partition number and one of these. Raises
+        `InvalidName` for another form, or for a partition that the topic does not have.
         """
         readers = self.readers
         lines = [line.split() for line in text.splitlines() if line.strip()]
@@ -162,7 +164,7 @@ class TopicGroups(GroupsFolder):
 class GroupFile(FileNode):
     """A group's committed offsets. Writing offsets commits them. The mtime is the time of the newest commit.
 
-    A new file has no offset until one is written. Without an offset it exists only while it is open.
+    A new file is empty until an offset is written. A file without an offset exists only while it is open.
     """
 
     allowed_bits = READ_BITS | WRITE_BITS
@@ -260,7 +262,7 @@ class GroupHandle(Handle):
         """Commit the offsets in `data`: numbers, `earliest`, `latest`, or times such as `@1638100400000`.
 
         All are committed, or none. Raises `OSError`: EINVAL if `data` is not UTF-8, ERANGE for an offset outside
-        of the log. Raises `InvalidName` for other words.
+        of the log. Raises `InvalidName` for any other text.
         """
         folder, group = self._file.folder, self._file.group
         groups = self._file.context.store.groups

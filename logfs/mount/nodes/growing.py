@@ -1,4 +1,4 @@
-"""Files that may grow at their end while they are open, and do not change otherwise."""
+"""The base classes of files that may grow at their end while they are open, and change in no other way."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class GrowingFile(PartitionAccess, FileNode):
     (`attr_timeout` 0): see `logfs.mount.growing_sizes`.
     """
 
-    # Whether the file grows by appends only, so that the kernel may keep its size until the next append.
+    # Whether the file grows only by appends to `partition`, so that the kernel may keep its size until the next one.
     grows_by_appends = False
 
     def __init__(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from logfs.format.batches.record import Record
     from logfs.store.directory.permissions import Access
 
-# The number of keys that are listed; every key resolves.
+# The number of keys that `ls` shows. Every key can be looked up.
 _LISTED = 1000
 # The dot of this suffix is encoded in the names of keys, so a name with the suffix is the link to an envelope.
 _RESERVED = (JSON,)
@@ -57,7 +57,7 @@ class KeyLink(SymlinkNode):
         super().__init__(context, name, parent)
         self._folder = parent
         self._key = key
-        # Not the record itself: the kernel keeps names, and so their nodes, for as long as it has memory.
+        # Not the record itself: the kernel keeps names and their nodes for as long as it has memory.
         self._found = _place_of(record), self._state()
 
     def access(self) -> Access:
@@ -71,7 +71,7 @@ class KeyLink(SymlinkNode):
         return self._place().timestamp
 
     def _place(self) -> OffsetAndTimestamp:
-        """Return offset and timestamp of the key's newest record now. Raises ENOENT if it has none any more."""
+        """Return the offset and timestamp of the key's newest record. Raises ENOENT if the key has no record now."""
         self._folder.partition.refresh()
         place, state = self._found
         now = self._state()
@@ -84,7 +84,7 @@ class KeyLink(SymlinkNode):
         return place
 
     def _state(self) -> tuple[int, int, int]:
-        """Return values that differ whenever the log has changed."""
+        """Return the state of the log: two results differ if the log has changed between the calls."""
         partition = self._folder.partition
         log = partition.log
         return log.state.generation, partition.log_start_offset, partition.log_end_offset

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from logfs.log.read.reader import Reader
     from logfs.store.directory.permissions import Access, PermissionTable
 
-# A record has exactly one name: its offset in canonical decimal.
+# A record has exactly one name: its offset without leading zeros.
 _OFFSET = re.compile(r"(0|[1-9][0-9]{0,18})")
 _RANGE = re.compile(r"(-?(?:0|[1-9][0-9]{0,18}))?\.\.(0|[1-9][0-9]{0,18})?")
 

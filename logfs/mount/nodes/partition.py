@@ -61,7 +61,7 @@ class PartitionDirectory(PartitionAccess, DirectoryNode):
         parent: DirectoryNode,
         partition: Log | UnloadedPartition,
     ) -> None:
-        """Make the directory of a partition; one that is not loaded is loaded at the first use of a file in it."""
+        """Make the directory of a partition. An unloaded partition is loaded at the first use of a file in it."""
         super().__init__(context, name, parent)
         self._partition = partition
         self.modes = PermissionTable(partition)
@@ -80,7 +80,7 @@ class PartitionDirectory(PartitionAccess, DirectoryNode):
         return self._partition
 
     def is_in(self, store: Store) -> bool:
-        """Whether the store still has this partition, and not another one of the same name."""
+        """Whether the store still has this partition, rather than none or a new one of the same name."""
         known = self._partition
         if isinstance(known, UnloadedPartition):
             if store.registry.unloaded.get(self.name) is known:
@@ -99,7 +99,7 @@ class PartitionDirectory(PartitionAccess, DirectoryNode):
     def stat(self) -> Stat:
         access, known = self.access(), self._partition
         if isinstance(known, UnloadedPartition) and known.partition is None:
-            # A listing of very many partitions must not load them all.
+            # The timestamp of the last record would load the partition, and `ls -l` of the root all partitions.
             timestamp = known.mtime_ms()
         else:
             self.partition.refresh()
@@ -146,7 +146,7 @@ class PartitionDirectory(PartitionAccess, DirectoryNode):
         return b"%d\n" % self.partition.log_start_offset
 
     def _delete_records(self, text: str) -> None:
-        # `int` also accepts 1_000, +7, and the digits of every script.
+        # A regular expression, because `int` also accepts 1_000, +7, and the digits of every script.
         if not _OFFSET.fullmatch(text):
             raise InvalidName(
                 f"{text[:40]!r} is not an offset: write the first offset to keep, or -1 for the log end"
@@ -200,7 +200,7 @@ class PartitionDirectory(PartitionAccess, DirectoryNode):
 
 
 def offline_error(reason: LogfsError | OSError) -> OSError:
-    """Return the EIO of a partition that is offline, whatever error took it offline."""
+    """Return the `OSError` (EIO) for the use of an offline partition; `reason` is the error that took it offline."""
     return OSError(errno.EIO, f"the partition is offline: {reason}")
 
 

@@ -29,15 +29,15 @@ JSON = ".json"
 class RecordFile(PartitionAccess, FileNode):
     """`offsets/N`, the value of a record, or `offsets/N.json`, its envelope. The mtime is the record's timestamp.
 
-    The lookup of the name reads the record, and the node keeps it until the file is opened. It does not keep it for
-    longer, because the kernel may keep the node for as long as it has memory.
+    The lookup of the name reads the record, and the node keeps the record until the file is opened. It does not keep
+    the record for longer, because the kernel may keep nodes for as long as it has memory.
     """
 
     allowed_bits = READ_BITS
     attr_timeout = 3600.0
     is_evictable = True
     entry_timeout = 1.0
-    # Whether the content was already stored in the kernel's pages, at an open.
+    # Whether an earlier open has put the content into the kernel's page cache.
     is_handed_over = False
 
     def __init__(
@@ -68,10 +68,10 @@ class RecordFile(PartitionAccess, FileNode):
 
     @property
     def record(self) -> Record:
-        """The record, read again from the log if necessary. Raises ENOENT once it has left the log."""
+        """The record, which is read again if the node does not keep it. Raises ENOENT if it has left the log."""
         record = self._record or self.partition.record(self._offset)
         if record is None:
-            raise OSError(errno.ENOENT, f"{self.path}: is not in the log any more")
+            raise OSError(errno.ENOENT, f"{self.path}: the record is not in the log any more")
         return record
 
     def forget_record(self) -> None:

@@ -61,7 +61,7 @@ class RootDirectory(DirectoryNode):
             return super().known(name)
         known = self._partitions.get(name)
         if known is not None and not known.is_in(self.context.store):
-            # The partition was deleted, and perhaps created again.
+            # The partition was deleted; another one may have its name now.
             del self._partitions[name]
             return None
         return known
@@ -102,7 +102,7 @@ class RootDirectory(DirectoryNode):
 
 
 class OfflineDirectory(DirectoryNode):
-    """A partition that cannot be loaded, or whose log directory has failed. It is listed, but not readable."""
+    """The directory of an offline partition: `ls` of the root shows it, and reading it fails with EIO."""
 
     def stat(self) -> Stat:
         assert self.parent is not None
@@ -116,7 +116,7 @@ class OfflineDirectory(DirectoryNode):
         raise self._reason()
 
     def _reason(self) -> OSError:
-        """Return EIO, whatever error took the partition offline, or ESTALE if it is no longer offline."""
+        """Return an `OSError`: EIO with the error that took the partition offline, ESTALE if it is online again."""
         reason = self.context.store.offline.get(self.name)
         if reason is None:
             return OSError(errno.ESTALE, f"{self.path}: is online again; look it up again")

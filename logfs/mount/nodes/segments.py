@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from logfs.log.disk.disk import File as DiskFile
     from logfs.log.segment.segment import Segment
 
-# Suffixes of internal files: a crash leaves them behind, and a copy of the log does not need them.
+# Suffixes of the store's temporary files and caches, which a copy of the log does not need.
 _HIDDEN = (
     ".tmp",
     names.DELETED,
@@ -39,7 +39,7 @@ _HIDDEN = (
 
 
 class SegmentsDirectory(PartitionFolder):
-    """The files of the partition directory, under their own names."""
+    """The directory `segments/`, with the files of the partition directory under their own names."""
 
     def find(self, name: str) -> Node | None:
         if name.endswith(_HIDDEN):
@@ -68,14 +68,14 @@ class SegmentsDirectory(PartitionFolder):
 
 
 class SegmentFile(GrowingFile):
-    """One real file. A file of the active segment shows the bytes that are written, not the preallocated space.
+    """A file of the partition directory. In the active segment, its size excludes preallocated space.
 
-    A growing file is opened with direct_io: reads go to the daemon, and the file cannot be mapped shared.
-    Once the segment is sealed, the name leads to a new node.
+    A growing file is opened with direct_io: reads go to the daemon, and mmap(2) with MAP_SHARED fails. Once the
+    segment is sealed, the name leads to a new node.
     """
 
     allowed_bits = READ_BITS
-    # The name of a deleted segment is never looked up again, so the kernel has to be asked to forget it.
+    # No process looks up the name of a deleted segment again, so the kernel must be asked to forget its node.
     is_evictable = True
 
     def __init__(self, context: Context, name: str, parent: SegmentsDirectory) -> None:
@@ -98,7 +98,7 @@ class SegmentFile(GrowingFile):
         raise OSError(errno.ENOENT, f"{self.path}: is no longer open")
 
     def _opened(self) -> Iterator[DiskFile]:
-        """Yield the files that the handles have open. Their readers see these, even after a replacement."""
+        """Yield the files that handles have open. A handle still reads its file after compaction has replaced it."""
         return (each.file for each in [*self.handles] if isinstance(each, SegmentHandle))
 
     @property
@@ -119,7 +119,7 @@ class SegmentFile(GrowingFile):
             return False
 
     def size(self) -> int:
-        """Return the number of bytes that are valid for a reader now."""
+        """Return the number of bytes that readers may read now."""
         if not self._is_in_place:
             for file in self._opened():
                 return self._disk.size(file)
@@ -153,9 +153,9 @@ class SegmentFile(GrowingFile):
 
 
 class OtherHandle(Handle):
-    """An open segment file, in place of a replaced one that other handles of the node still have open.
+    """An open file that has replaced another one, which other handles of the same node still have open.
 
-    The kernel has the pages of the replaced file, so every read of this handle goes to the daemon.
+    The kernel's pages of the node are those of the replaced file, so every read of this handle goes to the daemon.
     """
 
     direct_io = True
@@ -173,7 +173,7 @@ class OtherHandle(Handle):
 
 
 class SegmentHandle(GrowingHandle):
-    """An open real file. Its descriptor stays valid after retention has deleted the file.
+    """An open file of the partition directory. Its descriptor stays valid after retention has deleted the file.
 
     The descriptor is closed with its last reference, not by `release`: another thread may ask for the file's size
     during `release`.

@@ -71,7 +71,7 @@ class TextFile(GrowingFile):
 
     @property
     def is_current(self) -> bool:
-        """Whether a new file of this name would have the same content."""
+        """Whether a new node of this name would have the same content."""
         return self.view.generation == self.partition.generation and self.view.is_whole
 
     def stat(self) -> Stat:
@@ -87,7 +87,7 @@ class TextFile(GrowingFile):
         self.refuse_writing(flags)
         handle = TextHandle(self, caller.pid)
         if not self.view.is_whole:
-            # Since the lookup, the beginning has left the log, and the readers of this view have passed it.
+            # Since the lookup, the first segment of the view has left the log, and the view has released it.
             handle.release()
             raise OSError(
                 errno.ESTALE, f"{self.path}: now begins at a later offset; look it up again"
@@ -95,7 +95,7 @@ class TextFile(GrowingFile):
         return handle
 
     def release_before(self) -> None:
-        """Let the view release segments that have left the log, once every reader of the file has passed them."""
+        """Release segments that have left the log and that every open handle has read past."""
         self.view.release_before(
             min(
                 (handle.position for handle in [*self.handles] if isinstance(handle, TextHandle)),
@@ -105,7 +105,7 @@ class TextFile(GrowingFile):
 
 
 class TextHandle(GrowingHandle):
-    """An open text file. Bytes that were shown once never change, so the kernel's pages remain valid.
+    """An open text file. Bytes that were read once never change, so the kernel's pages remain valid.
 
     The kernel keeps no pages of a growing file if this process cannot watch the thread that opened it.
     """

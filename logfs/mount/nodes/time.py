@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class TimeDirectory(PartitionFolder):
     """A directory in which a time is a link to the first record at or after it.
 
-    A range of times `A..B` is the text of the records from the target of A up to, but without, the target of B.
+    A range of times `A..B` is the text of the records from the target of A on, up to but excluding that of B.
     """
 
     def find(self, name: str) -> Node | None:
@@ -64,7 +64,7 @@ class TimeDirectory(PartitionFolder):
 
 
 class TimeLink(SymlinkNode):
-    """A link to the first record at or after a time. A node keeps the target that was found at its lookup."""
+    """A link to the first record at or after a time, as of its lookup: each lookup makes a new node."""
 
     is_evictable = True
     entry_timeout = 1.0

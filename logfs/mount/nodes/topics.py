@@ -67,7 +67,7 @@ class _Folder(DirectoryNode):
 
 
 class TopicsDirectory(_Folder):
-    """All topics. A new directory here is a topic with `num.partitions` partitions."""
+    """The directory `topics/`. A new directory in it is a topic with `num.partitions` partitions."""
 
     def find(self, name: str) -> Node | None:
         is_there = any(parsed.topic == name for parsed in _partitions(self.context))
@@ -97,7 +97,7 @@ class TopicsDirectory(_Folder):
 
 
 class TopicDirectory(_Folder):
-    """One topic."""
+    """The directory of one topic."""
 
     def __init__(self, context: Context, name: str, parent: DirectoryNode) -> None:
         super().__init__(context, name, parent)
@@ -117,7 +117,7 @@ class TopicDirectory(_Folder):
     def is_current(self, node: Node) -> bool:
         if not isinstance(node, _TopicAccess):
             return True
-        # Partitions may have been created since.
+        # Partitions may have been created or deleted since the lookup.
         if [*node.partitions] != [*self.topic.partitions]:
             return False
         if isinstance(node, TopicTextFile):
@@ -195,7 +195,7 @@ class TopicSettingsDirectory(_TopicAccess, TopicConfigDirectory):
 class TopicGroupsDirectory(TopicGroups, _TopicAccess):
     """The committed offsets of groups for a topic."""
 
-    # 0 makes the next use of the name show a new partition.
+    # With 0, the kernel looks the name up at each use, so a new partition is shown at once.
     entry_timeout = 0
 
     def __init__(
@@ -235,7 +235,7 @@ class TopicAppendFile(_TopicAccess, AppendFile):
         try:
             check_partitions(self.parent.name, self.partitions)
         except UnknownPartition as error:
-            # An answer of ENOENT would make the kernel create the file.
+            # `UnknownPartition` would become ENOENT, at which the kernel would try to create the file.
             raise OSError(errno.EIO, str(error)) from None
         super().check_appendable()
 
@@ -243,15 +243,15 @@ class TopicAppendFile(_TopicAccess, AppendFile):
         return [writable(partition) for partition in self.partitions]
 
     def xattrs(self, caller: Caller) -> dict[str, bytes]:
-        """Return none: the records of a write have offsets in several partitions."""
+        """Return no attributes: the records of a write have offsets in several partitions."""
         return {}
 
 
 class TopicTextFile(_TopicAccess, GrowingFile):
     """`records` or `records.jsonl` of a topic: the records of all partitions, merged by time.
 
-    Bytes that were shown once stay as they are for as long as the file is open. A file that is opened later may have
-    another order where records were appended late.
+    While the file is open, bytes that were read once do not change. A file that is opened later may have records in
+    another order, if some were appended with earlier timestamps.
     """
 
     allowed_bits = READ_BITS
@@ -299,7 +299,7 @@ class TopicTextFile(_TopicAccess, GrowingFile):
 
 
 class TopicTextHandle(GrowingHandle):
-    """An open text of a topic. The kernel keeps its pages: bytes that were shown once never change."""
+    """An open `records` or `records.jsonl` of a topic. Its bytes never change, so the kernel keeps its pages."""
 
     keep_cache = True
 
