@@ -1,20 +1,20 @@
 """The filesystem over a store. Only this package imports pyfuse3 and trio; the modules of `nodes` import neither.
 
 - `session`: one mount from beginning to end: store, FUSE, upkeep, signals. Begin here.
-- `mounting`: mounting and unmounting, for both kinds of mount.
-- `protocol`: the FUSE handlers: find the node, call it, answer.
-- `handlers`: what the handlers of both kinds of mount share.
-- `inode_table`: the inodes that the kernel knows.
+- `mounting`: mounting and unmounting, for the main mount and for write-behind mounts.
+- `protocol`: the FUSE handlers of the main mount: find the node of a request, call it, answer.
+- `handlers`: the base class of the FUSE handlers of the main mount and of write-behind mounts.
+- `inode_table`: the nodes that the kernel knows, by inode number.
 - `nodes`: one class for each kind of file, with no FUSE in it.
-- `admin_requests`: the administrative requests that run.
-- `growing_sizes`: the sizes of growing files that the kernel is told.
+- `admin_requests`: the administrative requests in progress.
+- `growing_sizes`: which size of a growing file the kernel is told, and how long the kernel may keep it.
 - `sharers`: the threads that may share an open file.
 - `threads`: worker threads, most of them started before the mount serves requests.
 - `watchdog`: the process that aborts the connection if the daemon is killed.
 - `handler_guard`: the error boundary: only an errno leaves a handler.
 - `errnos`: the mapping from errors to errno, and the last errors for `.logfs/errors`.
-- `mounted_mirror`: a mirror of a Kafka cluster beside the mount's own work.
+- `mounted_mirror`: the mirror of a Kafka cluster that a mount runs (`--mirror`).
 - `mount_metrics`: the metrics of the mount, for `.logfs/metrics`.
-- `remount`: other flags for an existing mount.
-- `write_behind`: a mount of its own that collects small writes in the page cache.
+- `remount`: changes the flags of an existing mount.
+- `write_behind`: a second mount that collects small writes in the page cache.
 """

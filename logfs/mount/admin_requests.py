@@ -25,7 +25,7 @@ _PROGRESS_SECONDS = 0.2
 
 
 class RunningRequest:
-    """A request that is being executed. `answer` is complete once it has a line that does not report progress.
+    """A request in progress. `answer` has lines of JSON; the first one that reports no progress is the last.
 
     A worker thread replaces `answer` and `error`; other threads only read them.
     """
@@ -37,16 +37,18 @@ class RunningRequest:
         self._next_progress = 0.0
 
     def cancel(self) -> None:
-        """Have the request end with an error at the next report of its progress."""
+        """Make the request's next `report` of its progress end it with an error."""
         self._is_cancelled = True
 
     def report(self, done: int, total: int) -> None:
-        """Note the progress in bytes; a line of it is added to the answer, at most every 0.2 s.
+        """Add a line to the answer: `done` of `total` bytes are done. At most one such line is added in 0.2 s.
 
         Raises `RequestInterrupted` after `cancel`.
         """
         if self._is_cancelled:
-            raise RequestInterrupted("interrupted: the caller has gone, or the mount ends")
+            raise RequestInterrupted(
+                "interrupted: the caller has closed the file, or the mount is being stopped"
+            )
         now = time.monotonic()
         if now >= self._next_progress:
             self._next_progress = now + _PROGRESS_SECONDS
@@ -63,7 +65,7 @@ class RunningRequest:
 
 
 class AdminRequests:
-    """The requests that run. Any thread may call any method."""
+    """The requests in progress. Any thread may call any method."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition(make_lock(Level.REQUESTS))

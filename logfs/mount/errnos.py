@@ -99,7 +99,7 @@ class ErrorLog:
                 reason = error.strerror
             name = errno.errorcode.get(number, str(number))
             when = format_time(self._clock())
-            # One line per error, whatever characters the path contains.
+            # A path with newlines must not break the line.
             shown = path.replace("\n", "\\n")
             line = f"{when} {shown} {name} {' '.join(reason.split())}"
             self._lines.append(line if len(line) <= _LONGEST else f"{line[:_LONGEST]}…")
@@ -112,5 +112,5 @@ class ErrorLog:
 
 
 def refuse(number: int, what: str) -> OSError:
-    """Return, not raise, an `OSError` with errno `number`; the message is `what` followed by the errno's own text."""
+    """Return an `OSError` with errno `number`. Its message is `what`, followed by the system's text for the errno."""
     return OSError(number, f"{what} ({os.strerror(number)})")

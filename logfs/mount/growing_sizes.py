@@ -53,12 +53,13 @@ if TYPE_CHECKING:
     from logfs.log.read.reader import Reader
     from logfs.mount.nodes.growing import GrowingFile
 
-# How long a size must be told without a change before the kernel may keep it; an answer arrives within microseconds.
+# The kernel may keep a size that it was told this long ago and that has not changed since: the answer has arrived by
+# then, within microseconds.
 CONFIRMED_SECONDS = 0.1
 KEEP_SECONDS = 3600.0
-# Growths in progress at a time. Each waits for its own set of threads, so a slow one must not delay the others.
+# The most growths in progress at a time. Each waits for its own threads, and must not wait for another growth.
 _WAITING = 256
-# The longest time for which a stopping mount answers requests, so that none of its own threads is left waiting.
+# The longest time for which a stopping mount answers requests, so that no growth is left waiting in the kernel.
 _STOP_SECONDS = 20.0
 _STOP_POLL_SECONDS = 0.01
 # Above this number of threads per inode, the threads that have ended are dropped.
@@ -74,7 +75,7 @@ class _KnownSize:
         self.since = now
         # The threads that may not have processed the last answer about the inode, or that may be reading it.
         self.threads: set[int] = set()
-        # The threads that asked since the inode was opened by the first of its current openers.
+        # The threads that asked for attributes since the first of the present handles was opened.
         self.since_open: set[int] = set()
         # The thread that was told to repeat its lookup; the inode is reserved for it.
         self.reserved_for: int | None = None
@@ -182,7 +183,7 @@ class GrowingSizes:
         """
         told = self._told.get(node)
         if told is None or node.context.store.read_only:
-            # Appends of another process invalidate nothing.
+            # A read-only store follows another process, whose appends do not invalidate sizes in this mount.
             return 0.0
         log = node.partition.log
         is_confirmed = (
@@ -210,17 +211,17 @@ class GrowingSizes:
 
 
 def _grow_for_all(node: GrowingFile, size: int, threads: set[int]) -> None:
-    """Tell the kernel a larger size once no thread that shares the inode holds a page from before the growth.
+    """Tell the kernel a larger size once no thread that shares the inode uses a page from before the growth.
 
-    READs that are answered from now on reach the new size, so the kernel may keep their pages. The call may wait.
+    Answers to READs reach the new size from now on, so the kernel may keep their pages. This function may wait long.
     """
     with suppress(OSError):
-        # ENOENT: the kernel has forgotten the inode. The call waits for the READs that are in progress.
+        # `invalidate_inode` waits for the READs in progress. ENOENT: the kernel has forgotten the inode.
         pyfuse3.invalidate_inode(pyfuse3.InodeT(node.inode))
     threads = threads | {handle.opener for handle in [*node.handles]}
     sharers.wait_until_outside(sharers.sharers_of(threads))
-    # The kernel drops the answer to a GETATTR if it processed another answer meanwhile. This rule does not apply to a
-    # store of the last byte.
+    # The size in an answer to a GETATTR would not do: the kernel drops it if it processed another answer meanwhile. A
+    # stored last byte always makes the file larger.
     with suppress(LogfsError, OSError):
         # LogfsError: the end of a text view is damaged. OSError: the kernel has forgotten the inode.
         pyfuse3.notify_store(pyfuse3.InodeT(node.inode), size - 1, node.byte_at(size - 1))

@@ -105,9 +105,9 @@ def _guard(name: str, handler: Callable[..., Awaitable[Any]]) -> Callable[..., A
 
 
 def _can_be_sent(name: str, result: Any) -> bool:
-    """Whether pyfuse3 can convert the contents of an answer to C, which it does outside of `reply`.
+    """Whether pyfuse3 can convert the contents of an answer, which has the right type, to C.
 
-    The answer itself has the right type already.
+    An error of the conversion could not be caught: pyfuse3 converts after `reply` has returned.
     """
     if name == "create":
         kinds = (pyfuse3.FileInfo, pyfuse3.EntryAttributes)

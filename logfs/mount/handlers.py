@@ -51,7 +51,7 @@ class Handlers(pyfuse3.Operations, Generic[N]):
         return self._errors.note(self._path_of(name, arguments), error)
 
     def _node_of(self, name: str, arguments: tuple[Any, ...]) -> N | None:
-        """Return the node that a call of a handler is about; None if the inode or the handle is not known."""
+        """Return the node on which the handler `name` was called; None if its inode or handle is not known."""
         key = arguments[0] if arguments else None
         if name not in _BY_HANDLE:
             return self._inodes.get(key)
@@ -96,10 +96,10 @@ class Handlers(pyfuse3.Operations, Generic[N]):
     async def fsyncdir(self, fh: int, datasync: bool) -> None:
         """Do nothing: a call that creates or removes a name makes the change durable before it returns."""
 
-    # Changes that no mount takes.
+    # Changes that every mount refuses.
 
     def _refusal(self, directory: int, name: bytes, why: str) -> OSError:
-        """Return the error of a change of `name` that the mount does not take; `why` is the reason."""
+        """Return the EPERM error for a refused change in the directory; `why` is the reason."""
         return refuse(errno.EPERM, f"{self._inodes.node(directory).path}: {why}")
 
     async def mknod(

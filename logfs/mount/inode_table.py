@@ -59,11 +59,11 @@ class InodeTable(Generic[N]):
         """Return the node of an inode. Raises `OSError` (ESTALE) if there is none."""
         node = self._nodes.get(inode)
         if node is None:
-            raise refuse(errno.ESTALE, f"inode {inode} is gone")
+            raise refuse(errno.ESTALE, f"inode {inode} does not exist any more; open its path again")
         return node
 
     def number(self, node: N) -> None:
-        """Give a node an inode number, unless it has one."""
+        """Assign the next free inode number to a node, unless it has a number."""
         if not node.inode:
             node.inode = self._next_inode
             self._next_inode += 1
@@ -86,7 +86,7 @@ class InodeTable(Generic[N]):
         return [self._nodes[inode] for inode in oldest if inode in self._nodes]
 
     def forget(self, counts: Iterable[tuple[int, int]]) -> None:
-        """Subtract forgotten lookups, as (inode, count), and drop nodes with none left, except the root."""
+        """Subtract lookups that the kernel forgot, as (inode, count); drop nodes with none left, except the root."""
         for inode, count in counts:
             left = self._lookups.get(inode, 0) - count
             if left > 0 or inode == self._root_inode:

@@ -1,4 +1,4 @@
-"""A mirror of a Kafka cluster in the process of a mount. No error of the cluster ends the mirror or the mount."""
+"""The mirror of a Kafka cluster in the process of a mount. An error of the cluster ends neither mirror nor mount."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# The time is short, because an unmount waits for an attempt to reach the cluster.
+# The timeout is short, because an unmount waits until an attempt to reach the cluster ends.
 _BOOTSTRAP = {"bootstrap_timeout_ms": 3000}
 _FIRST_PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 30.0
 
 
 class MirrorOptions(NamedTuple):
-    """What a mount mirrors: the cluster's addresses, the topics, and the options of the connection."""
+    """The options of a mirror: the addresses of the cluster, the topics, and the options of the connection."""
 
     servers: str
     topics: re.Pattern[str]
@@ -50,7 +50,7 @@ class MountedMirror:
         self._stopped.set()
 
     def run(self) -> None:
-        """Mirror until `stop`. After an error, mirror again after a pause; log an expected error once if repeated."""
+        """Mirror until `stop`. Start again after each error; an expected error that repeats is logged once."""
         from logfs.mirror.mirror import Mirror
 
         pause = _FIRST_PAUSE_SECONDS
@@ -62,11 +62,11 @@ class MountedMirror:
                     mirror.run(lambda _: None, self._stopped.is_set)
             except (LogfsError, OSError) as error:
                 if self._problem != str(error):
-                    logger.error("mirror of %s: %s", self._options.servers, error)
+                    logger.error("mirror of %s: %s; it is started again", self._options.servers, error)
                 self._problem = str(error)
             except Exception as error:
                 # The error is unexpected, and must not end the mount.
-                logger.exception("mirror of %s", self._options.servers)
+                logger.exception("mirror of %s: unexpected error; it is started again", self._options.servers)
                 self._problem = repr(error)
             finally:
                 if self._mirror is not None:
@@ -84,7 +84,7 @@ class MountedMirror:
             progress = mirror.progress()
             fetched, problems = fetched + progress.fetched_bytes, len(progress.problems)
             lags = mirror.lags()
-        text = "Offsets of a mirrored partition that are not here yet."
+        text = "Offsets of the cluster's partition that the mirror has not appended yet."
         samples = [Sample(lag, _labels(name)) for name, lag in sorted(lags.items())]
         yield Family("logfs_mirror_lag", GAUGE, text, samples)
         text = "Bytes of batches that the mirror has appended."

@@ -33,7 +33,7 @@ def prepare_mountpoint(
     sources: Sequence[Path],
     nonempty: bool,
 ) -> Path:
-    """Check a mountpoint and what is to be mounted there, and return the absolute path of the mountpoint.
+    """Check a mountpoint and the paths to mount there, and return the absolute path of the mountpoint.
 
     A dead mount on the mountpoint is unmounted. `check_sources` raises an error if `sources`, the paths that are to
     be mounted, are unsuitable. Raises the error of `check_sources`, and `InvalidStore` if logfs is already mounted
@@ -50,7 +50,7 @@ def prepare_mountpoint(
         _check_mountpoint(mountpoint, sources, nonempty=nonempty)
     check_sources()
     if found is MountState.DEAD:
-        logger.warning("%s: clearing away a dead mount", mountpoint)
+        logger.warning("%s: unmounting a dead mount, whose daemon has ended", mountpoint)
         # Lazily: processes with open files of the dead mount get errors, and must not delay the unmount.
         unmount(mountpoint, lazy=True)
         _check_mountpoint(mountpoint, sources, nonempty=nonempty)
@@ -58,7 +58,7 @@ def prepare_mountpoint(
 
 
 def _check_mountpoint(mountpoint: Path, sources: Sequence[Path], *, nonempty: bool) -> None:
-    """Raise `InvalidStore` if `mountpoint` cannot be mounted on, or if the mount would hide something in it."""
+    """Raise `InvalidStore` if `mountpoint` is no directory, or if the mount would hide its contents."""
     if not mountpoint.is_dir():
         if mountpoint.exists():
             raise InvalidStore(f"{mountpoint}: the mountpoint is not a directory")
@@ -67,7 +67,7 @@ def _check_mountpoint(mountpoint: Path, sources: Sequence[Path], *, nonempty: bo
         path = Path(os.path.realpath(source))
         real = Path(os.path.realpath(mountpoint))
         if path == real or real in path.parents:
-            raise InvalidStore(f"{path}: cannot lie in its own mount {mountpoint}")
+            raise InvalidStore(f"{path}: cannot lie in its own mount {mountpoint}; mount on another directory")
     kind = recognise(mountpoint).kind
     if kind in (PathKind.LOG_DIR, PathKind.PARTITION):
         what = "a log directory" if kind is PathKind.LOG_DIR else "a partition"
@@ -167,11 +167,13 @@ def statvfs_of(path: Path) -> pyfuse3.StatvfsData:
 def start_notifier() -> None:
     """Start pyfuse3's notification thread now, so that no request waits for its start. Raises `OSError` (EAGAIN)."""
     try:
-        # This name is never looked up, so the kernel has nothing to forget.
+        # The first call starts the thread. No lookup returns this name, so the kernel has nothing to forget.
         name = pyfuse3.FileNameT(b".logfs.none")
         pyfuse3.invalidate_entry_async(pyfuse3.ROOT_INODE, name, ignore_enoent=True)
     except RuntimeError as error:
-        raise OSError(errno.EAGAIN, f"the mount cannot start its threads: {error}") from None
+        raise OSError(
+            errno.EAGAIN, f"the mount cannot start its threads ({error}); raise the limit of tasks"
+        ) from None
 
 
 def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:

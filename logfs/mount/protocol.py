@@ -1,4 +1,4 @@
-"""The FUSE handlers: each finds the node, calls it and answers. Handles and listings are kept here."""
+"""The FUSE handlers: each finds the node of a request, calls it and answers. They also keep the open handles."""
 
 from __future__ import annotations
 
@@ -45,14 +45,15 @@ logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
-# The most requests in worker threads at a time: those that wait for the disk and change nothing, those that change
-# something, and those that may wait for the network. Fsyncs do not count; each partition has one at a time.
+# The most requests in worker threads at a time: reads that wait for the disk, changes, and reads that may wait for
+# the network. Fsyncs do not count: `_sync` makes at most one at a time for each partition.
 _WORKERS = 8
 _CHANGING_WORKERS = 8
 _FETCHING_WORKERS = 384
-# Records up to this size go to the kernel at their first open. Of a larger one, a reader may want only a part.
+# A record of up to this size is put into the kernel's page cache at its first open. A reader of a larger record may
+# want only a part of it.
 _HANDED_OVER_BYTES = 128 * 1024
-# Directory entries that are made before other requests get their turn.
+# After this number of directory entries, a `readdir` lets other requests run.
 _ENTRIES_A_STEP = 16
 
 
@@ -72,7 +73,7 @@ class Operations(Handlers[Node]):
         self._handles: dict[int, Handle] = {}
         self._listings: dict[int, tuple[DirectoryNode, list[str], int]] = {}
         self._sizes = GrowingSizes()
-        # Whether the compiled code is not loaded yet.
+        # True until the compiled code is loaded.
         self.is_cold = True
         self._workers = trio.CapacityLimiter(_WORKERS)
         self._changers = trio.CapacityLimiter(_CHANGING_WORKERS)
@@ -97,7 +98,7 @@ class Operations(Handlers[Node]):
         return found.node if found else None
 
     async def _run(self, work: Callable[..., _T], *arguments: Any) -> _T:
-        """Call `work`, which changes nothing, here if it need not wait, and in a worker thread if it must (rule 8).
+        """Call `work`, which changes nothing, on this thread; if it must wait, repeat it in a worker thread (rule 8).
 
         Until the compiled code is loaded, `work` always runs in a worker thread, because it may wait for the loading.
         """
@@ -112,7 +113,7 @@ class Operations(Handlers[Node]):
         return await self._look(work, *arguments)
 
     async def _look(self, work: Callable[..., _T], *arguments: Any) -> _T:
-        """Call `work`, which changes nothing, in a worker thread; repeat it in another if it needs the network."""
+        """Call `work`, which changes nothing, in a worker thread; if it needs the network, repeat it by `_fetch`."""
         try:
             return await run_in_thread(run_without_network, work, *arguments, limiter=self._workers)
         except WouldBlock:
@@ -123,10 +124,10 @@ class Operations(Handlers[Node]):
         return await run_in_thread(work, *arguments, limiter=self._fetchers, fetches=True)
 
     async def _change(self, work: Callable[..., _T], *arguments: Any) -> _T:
-        """Call `work`, which may change something, here if it need not wait, and otherwise in a worker thread.
+        """Call `work`, which may change something, on this thread; if it must wait, repeat it in a worker thread.
 
-        In the worker thread it is called once, and may wait for anything. It raises `WouldBlock` only before it
-        changes something, so that it may be called again.
+        `work` raises `WouldBlock` only before it has changed anything, so nothing is changed twice. In the worker
+        thread it may wait for anything.
         """
         if not self.is_cold:
             with suppress(WouldBlock):
@@ -151,9 +152,10 @@ class Operations(Handlers[Node]):
                 )
 
     async def stop_growth(self) -> None:
-        """Stop growing the sizes of files that threads share, and wait up to 20 s for growths in progress.
+        """Tell the kernel no more larger sizes of files that several threads share, and wait for growths in progress.
 
-        Call this before the mount ends, because a growth makes a thread of the mount wait in the kernel for readers.
+        The wait ends after 20 s. Call this before the mount ends: in a growth, a thread of the mount waits in the
+        kernel for readers.
         """
         await self._sizes.stop()
 
@@ -177,7 +179,7 @@ class Operations(Handlers[Node]):
         return node, entry
 
     def _directory(self, inode: int) -> DirectoryNode:
-        """Return the node of a directory. Raises `OSError`: ESTALE if there is no node, ENOTDIR for another kind."""
+        """Return the directory of an inode. Raises `OSError`: ESTALE for an unknown inode, or ENOTDIR."""
         node = self._inodes.node(inode)
         if not isinstance(node, DirectoryNode):
             raise refuse(errno.ENOTDIR, f"{node.path}: is not a directory")
@@ -245,10 +247,10 @@ class Operations(Handlers[Node]):
         if uid not in (0, access.uid):
             raise refuse(
                 errno.EPERM,
-                f"{node.path}: only its owner, uid {access.uid}, and root may change it",
+                f"{node.path}: only its owner, uid {access.uid}, and root may change mode or owner",
             )
         if uid != 0 and fields.update_uid and attr.st_uid != access.uid:
-            raise refuse(errno.EPERM, f"{node.path}: only root may give it to another user")
+            raise refuse(errno.EPERM, f"{node.path}: only root may change its owner")
         if fields.update_mode:
             access = access._replace(mode=stat.S_IMODE(attr.st_mode))
         if fields.update_uid:
@@ -260,7 +262,7 @@ class Operations(Handlers[Node]):
     async def readlink(self, inode: int, ctx: pyfuse3.RequestContext) -> bytes:
         node = self._inodes.node(inode)
         if not isinstance(node, SymlinkNode):
-            raise refuse(errno.EINVAL, f"{node.path}: is not a link")
+            raise refuse(errno.EINVAL, f"{node.path}: is not a symbolic link")
         return os.fsencode(await self._run(node.target))
 
     async def statfs(self, ctx: pyfuse3.RequestContext) -> pyfuse3.StatvfsData:
@@ -289,7 +291,7 @@ class Operations(Handlers[Node]):
             try:
                 node, entry = await self._look_up(directory, names[number], thread)
             except FileNotFoundError:
-                # The name has gone since the listing was made.
+                # The file was removed after `opendir` had listed it.
                 continue
             except Exception as error:
                 self._errors.note(f"{directory.path}/{names[number]}", error)
@@ -381,13 +383,13 @@ class Operations(Handlers[Node]):
         try:
             pyfuse3.notify_store(pyfuse3.InodeT(file.inode), 0, content)
         except OSError as error:
-            # The kernel then sends a READ, as it does for pages that it had no memory to keep.
+            # The record is then not in the page cache, and the kernel sends a READ for it.
             logger.debug("%s: %s", file.path, error)
 
     async def read(self, fh: int, off: int, size: int) -> bytes:
         position, handle = off, self._handles[fh]
         found = await self._run(handle.read, position, size)
-        # The answer to an administrative request may tell that the request has appended records.
+        # What was read from `.logfs/admin` may be the answer to a request that has appended records.
         self._grown(handle)
         return found
 
@@ -443,7 +445,7 @@ class Operations(Handlers[Node]):
 
     async def getxattr(self, inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> bytes:
         if not name.startswith(b"user.logfs."):
-            # The kernel asks for security.* very often.
+            # The kernel asks for `security.*` very often, and no node has such an attribute.
             raise pyfuse3.FUSEError(errno.ENODATA)
         found = await self._run(self._inodes.node(inode).xattrs, _caller(ctx))
         try:

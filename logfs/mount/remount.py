@@ -40,7 +40,7 @@ _OPPOSITE = {
 # At most one of these flags is in force.
 _ATIME = ("noatime", "relatime", "strictatime")
 
-# Options that the daemon or the kernel applies only when the filesystem is mounted.
+# Options that take effect only when the filesystem is mounted: a remount cannot change them.
 _FIXED = frozenset({"allow_other", "isolation", "linger_ms", "sync", "dirsync", "write_behind"})
 CHANGEABLE = frozenset({*_FLAGS, *_OPPOSITE} - {"nosuid", "nodev"})
 

@@ -54,7 +54,7 @@ _LOAD_SECONDS = 10.0
 # How often a read-only store checks for changes by other processes. A request for a size or a name checks at once.
 _REFRESH_SECONDS = 0.5
 _READ_AHEAD_KB = 1024
-# How long a worker thread may run Python code while the trio thread waits for its turn. Python's default is 5 ms.
+# How long a worker thread may keep the GIL while the trio thread waits for it. Python's default is 5 ms.
 _SWITCH_SECONDS = 0.0005
 # The library of numba's compiler. Loading the compiled code reads most of this library into memory.
 _COMPILER = b"libllvmlite"
@@ -151,8 +151,8 @@ def check_paths(options: MountOptions) -> Path:
 def source_of(options: MountOptions) -> str:
     """Return the source that the mount table shows: `options.source`, or else the log directories, joined by commas.
 
-    mount(8) uses it to detect that a line of fstab is already mounted: it resolves the symlinks of the path in that
-    line and compares. It does not resolve a list of paths, so the paths of several log directories stay unresolved.
+    mount(8) compares the source with the lines of fstab, to detect which of them are already mounted. It resolves the
+    symlinks of a line with one path, but not of a list of paths. So the paths of a list stay unresolved here, too.
     """
     if options.source is not None:
         return options.source
@@ -164,7 +164,7 @@ def source_of(options: MountOptions) -> str:
 
 
 def _raise_file_limit() -> None:
-    """Raise the file limit to its maximum: each segment has up to five files, and readers keep their files open."""
+    """Raise the limit of open files to the hard limit: a segment has up to five files, and readers keep them open."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
@@ -183,7 +183,7 @@ def warm_up(stopping: threading.Event | None = None) -> None:
             return
     key_tables.warm_up()
     _page_out(_COMPILER)
-    # The objects that exist now stay, so the garbage collector need not examine them again and again.
+    # The objects that exist now are never freed, so the garbage collector need not examine them in every round.
     gc.collect()
     gc.freeze()
 
@@ -231,7 +231,7 @@ async def _serve(
 
 
 async def _load(store: Store) -> None:
-    """Load all partitions in the background. Those for which there were too many open files are tried again."""
+    """Load all partitions in the background. Every 10 s, retry those that failed for lack of file descriptors."""
     await run_in_thread(partial(store.load_all, gently=True))
     while store.registry.unloaded:
         await trio.sleep(_LOAD_SECONDS)
@@ -244,7 +244,7 @@ async def _warm_up(operations: Operations, stopping: threading.Event) -> None:
         await run_in_thread(warm_up, stopping)
     except Exception as error:
         # Requests then load what they need, in worker threads. The error is unexpected, and must not end the mount.
-        logger.exception("the compiled code was not loaded: %r", error)
+        logger.exception("the compiled code cannot be loaded, so requests stay slow: %r", error)
     else:
         operations.is_cold = False
 
@@ -324,9 +324,9 @@ async def _upkeep(
         began = trio.current_time()
         try:
             await run_in_thread(work)
-            # The pause is ten times the duration, from `interval` up to 60 s: upkeep takes little of the time.
+            # The pause is ten times the duration, from `interval` up to 60 s, so that upkeep delays requests little.
             pause = min(max(interval, 10 * (trio.current_time() - began)), _LONGEST_PAUSE_SECONDS)
         except Exception as error:
             # Expected failures have their own backoff. This error is unexpected, and must not end the mount.
-            logger.exception("upkeep: %r", error)
+            logger.exception("upkeep failed, and is tried again: %r", error)
             pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)

@@ -1,6 +1,6 @@
 """The threads that may share an open file, and when each of them has left the kernel's read path.
 
-FUSE reports which thread asks for attributes, but not when a read has ended. `/proc` supplies what is missing: the
+FUSE reports which thread asks for attributes, but not when a read has ended. `/proc` shows the end of a read: the
 kernel never sleeps between taking a page of a file and reading the file's size, so a thread that is not runnable is
 outside of this code.
 """
@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-# The pause before the next check. Most threads are outside at the first check; a thread that computes needs many.
+# The pause before the next check. Most threads are outside of the read path at the first check; threads that
+# compute all the time need many checks.
 _FIRST_PAUSE_SECONDS = 0.0005
 _LONGEST_PAUSE_SECONDS = 0.004
 # The kernel accounts CPU time at its timer ticks, which are at most 10 ms apart: a thread that was charged more than
@@ -36,7 +37,7 @@ def is_visible(thread: int) -> bool:
 def is_alone(thread: int) -> bool:
     """Whether a thread is the only one of its process, and the process has no child that could share its files.
 
-    False if the thread is gone.
+    False if the thread has ended.
     """
     try:
         found = _STATUS.search(_read(f"/proc/{thread}/status"))
@@ -64,8 +65,8 @@ def sharers_of(threads: Iterable[int]) -> set[int]:
 def wait_until_outside(threads: Iterable[int]) -> None:
     """Wait until each thread has left the kernel code that it may have been running at the time of the call.
 
-    A thread has left it if the thread is gone, is not runnable, has slept since, or has received CPU time since. The
-    call waits for as long as a runnable thread gets no CPU time.
+    A thread has left it if the thread has ended, is not runnable, has slept since, or has received CPU time since.
+    The wait lasts for as long as a runnable thread gets no CPU time.
     """
     waiting = {
         thread: first
@@ -95,7 +96,7 @@ class _ThreadSample(NamedTuple):
 
 
 def _sample(thread: int) -> _ThreadSample | None:
-    """Return the present state of a thread, or None if it is gone."""
+    """Return the present state of a thread, or None if the thread has ended."""
     try:
         found = _STATUS.search(_read(f"/proc/{thread}/status"))
         cpu_ns = int(_read(f"/proc/{thread}/schedstat").split()[0])

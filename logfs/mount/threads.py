@@ -25,7 +25,7 @@ _T = TypeVar("_T")
 
 # The five loops of upkeep may occupy one thread each; the other threads serve requests.
 _STARTED_FIRST = 24
-# Threads that were started for a burst of requests end after this time without work. `start` waits at most as long.
+# Threads that were started for a burst of requests end after this time without work. `start` waits this long at most.
 _IDLE_SECONDS = 10.0
 _RETRY_SECONDS = 0.01
 
@@ -86,14 +86,17 @@ class _Pool:
             except RuntimeError as error:
                 raise OSError(
                     errno.EAGAIN,
-                    f"the mount cannot start its {count} threads ({error}); raise the limit of processes",
+                    f"the mount cannot start its {count} threads ({error}); raise the limit of tasks",
                 ) from None
-        # There is no handshake with each thread, so a thread that dies before it runs is not counted in `_running`
-        # and blocks nothing.
+        # Do not wait for each thread in turn: one that dies before it runs would block this loop forever. It is
+        # only missing in `_running`.
         end = time.monotonic() + _IDLE_SECONDS
         while self._running < count:
             if time.monotonic() > end:
-                raise OSError(errno.EAGAIN, f"the mount cannot start its {count} threads in time")
+                raise OSError(
+                    errno.EAGAIN,
+                    f"the mount cannot start its {count} threads within {_IDLE_SECONDS:.0f} s",
+                )
             time.sleep(0.001)
 
     def put(self, job: _ThreadJob | _DetachedJob) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# The signal at the death of the daemon: one that service managers do not use to stop all processes of a service.
+# The signal at the death of the daemon. A service manager that stops a service sends other signals to all processes.
 _DEATH = signal.SIGUSR2
 # From <sys/prctl.h> and <sys/mount.h>.
 _PR_SET_PDEATHSIG = 1
@@ -36,7 +36,7 @@ _CONNECTIONS = "/sys/fs/fuse/connections"
 
 @contextmanager
 def watchdog() -> Iterator[Callable[[Path], None]]:
-    """Yield a function `watch(mountpoint)`; once called, the mount is aborted if this process dies in the block.
+    """Yield a function `watch(mountpoint)`. After its call, the mount is aborted if this process dies in the block.
 
     Enter the block only in the main thread of a process that has no other threads. If no watchdog process can be
     started (EAGAIN, ENOMEM), this is logged as a warning, and the mount has no watchdog.
@@ -50,7 +50,7 @@ def watchdog() -> Iterator[Callable[[Path], None]]:
             _run(daemon, reader)
     except OSError as error:
         logger.warning(
-            "the watchdog cannot be started, so the mount may hang if its daemon is killed: %s",
+            "the watchdog cannot be started (%s), so the mount may hang if the daemon is killed; raise ulimit -u",
             error,
         )
     os.close(reader)
@@ -73,7 +73,7 @@ def _run(daemon: int, reader: int) -> NoReturn:
     try:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, _DEATH, 0, 0, 0)
-        # Hold nothing of the daemon: no lock, no terminal, and no pipe whose reader waits until it is closed.
+        # Keep nothing of the daemon open: no locked file, no terminal, and no pipe whose reader waits for its end.
         os.setsid()
         os.chdir("/")
         os.dup2(reader, 0)
