@@ -12,11 +12,12 @@ with an example.
 - `options`: the options of Spark's Kafka source and sink, checked.
 - `topics`: the partitions of a read, and where reading starts and ends in them.
 - `filters`: the filters of a query that the log evaluates itself.
-- `splits`: what each task reads, and reading it. `arrow`: columns to Arrow batches.
+- `splits`: plans what each task reads, and reads it. `arrow`: columns to Arrow batches.
 - `batch`, `stream`: the readers of batch and of streaming queries.
 - `sink`: writing. `jobs`: verify, reindex, compact, stats, export, import.
 - `known_names`: the names of all options and columns. `catalog`: tables of Spark's catalog.
-- `progress`: how far a streaming query is behind. `group_position`: its position as a consumer group.
+- `progress`: how many offsets a streaming query is behind the log. `group_position`: commits the offsets of a
+  streaming query for a consumer group.
 - `decoding`: values of Confluent's serializers as JSON, in a column.
 - `workers`: Spark's Python worker processes. `worker_daemon`: the process that forks them.
 - `discovery`: the package by which Spark finds the data source.
@@ -37,11 +38,11 @@ if TYPE_CHECKING:
 
     from logfs.spark.progress import OffsetsBehindLatest
 
-# The sessions with the format: Spark warns about a format that is registered twice.
+# The sessions in which the format is registered. Spark warns about a format that is registered twice.
 _registered: weakref.WeakSet[SparkSession] = weakref.WeakSet()
 
-# Settings with a large effect on cost that a running session accepts. With any smaller value, Spark measures every
-# row that goes to Python.
+# Settings that make reads much cheaper and that a running session accepts. With a smaller maxBytesPerBatch, Spark
+# measures every row that it sends to Python.
 _SETTINGS = {"spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1)}
 # Settings that must be set before a session starts. They shorten each task and each micro-batch.
 _STATIC_SETTINGS = {
@@ -73,7 +74,7 @@ def _add_format(spark: SparkSession) -> None:
     from logfs.spark.source import LogfsDataSource
     from logfs.spark.workers import check_python
 
-    # With Spark Connect, the workers are the server's.
+    # With Spark Connect, the workers run on the server, where this process cannot check their Python.
     if not is_remote():
         check_python(spark.sparkContext.pythonExec)
     spark.dataSource.register(LogfsDataSource)
@@ -97,9 +98,9 @@ def write_batches(
 ) -> Callable[[DataFrame, int], None]:
     """Return a function for `foreachBatch` that appends each micro-batch of a query exactly once.
 
-    It serves the output mode `update`, which Spark does not offer for sinks in Python. `path` is the log directory,
-    or several; `options` are those of a write, such as `topic`. Two of these functions in one query need different
-    names.
+    Use it for the output mode `update`, which Spark does not offer for sinks in Python. `path` is a log directory or
+    several; `options` are those of a write, such as `topic`. If one query uses two of these functions, they need
+    different values of `name`.
     """
     from logfs.spark.sink.each_batch import EachBatch
 
@@ -109,8 +110,8 @@ def write_batches(
 def offsets_behind_latest(progress: StreamingQueryProgress) -> list[OffsetsBehindLatest | None]:
     """Return for each source of a query how far its partitions are behind the end of the log, as of a progress event.
 
-    These are the metrics that Kafka's source reports: the minimum, maximum and average over the partitions. None
-    stands for a source of another format, and for an event in which there was nothing to report.
+    These are the metrics that Kafka's source reports: the minimum, maximum and average number of offsets over the
+    partitions. None stands for a source of another format, and for an event without offsets.
     """
     from logfs.spark.progress import behind_latest
 
@@ -140,7 +141,7 @@ def session(
         builder = builder.master(master)
     settings = {**_SETTINGS, **_STATIC_SETTINGS, **(settings or {})}
     if _is_local(master):
-        # Executors on other machines may get logfs with the job, and the daemon starts before that.
+        # Only here: on other machines, logfs may arrive with the job, after the daemon that needs it has started.
         settings.setdefault("spark.python.daemon.module", WORKER_DAEMON)
     for key, value in settings.items():
         builder = builder.config(key, value)

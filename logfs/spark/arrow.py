@@ -43,8 +43,8 @@ FIXED_FIELDS = (
 )
 # Kafka's NO_TIMESTAMP_TYPE: the timestamp type of messages of magic 0.
 _NO_TIMESTAMP_TYPE = -1
-# Enough rows to make the fixed cost of a batch negligible, and few enough bytes that a batch reuses the memory of the
-# previous one.
+# The most rows and bytes in an Arrow batch. With as many rows, the fixed cost of a batch is negligible. With as few
+# bytes, a batch reuses the memory of the previous one.
 _BATCH_ROWS = 20_000
 _BATCH_BYTES = 2 << 20
 _PER_MS = {"ms": 1, "us": 1000}
@@ -65,7 +65,7 @@ def kafka_schema(*, headers: bool, columns: Sequence[str] | None = None) -> Stru
         if name not in fields:
             raise unknown_column(name, fields, "logfs source")
         if columns.count(name) > 1:
-            raise ValueError(f"the column {name} is named twice")
+            raise ValueError(f"the option columns names the column {name} twice")
     return StructType([fields[name] for name in columns])
 
 
@@ -95,7 +95,7 @@ class ArrowRun(NamedTuple):
 
 
 class BatchMaker:
-    """Makes Arrow record batches of one schema. Only the columns in the schema are built."""
+    """Makes Arrow record batches of one schema, and builds only the columns in this schema."""
 
     def __init__(self, schema: pa.Schema) -> None:
         """Set the schema of the batches.
@@ -143,9 +143,9 @@ class BatchMaker:
 
 
 def grouped(runs: Iterable[ArrowRun]) -> Iterator[list[ArrowRun]]:
-    """Yield the runs in groups, in the same order; the records of a group are of a good size for one Arrow batch.
+    """Yield the runs in groups, in the same order, each of which makes one Arrow batch.
 
-    A group has up to `_BATCH_ROWS` rows and about `_BATCH_BYTES` bytes. Larger runs are divided.
+    A group has up to 20,000 rows and about 2 MiB of keys, values and headers. Larger runs are divided.
     """
     waiting: list[ArrowRun] = []
     rows = size = 0
@@ -189,7 +189,7 @@ def _numbers(values: np.ndarray, kind: pa.DataType | None = None) -> pa.Array:
 
 
 def _timestamps(times_ms: np.ndarray, kind: pa.DataType) -> pa.Array:
-    """Return times in the unit of `kind`; a time is null where an int64 cannot hold it in that unit."""
+    """Return times in the unit of `kind`. A time that an int64 cannot hold in this unit becomes null."""
     factor = _PER_MS[kind.unit]
     fits = (times_ms >= FIRST_MS) & (times_ms <= LAST_MS)
     if factor == 1 or fits.all():
@@ -211,7 +211,7 @@ def binary_array(field: GatheredField, kind: pa.DataType | None = None) -> pa.Ar
 
 
 def _repeated(texts: Sequence[bytes], counts: Sequence[int]) -> pa.Array:
-    """Return an Arrow array of strings in which each text is repeated `count` times, one text after the other."""
+    """Return an Arrow array of strings that has `texts[0]` `counts[0]` times, then `texts[1]`, and so on."""
     offsets = np.zeros(sum(counts) + 1, np.int32)
     np.cumsum(np.repeat(np.array([*map(len, texts)], np.int32), counts), out=offsets[1:])
     data = b"".join(text * count for text, count in zip(texts, counts, strict=True))

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class BatchReader(DataSourceReader):
-    """The reader of one batch query. Planning fixes the end offsets, which are the same for every task."""
+    """The reader of one batch query. Its `partitions` fixes the end offsets, so later appends are not read."""
 
     def __init__(self, schema: StructType, options: ReadOptions) -> None:
         check_schema(schema)
@@ -65,7 +65,7 @@ class BatchReader(DataSourceReader):
             (name, *splits.inside_log(name, readers[name], first, end, fail=fail))
             for name, first, end in ranges(starting, ending)
         ]
-        # Filters are applied last, so that every error without filters is also an error with them.
+        # Filters come last, so that a query with filters raises the same errors as one without.
         return [
             (name, *wanted)
             for name, first, end in inside
@@ -91,5 +91,5 @@ class FilteredReader(BatchReader):
     """
 
     def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:
-        """Apply the filters to the read as far as the log can, and yield those that Spark must evaluate itself."""
+        """Apply the filters to the read as far as the log can evaluate them; yield those that Spark must evaluate."""
         return self.pushed.push(filters)

@@ -20,13 +20,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _METADATA = "logfs.options"
-# At CREATE TABLE, Spark adds the properties of the table to the options, and gives each option under two names.
+# At CREATE TABLE, Spark adds the properties of the table, such as `provider`, to the options, and passes each option
+# under two names: its own, and with the prefix `option.`.
 _OF_A_TABLE = "provider"
 _OPTION = "option."
 
 
 def options_to_create(options: Mapping[str, str]) -> CaseInsensitiveDict | None:
-    """Return the options of a CREATE TABLE, if `options` are the properties of a table, else None.
+    """Return the options of a CREATE TABLE; None if `options` are not those of a CREATE TABLE.
 
     Raises `ValueError` for a table without a path.
     """
@@ -53,8 +54,8 @@ def with_options(schema: StructType, options: Mapping[str, str]) -> StructType:
 def options_of_table(options: Mapping[str, str], schema: StructType) -> Mapping[str, str]:
     """Return the options of a read of a table: those in the metadata of `schema`, overridden by `options`.
 
-    If `options` have a path, the read is not of a table, and only `options` are returned. If `options` select topics
-    or partitions, by whichever option, their selection replaces the selection of the table.
+    `options` with a path are not for a table, and are returned unchanged. If `options` have one of `SELECTIONS`, it
+    replaces the selection of the table.
     """
     kept = schema.fields[0].metadata.get(_METADATA) if schema.fields else None
     if kept is None or "path" in options or "paths" in options:

@@ -50,6 +50,6 @@ def _decode_all(values: pa.Array, place: str) -> pa.Array:
 
 @lru_cache(maxsize=16)
 def _decoder(place: str) -> Decoder:
-    """Return the decoder for the schemas at `place`. This process caches the decoder, which caches its schemas."""
+    """Return the decoder for the schemas at `place`. The process keeps it, with its schemas, in a cache."""
     with naming_host():
         return Decoder(open_schemas(place))

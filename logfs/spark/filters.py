@@ -2,7 +2,7 @@
 
 Filters on topic, partition and offset are evaluated exactly, except offset filters of more than 100 ranges. For
 timestamps the log has an upper bound for each segment and each batch, so segments and batches that are too early are
-skipped. Records outside the time range are dropped, and Spark evaluates the filter again on the remaining records.
+skipped. Other records outside the time range are dropped, and Spark evaluates the filter again on those that remain.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ _FIRST, _END = -(2**63), 2**63 - 1
 _MOST_RANGES = 100
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
-# Only the timestamp can be null. It is null if an int64 cannot hold it in microseconds.
+# The columns whose filters the log can evaluate, and the types of their values. Only the timestamp can be null: it is
+# null if an int64 cannot hold it in microseconds.
 _TYPES = {"topic": str, "partition": int, "offset": int, "timestamp": datetime}
 # Spark orders strings by their bytes in UTF-8, which is the order of Python's strings too.
 _STRINGS: dict[type[Filter], Callable[[str, Any], bool]] = {
@@ -77,7 +78,7 @@ _NUMBERS: dict[type[Filter], Callable[[Sequence[int]], Ranges]] = {
 class PushedFilters:
     """The filters that Spark pushed down to a read, as restrictions on it. A new object restricts nothing.
 
-    `topics` are the filters on the topic's name, which must pass all of them. `partitions` and `offsets` are ranges
+    `topics` are filters on the topic's name; a topic must pass all of them. `partitions` and `offsets` are ranges
     [first, end) of the partition numbers and offsets that pass. Timestamps pass from `since_us` (inclusive) to
     `until_us` (exclusive), in microseconds since the epoch.
     """
@@ -103,7 +104,7 @@ class PushedFilters:
         if column not in _TYPES:
             return False
         if isinstance(each, IsNotNull):
-            # A timestamp is null where microseconds cannot hold it; the other columns are never null.
+            # A timestamp is null if an int64 cannot hold it in microseconds; the other columns are never null.
             return column != "timestamp"
         known = _STRINGS if column == "topic" else _NUMBERS
         # Filters of other kinds, or with values of an unexpected type, are left to Spark.
@@ -145,7 +146,7 @@ class PushedFilters:
         """Return the records whose timestamps pass the filters."""
         if (self.since_us, self.until_us) == (_FIRST, _END):
             return columns
-        # A timestamp that microseconds cannot hold is null in Spark, and a null fails every comparison.
+        # A timestamp that an int64 cannot hold in microseconds is null in Spark, and a null fails every comparison.
         fits = (columns.timestamps >= FIRST_MS) & (columns.timestamps <= LAST_MS)
         times = np.where(fits, columns.timestamps, 0) * 1000
         return columns.select(fits & (times >= self.since_us) & (times < self.until_us))
@@ -174,7 +175,7 @@ def _ranges(each: Filter) -> Ranges:
 
 
 def _runs(values: Sequence[int]) -> Ranges:
-    """Return the ranges that consist of exactly these numbers."""
+    """Return the fewest ranges that contain these numbers and no others."""
     found: list[tuple[int, int]] = []
     for value in sorted(set(values)):
         first = found.pop()[0] if found and found[-1][1] == value else value

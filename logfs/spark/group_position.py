@@ -21,9 +21,9 @@ logger = logging.getLogger(__name__)
 
 # The least time between two commits. A commit opens the log directories, or sends a request to their mount.
 _COMMIT_SECONDS = 1.0
-# The pause after a failed commit. While a broker runs, each commit fails.
-# `_WAIT_SECONDS` is how long a commit waits for another process that holds the log directories.
+# The pause after a failed commit. While a broker holds the log directories, every commit fails.
 _RETRY_SECONDS = 30.0
+# How long a commit waits for another process that holds the log directories.
 _WAIT_SECONDS = 0.2
 
 
@@ -31,7 +31,7 @@ class GroupPosition:
     """Commits the offsets of a query for a group, through the mount if one holds the log directories.
 
     Other programs read these offsets; the query itself does not use them. So a failed commit is only logged as a
-    warning, and a later call commits again.
+    warning, and a later call of `note` tries again.
     """
 
     def __init__(self, group: str, paths: Sequence[str]) -> None:
@@ -45,7 +45,7 @@ class GroupPosition:
     def note(self, offsets: Offsets, *, is_last: bool) -> None:
         """Commit the offsets at which the query continues, in one batch.
 
-        At most one commit is made in a second, unless `is_last` says that nothing more is there to read. After a
+        At most one commit is made in a second, except when `is_last` is true: the query has read everything. After a
         failure, the next attempt comes after 30 seconds. A failure is logged unless the previous one had the same
         reason.
         """
@@ -65,7 +65,7 @@ class GroupPosition:
             if str(error) != self._failure:
                 self._failure = str(error)
                 logger.warning(
-                    "the position of the query was not committed for group %s, and is tried again later: %s",
+                    "the offsets of the query cannot be committed for group %s, which is tried again in 30 s: %s",
                     self._group,
                     error,
                 )

@@ -49,9 +49,10 @@ _OF_SPARK = ("path", "paths", "checkpointLocation", "queryName")
 
 
 def check_options(names: Iterable[str]) -> None:
-    """Raise `ValueError` for an option that neither reads nor writes have. Names are not case-sensitive.
+    """Raise `ValueError` for a name that is no option. Names are not case-sensitive.
 
-    A read may have options of writes, and the reverse, because a view of Spark's SQL has one set of options for both.
+    A read may have options of writes, and a write those of reads, because a view of Spark's SQL has one set of
+    options for both.
     """
     known = [*OPTIONS, *_OF_THE_NETWORK, *_OF_SPARK]
     of_name = {name.lower(): name for name in known}
@@ -78,7 +79,7 @@ def warn_of_ignored(names: Iterable[str], *, used: Collection[str] = ()) -> None
 
 
 def unknown_column(name: str, known: Collection[str], where: str) -> ValueError:
-    """Return the error for a column not in `known`. `where` names what has the columns: "logfs source"."""
+    """Return the error for a column not in `known`, the columns of `where` ("logfs source" or "logfs sink")."""
     of_name = {each.lower(): each for each in known}
     return ValueError(
         f"the {where} has no column {name!r}{_guess(name, of_name)}; its columns are {', '.join(known)}"

@@ -36,7 +36,7 @@ _UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d"
 
 
 class PositionKind(Enum):
-    """How the start or the end of a read is given: as an end of the log, as offsets, or as timestamps."""
+    """How the options give the start or the end of a read: as an end of the log, offsets, or timestamps."""
 
     EARLIEST = "earliest"
     LATEST = "latest"
@@ -94,7 +94,7 @@ class ReadOptions:
     selection: Selection
     starting: Limit
     ending: Limit
-    # For a timestamp of `starting` that no record reaches: begin at the end of the log if true, else fail.
+    # If all records are earlier than a timestamp of `starting`: begin at the end of the log if true, else fail.
     latest_if_no_match: bool
     fail_on_data_loss: bool
     isolation: Isolation
@@ -138,7 +138,7 @@ def local_path(path: str) -> str:
 
 
 def local_log_dir(path: str) -> str:
-    """Return the plain path of a `file:` URL; if it may be a bucket, which opens by a URL, return a URL."""
+    """Return the plain path of a `file:` URL, or a `file://` URL if it may be a bucket: buckets are opened by URL."""
     plain = local_path(path)
     is_bucket = plain != path and recognise(plain).kind is PathKind.OTHER
     return f"file://{plain}" if is_bucket else plain
@@ -218,7 +218,7 @@ def columns_of(options: Mapping[str, str]) -> list[str] | None:
 
 
 def check_columns(options: Mapping[str, str], names: Sequence[str]) -> None:
-    """Raise `ValueError` if the option `columns` has other columns than `names`, the schema that Spark reads."""
+    """Raise `ValueError` if the option `columns` is given and is not `names`, the columns of Spark's schema."""
     columns = columns_of(options)
     if columns is not None and columns != list(names):
         raise ValueError(
@@ -230,7 +230,7 @@ def check_columns(options: Mapping[str, str], names: Sequence[str]) -> None:
 def _group(options: Mapping[str, str]) -> str | None:
     group = options.get("groupId")
     if group is not None and not group.strip():
-        raise ValueError("groupId must be the name of a consumer group, not an empty text")
+        raise ValueError("groupId must be the name of a consumer group, but is empty")
     return group
 
 
@@ -253,7 +253,7 @@ def positive_number(options: Mapping[str, str], name: str) -> int | None:
     except ValueError:
         number = 0
     if number <= 0:
-        raise ValueError(f"{name} must be positive: a whole number, not {text!r}")
+        raise ValueError(f"{name} must be positive: give a whole number of 1 or more, not {text!r}")
     return number
 
 
@@ -403,7 +403,7 @@ def check_partitions(
     found: Mapping[TopicPartition, object],
     describe: Callable[[Iterable[TopicPartition]], str],
 ) -> None:
-    """Raise `ValueError` unless `limit.each` has exactly the partitions in `found`, which are those that are read.
+    """Raise `ValueError` unless `limit.each` names exactly the partitions in `found`, which the query reads.
 
     A limit with one timestamp for all partitions always passes. `describe` returns partitions as text for the error.
     """

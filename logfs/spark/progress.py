@@ -1,4 +1,4 @@
-"""How far a streaming query is behind the end of the log, from the offsets in its progress events."""
+"""How many offsets a streaming query is behind the end of the log, by its progress events."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class OffsetsBehindLatest(NamedTuple):
 def behind_latest(end: str | None, latest: str | None) -> OffsetsBehindLatest | None:
     """Return how far the offsets `end` are behind the offsets `latest`, both as JSON of a progress event.
 
-    As for Kafka's source, a partition of `latest` that the query does not read yet does not count. Returns None if
-    there are no offsets, or if they have the form of another source.
+    As for Kafka's source, a partition that is only in `latest` is left out: the query does not read it yet. Returns
+    None if there are no offsets, or if they have the form of another source.
     """
     try:
         ends, latests = from_json(json.loads(end or "")), from_json(json.loads(latest or ""))

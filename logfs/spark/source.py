@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class LogfsDataSource(DataSource):
-    """A data source that shows log directories as Spark's Kafka source shows topics, without a broker."""
+    """The data source: the columns and options of Spark's Kafka source, for log directories and without a broker."""
 
     @classmethod
     def name(cls) -> str:
@@ -54,7 +54,7 @@ class LogfsDataSource(DataSource):
         return kind(schema, options)
 
     def streamReader(self, schema: StructType) -> StreamReader | RefusedStream:
-        """Return the reader of a streaming query; with a wrong schema or option, its calls raise the `ValueError`."""
+        """Return the reader of a streaming query. Its methods raise `ValueError` for a wrong schema or option."""
         options = options_of_table(self.options, schema)
         try:
             check_columns(options, schema.names)

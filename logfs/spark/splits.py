@@ -48,16 +48,17 @@ logger = logging.getLogger(__name__)
 
 _Item = TypeVar("_Item")
 
-# The least and the greatest size of a split without the option splitBytes. A task costs as much as reading some MB.
+# The least and the greatest size of a split without the option splitBytes. Starting a task costs as much as reading
+# some MB.
 _LEAST_BYTES = 4 << 20
 _MOST_BYTES = 128 << 20
-# The number of attempts to plan while files leave the log, and the pause between attempts.
+# The number of attempts to plan a range while its files are replaced or deleted, and the pause between attempts.
 _TRIES = 5
 _PAUSE_SECONDS = 0.05
 
 
 class DataLoss(LogfsError):
-    """Requested offsets are no longer in the log, or not yet."""
+    """Offsets that a query asked for were deleted from the log, or lie after its end."""
 
 
 class SplitPart(NamedTuple):
@@ -83,22 +84,22 @@ def report_loss(
 ) -> None:
     """Raise `DataLoss` if `fail` (the option failOnDataLoss) is true, else log a warning.
 
-    `otherwise` completes both messages: it states what happens if the option is false.
+    `otherwise` ends both messages: it says what happens if the option is false.
     """
     if fail:
         raise DataLoss(f"{message}; set the option failOnDataLoss to false {otherwise}")
-    logger.warning("%s; failOnDataLoss is false %s", message, otherwise)
+    logger.warning("%s; the option failOnDataLoss is set to false %s", message, otherwise)
 
 
 def inside_log(
     name: TopicPartition, reader: Reader, first: int, end: int, *, fail: bool, where: str = ""
 ) -> tuple[int, int]:
-    """Return the part of [first, end) that is inside the log, and report the rest as a loss.
+    """Return the offsets of [first, end) that are inside the log as a range, and report the others as a loss.
 
-    If nothing is inside the log, the returned range is empty: its start is not below its end. A loss raises
-    `DataLoss` if `fail` is true, and is logged as a warning otherwise. Offsets that compaction removed, control
-    records and aborted records are no loss: they are inside the log. `where` is the text that a task adds to the
-    messages: the file and the host that show the loss.
+    If none is inside the log, the returned range is empty: its start is not below its end. A loss raises `DataLoss`
+    if `fail` is true, and is logged as a warning otherwise. Offsets that compaction removed, control records and
+    aborted records are no loss: they are inside the log. A task passes the file and the host that show the loss as
+    `where`, which ends the messages.
     """
     start, log_end = reader.log_start_offset, reader.log.state.log_end_offset
     if first < start:
@@ -125,8 +126,8 @@ def plan(
 
     `wanted` has (partition, first, end) for each range of offsets [first, end) to read. `options` determine the
     number and the size of the splits. Without them, a split has 4 to 128 MiB, and the number is near that of the
-    driver's processors if these sizes permit it. Raises `Gone` if files keep leaving the log meanwhile, and
-    `OSError`.
+    driver's processors if these sizes permit it. Raises `Gone` if files are replaced or deleted during each of
+    several attempts, and `OSError`.
     """
 
     def parts_of(split_bytes: int) -> list[SplitPart]:
@@ -166,7 +167,7 @@ def plan(
             break
         at = groups.index(largest)
         groups[at : at + 1] = [largest[: len(largest) // 2], largest[len(largest) // 2 :]]
-    # For an empty list Spark makes an input partition of its own, which is not a `Split`, and `read` would fail.
+    # For an empty list Spark passes an input partition of its own to `read`, which fails because it is no `Split`.
     return [Split(group) for group in groups] or [Split([])]
 
 
@@ -250,7 +251,7 @@ def columns(
         # This opens the file, so a later rename or removal does not affect the read.
         read = scan_split.read(part.segment_split, since_ms)
     except Gone as gone:
-        logger.info("%s; searching the log for its records again", gone)
+        logger.info("%s; reading its records from the files that the log has now", gone)
         yield from _columns_again(part, gone, options, since_ms)
         return
     for found in read:
@@ -265,9 +266,9 @@ def columns(
 def _columns_again(
     part: SplitPart, gone: Gone, options: ReadOptions, since_ms: int | None
 ) -> Iterator[Columns]:
-    """Yield the records of a part from the log's current files, after the planned file has left the log.
+    """Yield the records of a part from the current files of the log, because the planned file could not be opened.
 
-    Compaction may have replaced the file, and retention may have deleted it. `gone` is the error from opening it.
+    Compaction may have replaced the file, or retention may have deleted it. `gone` is the error from opening it.
     """
     segment_split, fail = part.segment_split, options.fail_on_data_loss
     directory = as_path(segment_split.segment.directory)
@@ -286,7 +287,7 @@ def _columns_again(
         return
     with Store(directory.parent, read_only=True, only=directory.name) as store:
         partition = store[directory.name]
-        # A listing of a bucket may be outdated, so a segment in it does not prove that this host lacks the file.
+        # The listing of a bucket may be outdated: a segment that it shows may have been deleted meanwhile.
         if not partition.disk.is_remote and not segment_split.segment.has_left(partition):
             raise NotOnHost.because(gone)
         reader = partition.isolated(options.isolation)
@@ -300,7 +301,7 @@ def _columns_again(
 
 
 def _is_deleted(planned: SegmentDescriptor, gone: Gone) -> bool:
-    """Whether the partition of a planned file has left its log directory since the plan.
+    """Whether the partition of a planned file has been deleted or moved from its log directory since the plan.
 
     Raises `NotOnHost` if this machine does not have the planned log directory, or if the partition is missing here
     and the log directory's recovery point checkpoint lists it or cannot be read.
@@ -315,7 +316,7 @@ def _is_deleted(planned: SegmentDescriptor, gone: Gone) -> bool:
         raise NotOnHost.because(gone)
     if identity is not None:
         return True
-    # logfs and Kafka rewrite this checkpoint when they delete a partition.
+    # logfs and Kafka remove a partition that they delete from this checkpoint.
     try:
         known = checkpoint.parse_offsets(disk.read_file(log_dir / RECOVERY_POINTS))
     except (FileNotFoundError, Corrupt):

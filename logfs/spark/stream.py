@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from logfs.spark.splits import Split
     from logfs.spark.topics import Offsets, OffsetsJson, TopicSnapshot
 
-# How often a missing partition is looked for again, and the pause before each look.
+# How many times a missing partition is looked up again, and the pause before each lookup.
 _LOOKS = 10
 _LOOK_SECONDS = 0.1
 
@@ -71,7 +71,7 @@ def share(backlog: Mapping[TopicPartition, int], limit: int) -> dict[TopicPartit
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """The reader of one streaming query. It lives as long as the query, and tasks get copies of it."""
+    """The reader of one streaming query. Spark keeps it for as long as the query runs, and sends copies to tasks."""
 
     def __init__(self, schema: StructType, options: ReadOptions) -> None:
         check_schema(schema)
@@ -80,11 +80,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._topics: Topics | None = None
         # The offsets at which a query with Trigger.AvailableNow ends.
         self._target: Offsets | None = None
+        # When `latestOffset` last ended a micro-batch without waiting for more offsets, by `time.monotonic`.
         self._triggered: float | None = None
-        # Partitions that were deleted and recreated under the same name. They stay here as long as the offsets of the
-        # query contain the deleted ones.
+        # Partitions that were deleted and recreated under the same name. They stay here for as long as the offsets of
+        # the query name the deleted partitions.
         self._remade: set[TopicPartition] = set()
-        # The partitions that were missing at the last look, and the losses that were reported.
+        # The partitions that were reported as missing last, and the messages of all reported losses.
         self._lost: frozenset[TopicPartition] = frozenset()
         self._reported: set[str] = set()
         self._position: GroupPosition | None = None
@@ -165,7 +166,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         readers = {name: look.readers[name] for name in begins}
         ends = {name: reader.log_end_offset for name, reader in readers.items()}
         if self._target is not None:
-            # A partition without a target was created after the targets were fixed. The next run reads it.
+            # A partition without a target was created after `prepareForTriggerAvailableNow`. The next run reads it.
             ends = {
                 name: min(end, self._target[name]) if name in self._target else begins[name]
                 for name, end in ends.items()
@@ -203,15 +204,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the offset from which each existing partition is read after `start`, and the ids of the topics.
 
         A new partition begins at its log start offset. So does each partition of a topic that was deleted and
-        recreated, which is reported as a loss. A partition that is gone is a loss, too, and has no offset in the
-        result. A partition that is created later under the same name is new. Raises `DataLoss`.
+        recreated, which is reported as a loss. A deleted partition is a loss, too, and has no offset in the result. A
+        partition that is created later under the same name is new. Raises `DataLoss`.
         """
         known, known_ids = from_json(start), topic_ids_from_json(start)
         now_ids = look.ids_by_topic()
         replaced = _changed(known_ids, now_ids)
         for topic in sorted(replaced & {name.topic for name in known}):
             self._report_replaced(topic, known_ids[topic], now_ids[topic])
-        # A new topic id already marks all partitions of the topic as new.
+        # A changed topic id has already made all partitions of the topic new.
         self._remade = {
             name for name in self._remade if name.topic not in replaced and name in known
         }
@@ -233,14 +234,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _readable(
         self, look: TopicSnapshot, topic_ids: Mapping[str, str]
     ) -> dict[TopicPartition, Reader]:
-        """Return the existing partitions, without those that replaced a partition that the query reads."""
+        """Return the existing partitions, except those that replaced a partition that the query was reading."""
         agreed = look.ids_by_topic()
         return {
             name: reader
             for name, reader in look.readers.items()
             if name not in self._remade
-            # While a topic is being recreated, some of its partitions have the old id and some the new one. Only
-            # those with the id that the query has read, or without an id, are readable then.
+            # While a topic is being recreated, some of its partitions have the old id and some the new one. Only the
+            # partitions with the id that the query has read, or without an id, are readable then.
             and (
                 name.topic in agreed
                 or look.topic_ids.get(name) in (None, topic_ids.get(name.topic))
@@ -275,7 +276,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _is_too_little(self, backlog: int) -> bool:
         """Whether the backlog is too small for a micro-batch, so that the trigger waits for more offsets.
 
-        As in Kafka's source, the first micro-batch never waits, and the last one of Trigger.AvailableNow may.
+        As in Kafka's source, the first micro-batch never waits, and the last one of Trigger.AvailableNow may wait.
         """
         least = self.options.min_offsets_per_trigger
         if least is None or self._triggered is None or backlog >= least:
@@ -313,13 +314,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @short_errors()
     def prepareForTriggerAvailableNow(self) -> None:
-        """Fix the offsets at which the query ends: the current log end offsets."""
+        """Fix the current log end offsets as the offsets at which the query ends."""
         readers = self._look().readers
         self._target = {name: reader.log_end_offset for name, reader in readers.items()}
 
     @short_errors()
     def reportLatestOffset(self) -> OffsetsJson:
-        """Return the log end offsets, from which the query's progress events derive the lag."""
+        """Return the log end offsets. Spark puts them into progress events, to show how far the query is behind."""
         look = self._look()
         ends = {name: reader.log_end_offset for name, reader in look.readers.items()}
         return to_json(ends, look.ids_by_topic())
@@ -339,7 +340,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for topic in sorted(replaced & {name.topic for name in known}):
             self._report_replaced(topic, start_ids[topic], end_ids[topic])
         known = {name: offset for name, offset in known.items() if name.topic not in replaced}
-        # If a topic was recreated after the micro-batch was planned, nothing of the planned topic is left to read.
+        # If a topic was recreated after the micro-batch was planned, no record of the planned topic is left to read.
         now_ids = look.ids_by_topic()
         over = _changed(end_ids, now_ids)
         for topic in sorted(over & {name.topic for name in ends}):
@@ -357,7 +358,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             # absence is a loss.
             if begins[name]:
                 self._report(
-                    f"{name.directory} is new to the query, but offsets 0 to {begins[name] - 1} are already gone"
+                    f"{name.directory} is new to the query, but its offsets 0 to {begins[name] - 1} were deleted"
                 )
         for name in ends.keys() & begins.keys():
             if begins[name] > ends[name]:
@@ -382,7 +383,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return splits.read(partition, BatchMaker(arrow_schema(self.schema)), self.options)
 
     def commit(self, end: Mapping[str, Any]) -> None:
-        """Do nothing: the offsets are in the query's checkpoint, and `latestOffset` commits those of a group."""
+        """Do nothing: Spark keeps the offsets in its checkpoint, and `latestOffset` commits them for a group."""
 
     def stop(self) -> None:
         """Close the log directories and their files."""
@@ -459,9 +460,9 @@ def _bytes_between(reader: Reader, first: int, end: int) -> int:
 
 
 def _offset_after(reader: Reader, first: int, end: int, size: int) -> int:
-    """Return the offset up to which a range from `first` on has about `size` bytes, and at least one batch.
+    """Return an offset X such that the offsets [first, X) take about `size` bytes of .log, and at least one batch.
 
-    The range ends at `end` if the log has fewer bytes.
+    X is `end` if the offsets [first, end) take fewer bytes.
     """
     found = scan_split.plan(
         reader, max(first, reader.log_start_offset), end, split_bytes=max(size, 1)

@@ -112,14 +112,17 @@ class Topics:
             log_dir.path: log_dir.disk.stat(log_dir.path, follow=True).identity
             for log_dir in self.store.registry.working
         }
-        # The identity of each partition directory at the last look, and the topic id by directory and identity.
+        # The identity of each partition directory at the last `look`, and the topic id by directory and identity.
         self._identities: dict[Path, int] = {}
         self._ids: dict[tuple[Path, int], str] = {}
         # The key and the result of the last call of `plan` in `planned`.
         self._planned: tuple[object, object] | None = None
 
     def planned(self, key: object, plan: Callable[[], Plan]) -> Plan:
-        """Return `plan()`, or its last result if that had an equal `key`: no partition has changed since then."""
+        """Return `plan()`, or the result of the last call if its `key` was equal.
+
+        `opened` reuses an object only while its partitions have not changed, so the result is still valid.
+        """
         last = self._planned
         if last is None or last[0] != key:
             last = self._planned = key, plan()
@@ -130,7 +133,7 @@ class Topics:
         self.store.close()
 
     def close_files(self) -> None:
-        """Close the files. A later read opens them again."""
+        """Close the files of all partitions. A later read opens them again."""
         for partition in self.store.registry.partitions.values():
             partition.close()
 
@@ -148,7 +151,7 @@ class Topics:
                 ) from None
             if found != identity:
                 raise InvalidStore(
-                    f"{path}: another directory is in the place of the log directory; was it unmounted?"
+                    f"{path}: another directory is in the place of the log directory; was the latter unmounted?"
                 )
         self.store.refresh()
 
@@ -229,7 +232,7 @@ class Topics:
         return dict(sorted(found.items()))
 
 
-# In a Spark process that plans queries: the key by which its last plan selected topics, and these topics.
+# In a Spark process that plans queries: the key and the topics of the last plan.
 _last: tuple[object, Topics] | None = None
 
 
@@ -237,9 +240,9 @@ _last: tuple[object, Topics] | None = None
 def opened(options: ReadOptions) -> Iterator[Topics]:
     """Yield the topics that the options select, as they are now, to plan one batch query.
 
-    Spark plans all queries of a session in one process. To open a partition takes a millisecond; to check that a
-    partition has not changed takes a fraction of that. So the process keeps the topics of its last plan, without open
-    files, and the plan. The next query uses both if it selects the same partitions and nothing has changed.
+    Spark plans all queries of a session in one process. Opening a partition takes a millisecond; checking that it has
+    not changed takes a fraction of that. So the process keeps the topics of its last plan, with their files closed,
+    and the plan. The next query uses both if it selects the same partitions and none of them has changed.
     """
     global _last
     key = (tuple(map(str, log_dirs_of(options.paths))), options.selection, options.isolation)
@@ -312,7 +315,7 @@ def resolve(
 def _at_time(
     name: TopicPartition, reader: Reader, timestamp: int, *, latest_if_no_match: bool
 ) -> int:
-    # Kafka searches one segment. If compaction has removed all such records there, a later segment may have one.
+    # `shown` searches later segments, too. Kafka searches one, from which compaction may have removed such records.
     found = reader.offset_for_time(max(timestamp, 0), shown=True)
     if found is not None:
         return min(found.offset, reader.log_end_offset)
@@ -320,14 +323,14 @@ def _at_time(
         return reader.log_end_offset
     raise ValueError(
         f"No offset matched from request of topic-partition {name.directory} and timestamp {timestamp}; "
-        "startingOffsetsByTimestampStrategy=latest begins at the end instead"
+        "set startingOffsetsByTimestampStrategy to latest to begin at the end of the log"
     )
 
 
 def ranges(
     start: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int]
 ) -> Sequence[tuple[TopicPartition, int, int]]:
-    """Return (partition, start, end) for each partition in both maps, sorted by partition.
+    """Return (partition, start offset, end offset) for each partition in both maps, sorted by partition.
 
     Empty ranges are left out.
     """

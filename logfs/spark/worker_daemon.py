@@ -1,7 +1,7 @@
-"""Spark's daemon that forks Python workers, without tracebacks of connections that Spark has closed.
+"""Spark's daemon that forks Python workers, but prints no tracebacks for connections that Spark has closed.
 
-Spark runs this module in place of `pyspark.daemon`, in a session that `logfs.spark.session` made. It must not start
-a thread, and so imports neither numpy nor pyarrow: the workers are forked from it.
+In a session that `logfs.spark.session` made, Spark runs this module in place of `pyspark.daemon`. It must not start a
+thread, because it forks the workers, and so imports neither numpy nor pyarrow.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ WORKER_DAEMON = "logfs.spark.worker_daemon"
 
 
 class NotOnHost(LogfsError):
-    """A file or directory of the driver's plan is missing on the machine of a task, or is another one there."""
+    """A file or directory that the driver has planned with is missing on a task's machine, or differs there."""
 
     @classmethod
     def because(cls, reason: object, host_name: str | None = None) -> NotOnHost:
@@ -41,7 +41,7 @@ class NotOnHost(LogfsError):
 
 @contextmanager
 def short_errors() -> Iterator[None]:
-    """In a worker: have Spark show an error of the user's by its message alone, without a traceback.
+    """In a worker: make Spark show a user's error by its message alone, without a traceback.
 
     Use it as a context manager or as a decorator. Spark formats the error after the context, and then ends this
     process, so the environment variable that is set here affects no other error. A batch query shows whole tracebacks
@@ -62,14 +62,14 @@ def is_worker() -> bool:
 
 
 def _main_module() -> str:
-    """Return the name of the module that this process runs: in Spark's workers, one of pyspark's, or the daemon."""
+    """Return the name of the main module: in Spark's workers, a module of pyspark or `WORKER_DAEMON`."""
     spec = sys.modules["__main__"].__spec__
     return "" if spec is None else spec.name
 
 
 def check_python(executable: str) -> None:
     """In the driver: raise `LogfsError` unless this Python, which will run the workers, can import what they need."""
-    # The path of the interpreter identifies a virtual environment. The file there is a link to a shared interpreter.
+    # Virtual environments may link to the same interpreter, so the directories must be equal, too.
     ours, found = Path(sys.executable), shutil.which(executable)
     if found is not None and Path(found).parent == ours.parent and Path(found).samefile(ours):
         return
@@ -94,10 +94,10 @@ _PYTHON = (
 
 
 def hide_broken_pipes(daemon: ModuleType) -> None:
-    """Have this process, and workers that it forks, print no traceback of a write to a connection that Spark closed.
+    """Keep this process and its forks from printing tracebacks of writes to connections that Spark has closed.
 
-    Spark closes it when a query needs no more rows, as `show()` and LIMIT do. The worker then ends, and the code of
-    the module `daemon` prints the errors that have ended it; no setting of Spark changes that.
+    Spark closes the connection of a worker when a query needs no more rows, as with `show()` and LIMIT. The worker
+    then ends, and the module `daemon` prints the error that has ended it; no setting of Spark changes that.
     """
 
     def unless_broken(output: Callable[..., None]) -> Callable[..., None]:
@@ -116,8 +116,8 @@ def freeze_loaded_objects(kind: str) -> None:
     """At the end of a task: exempt all objects that exist in this process from garbage collection.
 
     `kind` names the kind of task, such as "read"; only the first call for a kind does anything. By then the process
-    has loaded what later tasks of that kind need, and keeps it, so the collector need not scan it again. Spark
-    collects garbage after each task, and a scan of all that numba has loaded takes longer than reading 100 MB.
+    has loaded the objects that later tasks of that kind need, and keeps them, so the collector need not scan them.
+    Spark collects garbage after each task, and a scan of all objects of numba takes longer than reading 100 MB.
     Outside of a task the function does nothing.
     """
     if TaskContext.get() is not None:

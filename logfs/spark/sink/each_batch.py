@@ -1,4 +1,4 @@
-"""The micro-batches of a query, appended by `foreachBatch`: exactly once, and in the output mode `update`, too."""
+"""Appends the micro-batches of a query by `foreachBatch`, exactly once, also in the output mode `update`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _QUERY_ID = "sql.streaming.queryId"
 class EachBatch:
     """Appends micro-batches to a log, when it is called by `foreachBatch`.
 
-    The id of the query, which the checkpoint holds, and the id of the batch identify a write. So a batch that Spark
-    sends again is not written again.
+    A write is identified by the id of the query, which is in the checkpoint, and the id of the batch. So a batch that
+    Spark sends again is not written again.
     """
 
     def __init__(self, path: str | Iterable[str], name: str, options: Mapping[str, str]) -> None:

@@ -1,6 +1,6 @@
 """The partitions of a write: planned in the driver, and looked up on the machine of each task.
 
-Spark's processes for planning import this module. They import nothing that encodes rows.
+The processes in which Spark plans writes import this module, so it must not import the modules that encode rows.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     # The path and the inode number of each partition directory, by topic and partition number.
     PlannedPartitions = Mapping[str, Mapping[int, tuple[str, int]]]
 
-# How often a task looks for a missing partition, and how long it waits between looks.
+# How many times a task looks for a missing partition, and the pause between two attempts.
 _LOOKS = 5
 _LOOK_SECONDS = 0.1
 
@@ -40,7 +40,7 @@ def planned_partitions(log_dirs: Iterable[str], topic: str | None) -> PlannedPar
 
 
 def check_staged(log_dirs: Iterable[str], staged: Iterable[tuple[str, StagedFile]]) -> None:
-    """In the driver, after a failed commit: raise `NotOnHost` for a staged file that the driver does not find.
+    """In the driver, after a failed commit: raise `NotOnHost` for a staged file that does not exist on this machine.
 
     `staged` has (host, file) for each file: the name of the host whose task staged it, and the file.
     """
@@ -56,7 +56,7 @@ def check_staged(log_dirs: Iterable[str], staged: Iterable[tuple[str, StagedFile
 def found_here(log_dirs: Sequence[Path], planned: PlannedPartitions) -> dict[str, dict[int, Path]]:
     """In a task: return the partitions in the log directories, by topic and number.
 
-    All planned partitions are among them: with fewer partitions, a key would go to another partition than in other
+    The result includes all planned partitions. Without one of them, a key would go to another partition than in other
     tasks. Raises `NotOnHost` if a planned partition is missing or is another directory than planned, and `OSError`.
     """
     for left in reversed(range(_LOOKS)):

@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 _Item = TypeVar("_Item", bound=np.generic)
 
-# Rows are staged in chunks. The size of a chunk grows with the number of partitions, so that each partition gets
-# batches of a good size; the second constant limits it, to save memory.
+# Rows are staged in chunks. A chunk has this many bytes for each partition, so that batches are large, but at most
+# `_CHUNK_BYTES`, to save memory.
 _CHUNK_BYTES_EACH = 1 << 20
 _CHUNK_BYTES = 32 << 20
-# Records without a key go to the partitions in turn, this many at a time.
+# Records without a key go to one partition after the other, this many to each.
 _STICKY_ROWS = 1024
 _PER_MS = {"ms": 1, "us": 1000}
 
@@ -58,7 +58,8 @@ class StagingTask:
         """Look up the planned partitions on this machine.
 
         `planned` is the result of `planned_partitions` in the driver. `topic` is the topic of all rows, or None if
-        the column `topic` has it. `turn` is a number that selects the partition of the first records without keys.
+        the column `topic` has it. `turn`, modulo the number of partitions, selects the partition that gets the first
+        records without keys.
         Raises `NotOnHost` if this machine does not have the planned partitions, `LogfsError`, and `OSError`.
         """
         self._disk = Disk()
@@ -132,8 +133,8 @@ class StagingTask:
     ) -> NDArray[np.int64]:
         """Return the partition number of each row of a topic.
 
-        It comes from the column `partition`, else from the hash of the key, else from the turn of the partitions.
-        Raises `UnknownPartition`.
+        The column `partition` has it; for a null there, the hash of the key selects it; rows without both go to the
+        partitions in turn. Raises `UnknownPartition`.
         """
         known = self._partitions.get(topic)
         if not known:
@@ -176,8 +177,8 @@ def _chunks(batches: Iterable[pa.RecordBatch], chunk_bytes: int) -> Iterator[pa.
         yield pa.concat_batches(held)
 
 
-# Arrow columns in the form that the kernels require: always with the same array types, because each combination of
-# types would be compiled separately.
+# Arrow columns as arrays for the kernels. The types of the arrays are always the same, because numba compiles each
+# combination of types separately.
 
 
 def _rows(chunk: pa.RecordBatch, now_ms: int) -> Rows:
@@ -192,7 +193,7 @@ def _rows(chunk: pa.RecordBatch, now_ms: int) -> Rows:
         flat = headers.flatten()
         header_keys, header_values = _binary(flat.field(0)), _binary(flat.field(1))
         if header_keys.nulls.any():
-            raise ValueError("a header has no key: headers in Kafka need one")
+            raise ValueError("the column headers has a header with a null key: a header in Kafka needs a key")
     times = np.full(count, now_ms, np.int64)
     if "timestamp" in held:
         column = chunk.column("timestamp")
@@ -204,7 +205,7 @@ def _rows(chunk: pa.RecordBatch, now_ms: int) -> Rows:
 
 
 def _binary(column: pa.Array) -> Binary:
-    """Return a column of strings or bytes in the form of the kernels. Only its offsets are copied."""
+    """Return a column of strings or bytes as the arrays that the kernels take. Only its offsets are copied."""
     plain = column.cast(pa.binary()) if pa.types.is_string(column.type) else column
     large = plain.cast(pa.large_binary())
     _, offsets, data = large.buffers()

@@ -1,8 +1,7 @@
 """The writers of batches and streams: `write` stages records in tasks, and `commit` commits them in the driver.
 
-Two attempts of a task, or two runs of a micro-batch, stage two separate sets of files. The driver commits the files
-of the successful attempts. The log accepts only one commit for each micro-batch of a query, and one for each batch
-write.
+Each attempt of a task stages files of its own. The driver commits the files of the successful attempts. The log
+accepts only one commit for each micro-batch of a query, and one for each batch write.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class Staged(WriterCommitMessage):
 
 
 class _Sink:
-    """The common base of the batch writer and the stream writer. It is pickled and sent to the tasks."""
+    """The base class of `BatchWriter` and `StreamWriter`. Spark pickles the object and sends it to the tasks."""
 
     def __init__(self, schema: StructType, options: WriteOptions) -> None:
         """Resolve the log directories and plan the partitions; with createPartitions, create a missing topic.
@@ -111,14 +110,14 @@ class _Sink:
             )
             raise
         if done.already:
-            logger.warning("commit %d of %s was done before: nothing is written", sequence, writer)
+            logger.warning("commit %d of writer %s was done before: nothing is written", sequence, writer)
 
     def _abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Remove the staged files, except those that a decided commit needs. Upkeep removes any that are left."""
+        """Remove the staged files, except those that a decided commit needs. On failure, upkeep removes them."""
         try:
             commit_client.discard(self.log_dirs, _files(messages))
         except (LogfsError, OSError) as error:
-            logger.warning("staged files are left for upkeep to remove: %s", error)
+            logger.warning("the staged files cannot be removed now, and upkeep removes them later: %s", error)
 
 
 def _files(messages: Sequence[WriterCommitMessage | None]) -> list[StagedFile]:
@@ -133,7 +132,7 @@ class BatchWriter(_Sink, DataSourceArrowWriter):
 
     def __init__(self, schema: StructType, options: WriteOptions) -> None:
         super().__init__(schema, options)
-        # Spark uses copies of this object for the tasks and for the commit, so both have this id.
+        # The id is set here, because the tasks and the commit use copies of this object and must agree on it.
         self._id = options.transaction or (str(uuid.uuid4()), 0)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
