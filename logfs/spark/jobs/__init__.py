@@ -1,16 +1,16 @@
 """Spark jobs for work that takes too long on one machine. Each job is a function here and a `logfs spark` command.
 
-The tasks read and write the log directories themselves, so these must have the same path on all machines.
+The tasks read and write the log directories themselves. So a log directory must have the same path on all machines.
 
 - `verify`, `stats`: jobs that read, with one work item per segment. `plot` plots the result of `stats`.
 - `upkeep`: the jobs that rebuild indexes and compact, with one work item per partition.
 - `export`: the export; `export_files`: the files that its tasks write; `export_commit`: how the driver moves the
   files to their places; `export_iceberg`: tables of Apache Iceberg.
-- `import_`: the import; `import_splits`, the files and their order; `import_formats`, `import_lines` and
-  `import_parquet`, the formats.
+- `import_`: the import; `import_splits`: its files and their order; `import_formats`, `import_lines`,
+  `import_parquet`: its formats.
 - `job_runner`: sends work items to tasks, and returns their results and progress. Begin here.
-- `partition_leases`: partitions that tasks change while the driver holds the locks.
-- `selection`: which logs a job works on. `missing`: segments that a task did not find on its machine.
+- `partition_leases`: partitions that tasks change while the driver holds the locks of the log directories.
+- `selection`: which logs a job works on. `missing`: segments that a task could not open on its machine.
 """
 
 from __future__ import annotations

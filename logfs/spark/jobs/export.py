@@ -1,4 +1,4 @@
-"""The job that exports a log to Parquet files or JSON envelopes, in folders by topic and date as in Hive and Spark.
+"""The job that exports logs to files of Parquet or JSON, in folders by topic and date as in Hive and Spark.
 
     target/topic=orders/date=2021-11-28/part-00000-00000000000000000000.parquet
 
@@ -135,7 +135,7 @@ def export(
 
 
 def _checked(call: Callable[[], _Result]) -> _Result:
-    """Return the result of `call`. A `ValueError` is an error of the user, and becomes `InvalidSetting`."""
+    """Return the result of `call`. Raise `InvalidSetting` for its `ValueError`, which is a user's error."""
     try:
         return call()
     except ValueError as error:
@@ -144,7 +144,7 @@ def _checked(call: Callable[[], _Result]) -> _Result:
 
 @contextmanager
 def _target(folder: Path, temporary: Path, format: str) -> Iterator[Folders | IcebergTables]:
-    """Yield the target of an export, and close it at the end."""
+    """Yield the object that publishes the files of an export in the directory `folder`, and close it at the end."""
     if format != "iceberg":
         yield Folders(folder, temporary)
         return
@@ -165,7 +165,7 @@ def _folder(target: str | os.PathLike[str], mode: str, paths: Paths) -> Path:
         raise InvalidSetting(f"mode {mode!r}: give one of {', '.join(MODES)}")
     text = local_path(str(target))
     if "://" in text:
-        raise InvalidSetting(f"{text}: give a directory that all machines have under the same path")
+        raise InvalidSetting(f"{text}: a URL cannot be the target; give a directory that has one path on all machines")
     folder = Path(text).absolute()
     if folder.is_symlink() and not folder.exists():
         raise InvalidSetting(f"{folder}: is a symlink to {folder.readlink()}, which does not exist")
@@ -178,15 +178,16 @@ def _folder(target: str | os.PathLike[str], mode: str, paths: Paths) -> Path:
 
 
 def _check_contents(folder: Path, mode: str, *, incremental: bool, is_early: bool = False) -> None:
-    """Raise `FileExistsError` if `mode` forbids what is in the target; leftovers of killed exports do not count.
+    """Raise `FileExistsError` if `mode` forbids the contents of the target, other than files of killed exports.
 
-    `is_early` means that killed exports are not completed yet: then leftovers of such an export forbid nothing.
+    `is_early` means that killed exports are not completed yet. If the target has files of one, nothing is raised.
     """
     held = {path.name for path in folder.iterdir()} if folder.exists() else set()
     if mode != "errorifexists" or not held - {TEMPORARY}:
         return
     if is_early and TEMPORARY in held:
-        # A killed export may have moved only some of its files. It is completed before the next check.
+        # A killed export may have moved only some of its files. `temporary_directory` completes it before the next
+        # check.
         return
     if incremental and held & {OFFSETS, CATALOG}:
         return
@@ -210,7 +211,7 @@ def _read_options(
 
 
 class _Plan(NamedTuple):
-    """What an export reads: the parts of logs for its tasks, and the offsets to remember, None if not incremental."""
+    """The parts of logs that the tasks read, and the offsets at which the next incremental export begins, or None."""
 
     parts: list[SplitPart]
     offsets: OffsetsJson | None
@@ -223,10 +224,10 @@ def _plan(options: ReadOptions) -> _Plan:
 
 
 def _plan_after(known: OffsetsJson, options: ReadOptions, *, anew: bool) -> _Plan:
-    """Plan the export of what came after the offsets `known`, as a micro-batch of a stream would read it.
+    """Plan the export of the records after the offsets `known`, in the same way as a micro-batch of a stream.
 
-    Offsets of partitions that are not selected stay as they are. With `anew`, the selected partitions begin as if
-    there had been no export.
+    The offsets of partitions that are not selected stay in the plan. With `anew`, the selected partitions are
+    exported as if there had been no earlier export.
     """
     selected = options.selection
     others = {name: end for name, end in from_json(known).items() if name not in selected}

@@ -1,11 +1,12 @@
 """Moves the files of an export to their places, all or none, and keeps the offsets of an incremental export.
 
-The driver first writes all moves to a journal. With the journal, the export is decided. Then the driver moves the
-files. If it is killed meanwhile, the next export into the same target makes the remaining moves.
+The driver first writes all moves to a journal. Once the journal is written, the export is decided. Then the driver
+moves the files. If it is killed meanwhile, the next export into the same target makes the remaining moves.
 
     target/_temporary/ID.lock       locked while the export ID runs
-    target/_temporary/incremental.lock, publish.lock
-                                    locked by the one incremental export, and while an export moves its files
+    target/_temporary/incremental.lock
+                                    locked while an incremental export runs
+    target/_temporary/publish.lock  locked while an export moves its files
     target/_temporary/ID/           the files of its tasks, and its journal
     target/_offsets.json            where the next incremental export begins, as Spark's checkpoints have it
     target/_SUCCESS                 comes last
@@ -47,17 +48,17 @@ _LOCK = ".lock"
 _INCREMENTAL = "incremental"
 # The name of the lock that an export holds while it moves its files: only one export moves files at a time.
 _PUBLISH = "publish"
-# The most attempts to create a lock file. An attempt fails if an export that ends has just removed the empty
+# The most attempts to create a lock file. An attempt fails if another export has just ended and removed the empty
 # directory of the locks. If the path is wrong, every attempt fails.
 _ATTEMPTS = 1000
-# How often the lock of an incremental export is tried, and the pause between two tries.
+# How many times the lock of an incremental export is tried, and the pause between two tries.
 _TRIES = 10
 _PAUSE_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
 class FileMove:
-    """A file to move: the path at which it is, and the path at which it will be."""
+    """A file to move, from the path `old` to the path `new`."""
 
     old: Path
     new: Path
@@ -67,15 +68,15 @@ class FileMove:
 def temporary_directory(target: Path, *, incremental: bool) -> Iterator[Path]:
     """Yield a new directory below the target for the files of one export, and remove it at the end.
 
-    First, killed exports into this target are completed if they were decided; the files of the others are removed. A
-    directory with a journal is not removed. Raises `BlockingIOError` if `incremental` is true and another incremental
-    export is running, and `OSError`.
+    First, killed exports into this target are completed if they were decided; the files of other killed exports are
+    removed. At the end, a directory that still has its journal is kept, so that the next export completes it.
+    Raises `BlockingIOError` if `incremental` is true and another incremental export is running, and `OSError`.
     """
     parent = target / TEMPORARY
     is_new = not target.exists()
     name = uuid.uuid4().hex
     try:
-        # Another export may hold the lock for a moment, to see whether this one was killed.
+        # Wait, because another export may hold the lock for a moment, to check whether this one was killed.
         with _locked(parent / f"{name}{_LOCK}", wait=True), _alone(target, incremental=incremental):
             _complete_killed(target)
             directory = parent / name
@@ -104,10 +105,12 @@ def _alone(target: Path, *, incremental: bool) -> Iterator[None]:
                 yield
                 return
         if left:
-            # An export that looks for killed ones holds the lock for a moment.
+            # Another export holds the lock for a moment while it looks for killed exports.
             time.sleep(_PAUSE_SECONDS)
     raise BlockingIOError(
-        errno.EAGAIN, "another incremental export is writing to this directory", str(target)
+        errno.EAGAIN,
+        "another incremental export is writing to this directory; wait for its end, or give another directory",
+        str(target),
     )
 
 
@@ -118,7 +121,7 @@ def _publishing(target: Path) -> AbstractContextManager[bool]:
 
 @contextmanager
 def _locked(path: Path, *, wait: bool = False) -> Iterator[bool]:
-    """Yield whether this process could lock the file, which is created before and removed afterwards.
+    """Create and lock a file, yield whether this process got the lock, and remove the file if so.
 
     The directory of the file is created, too, if it is missing. With `wait`, wait for the lock, and yield True.
     """
@@ -135,7 +138,7 @@ def _locked(path: Path, *, wait: bool = False) -> Iterator[bool]:
             raise
         if os.fstat(fd).st_nlink:
             break
-        # The process that had the lock has removed the file.
+        # The process that held the lock before has removed the file: lock the new file instead.
         os.close(fd)
     try:
         yield True
@@ -159,7 +162,7 @@ def _open_lock(path: Path) -> int:
 
 
 def _complete_killed(target: Path) -> None:
-    """Complete what was decided by exports that no longer run, and remove all else that they have left."""
+    """Make the remaining moves of decided exports that were killed, and remove the other files of killed exports."""
     parent = target / TEMPORARY
     for name in sorted({path.name.removesuffix(_LOCK) for path in parent.iterdir()}):
         with _locked(parent / f"{name}{_LOCK}") as is_ours:
@@ -176,7 +179,7 @@ def _complete_killed(target: Path) -> None:
 
 
 def _apply(target: Path, moves: Sequence[FileMove]) -> None:
-    """Make the moves that are not made yet. The last one puts `_SUCCESS` in its place."""
+    """Make those of the moves that were not made yet. The last one must be that of `_SUCCESS`."""
     disk = Disk()
     if moves[-1].old.exists():
         (target / SUCCESS).unlink(missing_ok=True)
@@ -185,7 +188,7 @@ def _apply(target: Path, moves: Sequence[FileMove]) -> None:
     places = {path for move in moves for path in (move.old.parent, move.new.parent)}
     inside = {each for place in places for each in (place, place.parent)} - {target}
     for directory in sorted(inside, key=lambda path: -len(path.parts)):
-        # A directory of replaced files may be empty now.
+        # Remove a directory that is empty since its files were replaced.
         with suppress(OSError):
             directory.rmdir()
         if directory.exists():
@@ -222,7 +225,7 @@ def _end(journal: Path) -> None:
 
 
 class Folders:
-    """The target of an export of files: folders by topic and date below the directory `target`."""
+    """Publishes the files of an export in folders by topic and date below the directory `target`."""
 
     def __init__(self, target: Path, temporary: Path) -> None:
         """Prepare to publish what tasks write into `temporary`, a directory below `target`."""
@@ -244,7 +247,7 @@ class Folders:
             if may_be_damaged:
                 return {}
             raise InvalidSetting(
-                f"{path}: where the last export ended cannot be read: {error}; begin anew with mode overwrite"
+                f"{path}: the end of the last export cannot be read: {error}; export all again with mode overwrite"
             ) from None
         return found
 
@@ -254,9 +257,9 @@ class Folders:
         offsets: OffsetsJson | None,
         replaced: Selection | None,
     ) -> None:
-        """Move files to their places, remove those of partitions in `replaced`, and keep `offsets`: all or nothing.
+        """Move files to their places, remove older ones of `replaced` partitions, store `offsets`: all or nothing.
 
-        If `replaced` is None, the other files stay. If `offsets` is None as well, the offsets of the last incremental
+        If `replaced` is None, all older files stay. If `offsets` is None as well, the offsets of the last incremental
         export stay, too. If a move fails, the moves before it are undone, but a removed `_SUCCESS` of an earlier
         export is not restored. Raises `FileExistsError` for a place that is taken, and `OSError`.
         """
@@ -283,7 +286,7 @@ class Folders:
                 str(taken),
             )
         if replaced is not None or offsets is not None:
-            # The remembered offsets do not agree with records that are exported again, so their file is replaced or
+            # The stored offsets would be wrong for records that are exported again, so their file is replaced or
             # removed.
             old |= {target / OFFSETS} & {*target.iterdir()}
         away = [

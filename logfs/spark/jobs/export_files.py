@@ -1,4 +1,4 @@
-"""The files that a task of an export writes: one for each date, as Parquet or as JSON envelopes."""
+"""Writes the files of a task of an export: one for each date, as Parquet or as JSON envelopes."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ if TYPE_CHECKING:
 
 # The name that Hive and Spark give to a null value of a partition column.
 NO_DATE = "__HIVE_DEFAULT_PARTITION__"
-# The namespace of the tables of Iceberg, and the folder in which they are.
+# The namespace of the Iceberg tables, which is also the name of their folder.
 NAMESPACE = "logfs"
-# What the name of a topic's folder begins with.
+# The prefix of the name of a topic's folder.
 _TOPIC = "topic="
 _DAY_MS = 86_400_000
 # 0001-01-01 and 9999-12-31, the first and the last date that readers of the files support, in days since the epoch.
 _FIRST_DAY, _LAST_DAY = -719_162, 2_932_896
 _NO_DAY = np.iinfo(np.int64).min
-# The most bytes that are buffered: for one file, which then become one row group, and for all files of a task.
+# The most bytes in memory: for one file, where they become one row group, and for all files of a task.
 _ROW_GROUP_BYTES = 64 << 20
 _HELD_BYTES = 256 << 20
-# The most files that are open at once, for logs whose dates go back and forth.
+# The most files that are open at once. A log whose timestamps jump between dates has a file open for each date.
 _OPEN_FILES = 64
 
 
 @dataclass(frozen=True)
 class WrittenFile:
-    """A file of an export: the path at which a task wrote it, and its final place, relative to the target.
+    """A file of an export: the path to which a task wrote it, and its final path `place`, relative to the target.
 
     It has records of one partition of `topic`.
     """
@@ -94,7 +94,7 @@ _COMPRESSIONS = {
 def format_of(format: str, compression: str | None, values: str) -> ExportFormat:
     """Check the parts of an `ExportFormat`, and return it. Raises `InvalidSetting`.
 
-    If `compression` is None, the default of the format is taken: none for "json", else zstd.
+    If `compression` is None, the codec is "none" for the format "json" and "zstd" for the others.
     """
     known = _COMPRESSIONS.get(format)
     if known is None:
@@ -106,13 +106,13 @@ def format_of(format: str, compression: str | None, values: str) -> ExportFormat
         raise InvalidSetting(f"values {values!r}: give one of {', '.join(VALUES)}")
     if format != "json" and values != VALUES[0]:
         raise InvalidSetting(
-            f"values {values!r}: files of Parquet hold bytes; give the format json"
+            f"values {values!r}: is for the format json only, and the format is {format}"
         )
     return ExportFormat(format, chosen, values)
 
 
 def partition_of(path: Path) -> TopicPartition | None:
-    """Return the partition whose records a file of an export has, by its path; None if it is no such path."""
+    """Return the partition that the path of an exported file names; None for the path of another file."""
     topic, _, file = path.parts[-3:]
     found = re.match(r"part-([0-9]+)-[0-9]{20}\.", file)
     if found is None or not topic.startswith(_TOPIC):
@@ -213,7 +213,7 @@ class Files:
 
 
 class _OpenFile(ABC):
-    # The bytes that are buffered and not in the file yet.
+    # The bytes in memory that are not in the file yet.
     held_bytes = 0
 
     def __init__(self, path: Path, place: str, form: ExportFormat, name: TopicPartition) -> None:
@@ -262,8 +262,8 @@ class _ParquetFile(_OpenFile):
         schema = self.schema()
         self._maker = BatchMaker(schema)
         self._batches: list[pa.RecordBatch] = []
-        # Offsets and timestamps grow by small steps, which delta encoding suits. Values have no dictionary, because
-        # they rarely repeat, and no statistics, because queries do not ask for their minimum.
+        # Offsets and timestamps grow by small steps, for which delta encoding is best. Values have no dictionary,
+        # because they rarely repeat, and no statistics, because queries do not compare them with a bound.
         self._writer = pq.ParquetWriter(
             self._path,
             schema,
@@ -295,7 +295,7 @@ class _ParquetFile(_OpenFile):
 
 
 class _IcebergFile(_ParquetFile):
-    """A data file of an Iceberg table. Its timestamps are null where readers in Python cannot represent them."""
+    """A data file of an Iceberg table. Timestamps outside the years 1 to 9999 are null, for readers in Python."""
 
     schema = staticmethod(iceberg_schema)
 

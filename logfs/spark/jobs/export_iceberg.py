@@ -1,10 +1,10 @@
-"""Apache Iceberg as the target of an export: a table for each topic, in an SQLite catalog in the target directory.
+"""Publishes an export as Apache Iceberg tables, one for each topic, with an SQLite catalog in the target directory.
 
     target/catalog.db                the catalog, for pyiceberg's `SqlCatalog`
     target/logfs/orders/data/        the Parquet files of the table `logfs.orders`
     target/logfs/orders/metadata/    its snapshots
 
-A commit of a table is atomic. Its snapshot has the offsets at which the export ended. The next export begins there.
+A commit of a table is atomic. Its snapshot has the offsets at which the export ended, where the next export begins.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _OFFSETS = "logfs.offsets"
 CATALOG = "catalog.db"
 _PARTITION_FIELD = "date"
-# Table properties: which columns have statistics. The data files have them, and readers skip files by them.
+# Table properties: which columns have statistics, by which readers skip data files.
 _PROPERTIES = {
     "write.metadata.metrics.default": "none",
     **{
@@ -39,7 +39,7 @@ _PROPERTIES = {
 
 
 class IcebergTables:
-    """The tables in a directory, one for each topic."""
+    """The Iceberg tables in a directory, one for each topic."""
 
     def __init__(self, directory: Path) -> None:
         """Open the catalog in the directory, which must exist; create it if it is missing.
@@ -70,7 +70,7 @@ class IcebergTables:
     def offsets(self, *, may_be_damaged: bool = False) -> OffsetsJson:
         """Return where the exports into all tables ended, in the form of `_offsets.json` of exports to files.
 
-        `may_be_damaged` changes nothing here: a table that cannot be read is an error of pyiceberg in any case.
+        `may_be_damaged` has no effect: a table that cannot be read raises the error of pyiceberg in any case.
         """
         found: OffsetsJson = {}
         for name in self._catalog.list_tables(NAMESPACE):
@@ -89,9 +89,9 @@ class IcebergTables:
     ) -> None:
         """Add files to the tables of their topics, each in one commit; a missing table is created.
 
-        The files are moved into the directories of the tables first. The snapshot of a table keeps the `offsets` of
-        its topic. The records of the topics in `replaced`, None for no topic, are removed by the same commits. Raises
-        `JobFailed` if a commit fails. Then that table is unchanged, and the tables of earlier topics are committed.
+        The files are moved into the directories of the tables first. The snapshot of a table stores the `offsets` of
+        its topic. If `replaced` is given, the same commits remove the older records of its topics. Raises `JobFailed`
+        if a commit fails: its table is unchanged, and the tables of topics before it, by name, have their commits.
         """
         of_topic: dict[str, list[WrittenFile]] = {}
         if replaced is not None:
@@ -122,13 +122,13 @@ class IcebergTables:
                 if replaces and table.current_snapshot() is not None:
                     transaction.delete(AlwaysTrue(), snapshot_properties=properties)
                 if places:
-                    # Names of files are unique, so that none can be in the table already.
+                    # Names of files are unique, so none can be in the table already.
                     transaction.add_files(
                         places, snapshot_properties=properties, check_duplicate_files=False
                     )
         except (CommitFailedException, ValidationException) as error:
             raise JobFailed(
-                f"{self._directory}: the table {NAMESPACE}.{topic} was changed meanwhile: {error}; export again"
+                f"{self._directory}: another writer changed the table {NAMESPACE}.{topic}: {error}; export again"
             ) from error
 
     def _table(self, topic: str) -> Any:

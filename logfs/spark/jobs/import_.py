@@ -1,7 +1,7 @@
 """The job that imports files into a log: Parquet, JSON envelopes or lines of text, with keys and partitions.
 
-Tasks read the files and stage batches, as the tasks of the sink do (`logfs.spark.sink`). The driver makes one commit
-of all batches, so an import appends all rows or none.
+Tasks read the files and stage batches, as the tasks of the sink do (`logfs.spark.sink`). The driver commits all
+batches at once, so an import appends all rows or none.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Imported:
     """The result of an import: the number of files and records, and the offsets that the records got.
 
     `offsets` maps the name of each partition to its range: the first offset and the offset after the last. `already`
-    is whether an import with the same id was done before, so that this one has changed nothing.
+    is true if an import with the same id was done before, and this one has changed nothing.
     """
 
     files: int
@@ -104,9 +104,9 @@ def import_(
     """
     options = ImportOptions(format, topic, key, value, key_separator, repartition)
     if partitions is not None and partitions < 1:
-        raise InvalidSetting(f"partitions: give 1 or more, not {partitions}")
+        raise InvalidSetting(f"partitions is {partitions}: give 1 or more")
     if id is not None and not id.strip():
-        raise InvalidSetting("id: give a name, not an empty text")
+        raise InvalidSetting("id is empty: give a name")
     form = _FORMS[format](options)
     files = find_files([sources] if isinstance(sources, (str, os.PathLike)) else sources)
     directories = log_dirs(paths)
@@ -146,7 +146,7 @@ def _make_log_dirs(directories: Sequence[str], *, may_create: bool) -> None:
 
 
 def _is_committed(directories: Sequence[str], writer: str) -> bool:
-    """Whether the writer has committed. A commit of the writer that is decided but not finished is finished first."""
+    """Whether the writer has committed. If its commit is decided but not finished, finish the commit first."""
     logs = [read_commits(Disk(), Path(directory)) for directory in directories]
     if any(log.pending is not None and log.pending.writer == writer for log in logs):
         return commit_client.commit(directories, writer, 0, []).already
@@ -154,7 +154,7 @@ def _is_committed(directories: Sequence[str], writer: str) -> bool:
 
 
 def _told(progress: Progress | None, before: int, total: int) -> Progress | None:
-    """Return a callback that adds `before` to the bytes done in one phase, and reports `total` as bytes in all."""
+    """Return a callback for one phase, which calls `progress` with `before` plus the bytes done, and with `total`."""
     if progress is None:
         return None
     return lambda done, _: progress(before + done, total)
@@ -170,23 +170,23 @@ def _check_topics(
     found: Sequence[FileRange],
     partitions: int | None,
 ) -> None:
-    """Check that every row has a topic, and create the missing topics if `partitions` is given.
+    """Check that every row has a topic, and create the missing topics with `partitions` partitions or more.
 
-    Raises `InvalidSetting` for a row without a topic, and for a missing topic without `partitions`.
+    Raises `InvalidSetting` for a row without a topic, and for a missing topic if `partitions` is None.
     """
     there = partitions_in(Path(path) for path in directories if Path(path).is_dir())
     wanted: dict[str, int] = {}
     for file_range in found:
         for topic, partition in file_range.names:
             if topic is None:
-                raise InvalidSetting(f"{file_range.path}: has no topic for its records; give one")
+                raise InvalidSetting(f"{file_range.path}: has no topic for its records; give the option topic")
             if topic not in there:
                 highest = -1 if partition is None or options.repartition else partition
                 wanted[topic] = max(wanted.get(topic, 0), partitions or 0, highest + 1)
     if partitions is None:
         for topic in wanted:
             raise InvalidSetting(
-                f"{', '.join(directories)}: has no topic {topic!r}; give a number of partitions to create it"
+                f"{', '.join(directories)}: has no topic {topic!r}; give the option partitions to create it"
             )
     commit_client.create(
         directories,
@@ -196,7 +196,7 @@ def _check_topics(
 
 @dataclass(frozen=True)
 class _Stage:
-    """The function of a task: stage groups of file ranges, one after the other.
+    """The function of a task: stage the rows of groups of file ranges, group by group.
 
     Errors in the contents (`LogfsError` except `NotOnHost`, `ValueError`, `pa.ArrowException`) become `InvalidRecord`
     with the name of the file, or with the first and the last name of several files.
@@ -251,7 +251,7 @@ def _stage(
 def _commit(
     directories: Sequence[str], writer: str, staged: Sequence[tuple[str, StagedFile]]
 ) -> Committed:
-    """Commit the staged files, each of which is paired with the host that staged it.
+    """Commit the staged files; `staged` has (host that staged it, file) for each of them.
 
     If the commit fails before it is decided, the files are removed.
     """

@@ -32,7 +32,7 @@ SCHEMA = pa.schema(
         "offset": pa.int64(),
     }
 )
-# Large enough that the fixed cost of a batch is negligible.
+# The most rows and bytes of a batch: so many that the fixed cost of a batch is negligible.
 BATCH_ROWS = 30_000
 BATCH_BYTES = 16 << 20
 
@@ -63,18 +63,18 @@ class ImportOptions:
             )
         if self.value is not None and self.format != "parquet":
             raise InvalidSetting(
-                f"value: names a column of a Parquet file; not for format {self.format}"
+                f"value: names a column of a Parquet file, and the format is {self.format}"
             )
         if self.key_separator is not None and (self.format != "text" or self.key is not None):
-            raise InvalidSetting("key_separator: only for format text, and not with key")
+            raise InvalidSetting("key_separator: give it only with format text, and without key")
         if self.key_separator == "":
             raise InvalidSetting("key_separator: give at least one character")
         if self.format == "text" and self.topic is None:
-            raise InvalidSetting("topic: lines of text contain no topic; give one")
+            raise InvalidSetting("topic: lines of text contain no topic; give the option topic")
 
 
 class ImportFormat(ABC):
-    """Reads file ranges of files of one format. The object is pickled and sent to the tasks."""
+    """The base class of the formats, which read files. Spark pickles the object and sends it to the tasks."""
 
     def __init__(self, options: ImportOptions) -> None:
         self.options = options
@@ -92,7 +92,7 @@ class ImportFormat(ABC):
 
     @abstractmethod
     def look(self, file_range: FileRange) -> list[FileRange]:
-        """Find the topics, partitions and offsets in a file range, and return them in file ranges of the same rows.
+        """Find the topics, partitions and offsets of the rows in a file range; return file ranges with these rows.
 
         The returned file ranges have `names`, and `offsets` if these are known. Raises `InvalidRecord`, `NotOnHost`,
         `OSError`.

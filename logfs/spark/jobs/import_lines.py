@@ -1,4 +1,4 @@
-"""Files of lines for an import: a line is a value or a JSON envelope. Large files are cut where a line begins."""
+"""Import formats with lines: a line is a value or a JSON envelope. Large files are cut where a line begins."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from logfs.spark.jobs.import_splits import Name
 
 _BLOCK_BYTES = 4 << 20
-# The limit for a line, in bytes. No record is as long, and a file without newlines is not text.
+# The limit for a line, in bytes. Records are shorter, and a file with such a line is probably not text.
 _LONGEST_LINE = 1 << 30
 _CODECS = {".gz": "gzip", ".zst": "zstd", ".lz4": "lz4", ".bz2": "bz2"}
 # The beginning of an envelope of an export. The first group is the same for all envelopes of a partition.
@@ -42,7 +42,7 @@ _PREFIX = re.compile(
 
 
 class LinesFormat(ImportFormat):
-    """The common base of `TextFormat` and `EnvelopeFormat`, whose files consist of lines."""
+    """The base class of `TextFormat` and `EnvelopeFormat`, whose files consist of lines."""
 
     def cut(self, path: str) -> list[FileRange]:
         size = Path(path).stat().st_size
@@ -99,9 +99,9 @@ class TextFormat(LinesFormat):
         yield batch_of(len(starts), key=keys.cast(kind), value=values.cast(kind))
 
     def _fields(self, file_range: FileRange, position: int, lines: Sequence[bytes]) -> list[Any]:
-        """Return the key of each line, from its field: a string as it is, another value as JSON, null as None.
+        """Return the key of each line, from the field `options.key`: a string, other JSON as bytes, or None for null.
 
-        A field that is absent counts as null. Raises `InvalidRecord` for a line that is not a JSON object.
+        A missing field counts as null. Raises `InvalidRecord` for a line that is not a JSON object.
         """
         found = []
         for number, line in enumerate(lines):
@@ -130,8 +130,8 @@ class EnvelopeFormat(LinesFormat):
     def look(self, file_range: FileRange) -> list[FileRange]:
         """Return the file range with its `names` and `offsets`; an empty list if no line begins in the file range.
 
-        If all lines of a block begin as those of an export do, with the same partition, only the beginnings of the
-        first and the last line are parsed.
+        If all lines of a block begin as in an export, and with the same partition, only the beginnings of the first
+        and the last line are parsed.
         """
         names: set[Name] = set()
         offsets: list[int | None] = []
@@ -170,7 +170,7 @@ class EnvelopeFormat(LinesFormat):
             yield self._batch(placed[start : start + BATCH_ROWS])
 
     def _canonical(self, topic: str, partition: int, found: Envelopes) -> pa.RecordBatch:
-        """Return a batch of envelopes as an export writes them, made directly from their columns."""
+        """Return the batch of envelopes in the form of an export, without a Python object for each record."""
         count = len(found.offsets)
 
         def gathered(starts: NDArray[np.int64], lengths: NDArray[np.int32], kind: Any) -> pa.Array:
@@ -242,7 +242,7 @@ def _array(name: str, column: list[Any]) -> pa.Array:
 def _same_prefix(block: bytes) -> tuple[Name, tuple[int, int]] | None:
     """Return the partition of a block of envelopes, and the offsets of the first and the last one.
 
-    Return None unless all lines begin as those of an export do, with the same partition.
+    Return None unless all lines begin as in an export, and with the same partition.
     """
     head = _PREFIX.match(block)
     last = block.rfind(b"\n", 0, len(block) - 1) + 1
@@ -260,9 +260,9 @@ def _same_prefix(block: bytes) -> tuple[Name, tuple[int, int]] | None:
 def blocks(file_range: FileRange) -> Iterator[tuple[int, bytes]]:
     """Yield (position of the first byte, block) for blocks of whole lines.
 
-    Together the blocks have all lines that begin in the file range. Positions in a compressed file count uncompressed
-    bytes. Every block ends with a newline, even if the last newline of the file is missing. Raises `InvalidRecord`,
-    `NotOnHost`, `OSError`.
+    Together the blocks have all lines that begin in the file range. The positions in a compressed file are those of
+    its uncompressed bytes. Every block ends with a newline, even if the last newline of the file is missing. Raises
+    `InvalidRecord`, `NotOnHost`, `OSError`.
     """
     file_range.check_here()
     with _open(file_range.path) as file:
@@ -301,7 +301,7 @@ def blocks(file_range: FileRange) -> Iterator[tuple[int, bytes]]:
                 position, rest = position + cut, rest[cut:]
             elif len(rest) > _LONGEST_LINE:
                 _refuse(
-                    file_range, position, 0, f"is longer than {_LONGEST_LINE} bytes: is this text?"
+                    file_range, position, 0, f"is longer than {_LONGEST_LINE} bytes; is the file text?"
                 )
 
 

@@ -1,4 +1,4 @@
-"""Parquet files for an import: file ranges are planned from the footers, and read by row groups."""
+"""The import format of Parquet: file ranges are row groups, which the footers describe."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ if TYPE_CHECKING:
 
     from logfs.spark.jobs.import_splits import Name
 
-# A file range of at most this many bytes is read at once, and its file closed: a merge may read many ranges.
+# A file range of at most this many bytes is read in one step, and its file is closed, so that a merge of many file
+# ranges keeps few files open.
 _SMALL_BYTES = 4 << 20
-# The cost of opening a file, expressed in bytes.
+# The cost of opening a file and reading its footer, as a number of bytes that take as long to read.
 _FOOTER_BYTES = 1 << 20
 
 
 class ParquetFormat(ImportFormat):
-    """Reads Parquet files, whose columns have the names of `format("logfs")` or those in the options.
+    """Reads Parquet files, whose columns have the names of `format("logfs")` or the names in the options.
 
     Folders `topic=…` and `partition=…` in the path also specify the topic and the partition.
     """
@@ -74,7 +75,7 @@ class ParquetFormat(ImportFormat):
                 yield self._conformed(batch, constants)
 
     def _source(self, column: str) -> str:
-        """Return the name of the file's column for a column of `SCHEMA`."""
+        """Return the name that a column of `SCHEMA` has in the files."""
         return {"key": self.options.key, "value": self.options.value}.get(column) or column
 
     def _check(self, path: str, schema: pa.Schema) -> list[str]:
@@ -129,7 +130,7 @@ class ParquetFormat(ImportFormat):
     def _names(
         self, path: str, file: pq.ParquetFile, number: int, columns: dict[str, Any]
     ) -> frozenset[Name]:
-        """Return the topics and partitions of a row group: from the path, the footer, or else the columns themselves.
+        """Return the topics and partitions in a row group: from the path, else the footer, else the columns.
 
         The option `topic` takes precedence.
         """

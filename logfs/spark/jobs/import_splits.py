@@ -1,4 +1,4 @@
-"""The files of an import: finding them, the file ranges in which tasks read them, and the order of the file ranges.
+"""The files of an import: finds them, describes the file ranges that tasks read, and orders and merges the ranges.
 
 A `FileRange` is a run of consecutive rows of one file.
 """
@@ -58,7 +58,7 @@ class FileRange:
 
 
 def find_files(sources: Iterable[str | os.PathLike[str]]) -> list[str]:
-    """Return the absolute paths of the files in `sources`: files, directories with all below them, and globs.
+    """Return the absolute paths of the files in `sources`, which are files, directories (with all below) and globs.
 
     The files of a directory or a glob are in the order of their names. As in Spark, files and folders below a
     directory are hidden if their names begin with `_` or `.`. Raises `FileNotFoundError` for a source that does not
@@ -88,7 +88,7 @@ def _below(directory: Path) -> Iterator[str]:
 
 
 def from_path(path: str, column: str) -> str | None:
-    """Return the value in the nearest folder `column=value` above the file `path`; None if there is no such folder.
+    """Return the value of the nearest folder named `column=value` above the file `path`; None without such a folder.
 
     Hive and Spark encode such values like URLs; the result is decoded.
     """
@@ -106,8 +106,9 @@ def in_order(file_ranges: Sequence[FileRange]) -> list[list[FileRange]]:
     """Return the file ranges in groups, in the order of import. The rows of a group must be merged by offset.
 
     If all file ranges have offsets that ascend within each file, as in the files of an export, the order is by topic,
-    partition and offset. File ranges of a partition whose offsets overlap are then one group, because an export may
-    interleave the dates of a partition. Otherwise the given order stays, and each file range is a group.
+    partition and offset. File ranges of a partition whose offsets overlap are then one group: an export has a file
+    for each date, and the offsets of two dates may interleave. Otherwise the given order stays, and each file range
+    is a group.
     """
     if not all(file_range.offsets for file_range in file_ranges) or not _ascend(file_ranges):
         return [[file_range] for file_range in file_ranges]
@@ -147,7 +148,7 @@ def _ascend(file_ranges: Sequence[FileRange]) -> bool:
 
 
 class _Head(NamedTuple):
-    """Rows of a stream that are not merged yet, and for each row the greatest offset up to and including it."""
+    """Rows of a file range that are not merged yet, and for each row the greatest offset of the rows up to it."""
 
     rows: pa.RecordBatch
     offsets: NDArray[np.int64]

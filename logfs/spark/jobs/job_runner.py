@@ -1,6 +1,6 @@
 """Runs work as a Spark job: sends work items to tasks, and returns their results.
 
-The tasks read and write the bytes of the logs themselves. These bytes never pass through the JVM.
+The tasks read and write the logs themselves, so the records never pass through the JVM.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
-# The bytes of work that small work items share in one task, because a task costs as much as reading some MB.
+# Small work items share a task up to this number of bytes, because starting a task costs as much as reading some MB.
 TASK_BYTES = 128 << 20
 _LOOK_SECONDS = 0.2
 # How long an interrupted caller waits for the end of its job.
@@ -35,7 +35,7 @@ _CANCEL_SECONDS = 10
 
 
 class JobFailed(LogfsError):
-    """Some work items of a job failed. The others were done, but `export` and `import_` discard their results."""
+    """Some work items of a job failed. The others were done; `export` and `import_` then discard their results."""
 
 
 class WorkItem(NamedTuple, Generic[_Item]):
@@ -95,7 +95,7 @@ def run(
                 # If a task runs twice, the accumulator counts its bytes twice.
                 progress(min(done.value, total), total)
     except BaseException:
-        # Ctrl-C, or an error of `progress`. The caller may stop Spark next, and the job must not run on until then.
+        # Ctrl-C, or an error of `progress`. Wait for the end of the job, because the caller may stop Spark next.
         deadline = time.monotonic() + _CANCEL_SECONDS
         while thread.is_alive() and time.monotonic() < deadline:
             # Cancel repeatedly, because the job may not have been submitted yet.

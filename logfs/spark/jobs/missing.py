@@ -1,4 +1,4 @@
-"""Segments that a task of a job did not find on its machine, and the driver's decision whether that is an error.
+"""Segments that a task of a job could not open on its machine; the driver decides whether that is an error.
 
 A mount or a broker may change the log while a job reads it. So a planned segment may have left the log before its
 task opens it: then there is nothing to read. If the log still has the segment, the task's machine does not see the
@@ -26,7 +26,7 @@ _MAX_NAMED = 3
 
 
 class UnreadableSegment(NamedTuple):
-    """A planned segment whose file a task did not find, the host of the task, and the text of the error it met."""
+    """A planned segment that a task could not open, the host of the task, and the text of the error."""
 
     segment: SegmentDescriptor
     host: str
@@ -50,7 +50,7 @@ class UnreadableSegment(NamedTuple):
 def failure(missing: Sequence[UnreadableSegment]) -> JobFailed:
     """Return the error that names the segments in `missing`, which must not be empty.
 
-    They are segments that the log has, but tasks did not find on their machines.
+    They are segments that the log still has, but that tasks could not open on their machines.
     """
     more = len(missing) - _MAX_NAMED
     rest = f"; and {more} more segments" if more > 0 else ""
@@ -58,10 +58,10 @@ def failure(missing: Sequence[UnreadableSegment]) -> JobFailed:
 
 
 def still_in_log(paths: Paths, missing: Iterable[UnreadableSegment]) -> list[UnreadableSegment]:
-    """In the driver: return those of the segments in `missing` that the log still has.
+    """In the driver: return the segments in `missing` that the log still has.
 
-    Each of these is an error: the task's machine does not see the log. The others have left the log meanwhile,
-    which is no error. Raises the errors of opening a store read-only.
+    Each of them is an error: the task's machine does not see the log. The other segments have left the log since the
+    job was planned, which is no error. Raises the errors of opening a store read-only.
     """
     found: list[UnreadableSegment] = []
     asked = list(missing)

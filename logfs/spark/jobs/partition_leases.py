@@ -34,8 +34,8 @@ _Result = TypeVar("_Result")
 class Visited(NamedTuple, Generic[_Result]):
     """The outcome of the work on the partition `name`.
 
-    If the work was done, `result` is the return value of the task's function, and `reason` is None. Otherwise
-    `reason` states why not, and `result` is None.
+    If the work was done, `result` is the return value of the task's function, and `reason` is None. If it failed,
+    `reason` is the text of the error, and `result` is None.
     """
 
     name: str
@@ -70,7 +70,7 @@ class _PlannedLease:
         return Path(lease.log_dir, lease.partition.directory)
 
     def check_here(self, *, is_first: bool) -> None:
-        """Raise `NotOnHost` unless this machine has the leased directory and its files.
+        """Raise `NotOnHost` unless this machine has the leased directory and its .log files.
 
         Without the check, a partition without .log files would be opened as an empty log. Only the first attempt of a
         task checks the files, because a later attempt may find the changes of an earlier one.
@@ -91,7 +91,7 @@ class _PlannedLease:
             raise workers.NotOnHost.because(f"{path}: does not exist") from None
         if found.st_ino != inode:
             raise workers.NotOnHost.because(
-                f"{path}: is not the planned one (inode {found.st_ino}, planned {inode})"
+                f"{path}: has the inode {found.st_ino}, not {inode}"
             )
         return found
 
@@ -99,8 +99,8 @@ class _PlannedLease:
 class LeasedPartitions:
     """Log directories that this process has locked, and their partitions, which tasks work on.
 
-    Until all tasks have returned without an error, the directories count as not cleanly shut down. So a driver that
-    is killed leaves the state that any crash leaves.
+    Until all tasks have returned without an error, the directories count as not cleanly shut down. So if the driver
+    is killed, the next process recovers them, as after any crash.
     """
 
     def __init__(self, store: Store, topics: Iterable[str] | None) -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from logfs.spark.jobs.stats import Stats, TopicStats
 
 FORMATS = (".png", ".svg", ".pdf")
-# More topics than this could not be told apart in the plot of records. The others appear only in the plot of bytes.
+# The most topics in the plot of records: more colours are hard to tell apart. The plot of bytes has all topics.
 _MOST_TOPICS = 8
 # The midnight after the last day that `datetime` can represent.
 _END_MS = 253_402_300_800_000
@@ -33,7 +33,7 @@ def plot(found: Stats, path: str | os.PathLike[str]) -> None:
         from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
         from matplotlib.figure import Figure
     except ImportError:
-        raise LogfsError("a picture needs matplotlib: pip install 'logfs[spark]'") from None
+        raise LogfsError("a plot needs matplotlib: pip install 'logfs[spark]'") from None
     if Path(path).suffix not in FORMATS:
         raise LogfsError(f"{path}: give a name that ends in {', '.join(FORMATS)}")
     topics = sorted(found.topics, key=lambda each: -each.counts.records)

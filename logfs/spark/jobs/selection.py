@@ -24,9 +24,9 @@ def log_dirs(paths: Paths) -> list[str]:
 
 
 def of_topics(topics: Iterable[str] | None) -> Callable[[str], bool]:
-    """Return a function that takes the name of a partition directory, and tells whether its topic is in `topics`.
+    """Return a function that tells whether the topic of a partition directory, given by name, is in `topics`.
 
-    If `topics` is None, it returns True for every name.
+    If `topics` is None, the function returns True for every name.
     """
     wanted = None if topics is None else frozenset(topics)
 
@@ -56,8 +56,8 @@ def check_topics(topics: Iterable[str] | None, directories: Iterable[str], store
 def opened(paths: Paths, topics: Iterable[str] | None) -> Store:
     """Return a read-only store of the log directories `paths`, which the caller closes.
 
-    It has the partitions of `topics`, or all partitions if that is None. Raises `UnknownPartition` for a topic that
-    does not exist, and the errors of opening a store read-only.
+    It has the partitions of `topics`, or all partitions if `topics` is None. Raises `UnknownPartition` for a topic
+    that does not exist, and the errors of opening a store read-only.
     """
     wanted = None if topics is None else list(topics)
     store = Store(log_dirs(paths), read_only=True, only=of_topics(wanted))

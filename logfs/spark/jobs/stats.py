@@ -1,4 +1,4 @@
-"""The job that counts the contents of log directories: records, bytes, keys, times and the gain of compression.
+"""The job that counts the contents of log directories: records, bytes and keys, records over time, and compression.
 
 There is one work item per segment.
 """
@@ -77,7 +77,7 @@ def stats(
     a task's machine.
     """
     if bucket_ms is not None and bucket_ms < 1:
-        raise InvalidSetting(f"a time bucket of {bucket_ms} ms: give at least 1")
+        raise InvalidSetting(f"bucket_ms is {bucket_ms}: give at least 1")
     with opened(paths, topics) as store:
         for reason in store.offline.values():
             raise reason
@@ -99,7 +99,7 @@ def stats(
         raise failure(missing)
     counts = {topic: SegmentStats() for topic in sorted(partitions)}
     for work, counted in zip(works, found, strict=True):
-        # Segments that retention or compaction has removed since the plan are not counted.
+        # Segments that retention or compaction has removed since the job was planned are not counted.
         if not isinstance(counted, UnreadableSegment):
             counts[topic_of[work.item.partition]].merge(counted)
     return Stats(

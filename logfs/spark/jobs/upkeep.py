@@ -1,6 +1,6 @@
 """The jobs that rebuild indexes and compact, with one work item per partition.
 
-They do the same as `logfs reindex` and `logfs compact`, for many disks.
+They do the same as `logfs reindex` and `logfs compact`, but on many partitions at a time.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def compact(
 
 def _reindex(store: Store, name: str) -> Reindexed:
     partition = store[name]
-    # The key indexes are rebuilt by the next lookup of a key.
+    # Delete the key indexes, too. The next lookup of a key rebuilds them.
     partition.forget_keys()
     damaged = sum(bool(segment.damaged) for segment in partition.segments)
     return Reindexed(len(partition.segments), partition.log_end_offset, damaged)

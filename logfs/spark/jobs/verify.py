@@ -48,7 +48,7 @@ class Verification:
 
     @property
     def errors(self) -> list[Finding]:
-        """The findings that report something lost or wrong."""
+        """The findings of severity ERROR, which report lost or wrong data."""
         return [found for found in self.findings if found.severity is Severity.ERROR]
 
 
@@ -88,8 +88,8 @@ def verify(
         name = work.item.segment.partition
         if isinstance(outcome, UnreadableSegment):
             of_logs[name].append(_of_missing(outcome, is_error=outcome in missing))
-            # The segment was not audited, but its offsets are not missing in the log. An account that allows gaps
-            # keeps `check_boundaries` from reporting them.
+            # An account that allows gaps stands for the segment, which was not audited. Otherwise `check_boundaries`
+            # would report the offsets of the segment as missing from the log.
             planned = outcome.segment
             accounts[name].append(
                 Account(planned.path, planned.path, planned.base_offset, True, planned.next_offset)
@@ -164,7 +164,7 @@ def _audit(subject: AuditSubject) -> tuple[list[Finding], Account | None] | Unre
 def _of_missing(missing: UnreadableSegment, *, is_error: bool) -> Finding:
     path = missing.segment.path
     if is_error:
-        return error(path, f"was not read: {missing.text}")
+        return error(path, f"cannot be audited: {missing.text}")
     return note(path, "has left the log while it was audited")
 
 
