@@ -55,7 +55,7 @@ class RunningRequest:
             self.answer += to_line({"progress": [done, total]})
 
     def run(self, work: Callable[[], dict[str, Any]]) -> None:
-        """Do the work, and add its answer or its error."""
+        """Call `work`, and add its return value or its error to the answer as the last line."""
         try:
             told: dict[str, Any] = {"answer": work()}
         except Exception as error:

@@ -91,7 +91,7 @@ class ErrorLog:
         number = errno_of(error)
         known = isinstance(error, OSError) or any(kind in ERRNO for kind in type(error).__mro__)
         if not known:
-            logger.error("%s: unexpected %r", path, error, exc_info=error)
+            logger.error("%s: internal error: %r", path, error, exc_info=error)
         if number not in _EVERYDAY:
             reason = str(error) if known else f"internal error: {error!r}"
             if isinstance(error, OSError) and error.strerror:

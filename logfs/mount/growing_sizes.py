@@ -67,13 +67,13 @@ _MOST_THREADS = 64
 
 
 class _KnownSize:
-    """The size that the kernel was told for one inode, and the threads concerned."""
+    """The size that the kernel was told for one inode, and the threads that use the inode."""
 
     def __init__(self, size: int, now: float) -> None:
         self.size = size
         # The time of the last change of the size, by trio's clock.
         self.since = now
-        # The threads that may not have processed the last answer about the inode, or that may be reading it.
+        # The threads that may not have processed the last answer about the inode, or that may be reading the file.
         self.threads: set[int] = set()
         # The threads that asked for attributes since the first of the present handles was opened.
         self.since_open: set[int] = set()
@@ -103,7 +103,7 @@ class GrowingSizes:
         self._is_stopped = False
 
     async def stop(self) -> None:
-        """Stop growing the sizes of inodes that several threads share, and wait until no growth is in progress.
+        """Tell the kernel no more larger sizes of inodes that threads share, and wait until no growth is in progress.
 
         A growth waits for pages that readers have locked, so requests must still be answered meanwhile. The wait ends
         after 20 s at the latest.
@@ -149,8 +149,8 @@ class GrowingSizes:
         """Return the size to tell the kernel in the answer to a GETATTR by `thread`, as soon as that is safe.
 
         `size` is the present size of the file in bytes. If other threads may share the file, a growth waits until
-        they have left the kernel's read path. While the mount stops, a growth is not told: the size told before is
-        returned.
+        they have left the kernel's read path. While the mount is being stopped, the result is the
+        size that the kernel was told before.
         """
         if not node.is_growing:
             return size
@@ -171,7 +171,7 @@ class GrowingSizes:
 
     @staticmethod
     def _is_alone(node: GrowingFile, thread: int, asked: set[int]) -> bool:
-        """Whether `thread` is the only opener, `asked` has no other, and no thread or child shares its files."""
+        """Whether no other thread has the file open, is in `asked`, or shares the descriptors of `thread`."""
         openers = [handle.opener for handle in node.handles]
         return openers == [thread] and asked == {thread} and sharers.is_alone(thread)
 
@@ -220,7 +220,7 @@ def _grow_for_all(node: GrowingFile, size: int, threads: set[int]) -> None:
         pyfuse3.invalidate_inode(pyfuse3.InodeT(node.inode))
     threads = threads | {handle.opener for handle in [*node.handles]}
     sharers.wait_until_outside(sharers.sharers_of(threads))
-    # The size in an answer to a GETATTR would not do: the kernel drops it if it processed another answer meanwhile. A
+    # The answer to a GETATTR is not enough: the kernel ignores its size if it processed another answer meanwhile. A
     # stored last byte always makes the file larger.
     with suppress(LogfsError, OSError):
         # LogfsError: the end of a text view is damaged. OSError: the kernel has forgotten the inode.

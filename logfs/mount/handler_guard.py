@@ -60,7 +60,7 @@ RETURNS: dict[str, type | tuple[type, ...]] = {
     "write": int,
 }
 
-# These requests have no answer. pyfuse3 does not catch their errors, and even a `FUSEError` would end its loop.
+# These requests have no answer. pyfuse3 does not catch their errors, so even a `FUSEError` would end the mount.
 _UNANSWERED = frozenset({"forget"})
 
 

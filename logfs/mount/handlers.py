@@ -1,4 +1,4 @@
-"""What the FUSE handlers of the main mount and of a write-behind mount share: inodes, errors and refused changes."""
+"""The base class of the FUSE handlers of main mounts and write-behind mounts: inodes, errors, refused changes."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class NumberedNode(Protocol):
-    """A node of a mount, as the kernel knows it; `Node` describes the fields."""
+    """The fields of a node that the table and `Handlers` use; `nodes.base.Node` describes them."""
 
     inode: int
     entry_timeout: float
@@ -36,8 +36,8 @@ _EVICTED = 256
 class InodeTable(Generic[N]):
     """The nodes by inode number. Only the trio thread uses it (rule 6).
 
-    A node gets its number before its first entry is sent to the kernel. It stays here until the kernel has forgotten
-    every lookup of it.
+    A node gets its number before its first entry is sent to the kernel. The table keeps the node until the kernel has
+    forgotten every lookup of it.
     """
 
     def __init__(self, root: N, root_inode: int) -> None:

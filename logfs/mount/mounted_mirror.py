@@ -46,7 +46,7 @@ class MountedMirror:
         self._fetched_bytes = 0
 
     def stop(self) -> None:
-        """Have `run` return soon."""
+        """Make `run` return soon."""
         self._stopped.set()
 
     def run(self) -> None:

@@ -51,7 +51,7 @@ def prepare_mountpoint(
     check_sources()
     if found is MountState.DEAD:
         logger.warning("%s: unmounting a dead mount, whose daemon has ended", mountpoint)
-        # Lazily: processes with open files of the dead mount get errors, and must not delay the unmount.
+        # Unmount lazily: processes that have files of the dead mount open get errors, and must not delay the unmount.
         unmount(mountpoint, lazy=True)
         _check_mountpoint(mountpoint, sources, nonempty=nonempty)
     return mountpoint

@@ -207,7 +207,7 @@ class Operations(Handlers[Node]):
     async def _attributes_for(
         self, node: Node, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
-        """Return the attributes of a node that the kernel already knows."""
+        """Return the attributes of a node that the kernel knows; tell a larger size only when that is safe."""
         if isinstance(node, GrowingFile):
             end_offset = node.partition.log.state.log_end_offset
             entry = await self._attributes(node)
@@ -286,7 +286,7 @@ class Operations(Handlers[Node]):
         directory, names, thread = self._listings[fh]
         for number in range(start_id, len(names)):
             if number % _ENTRIES_A_STEP == 0:
-                # A reply holds thousands of entries. Other requests go on in between.
+                # A reply may have thousands of entries. Let other requests run meanwhile.
                 await trio.lowlevel.checkpoint()
             try:
                 node, entry = await self._look_up(directory, names[number], thread)
@@ -460,10 +460,10 @@ class Operations(Handlers[Node]):
     async def setxattr(
         self, inode: int, name: bytes, value: bytes, ctx: pyfuse3.RequestContext
     ) -> None:
-        raise refuse(errno.EPERM, f"{self._inodes.node(inode).path}: attributes cannot be changed")
+        raise refuse(errno.EPERM, f"{self._inodes.node(inode).path}: xattrs cannot be changed")
 
     async def removexattr(self, inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> None:
-        raise refuse(errno.EPERM, f"{self._inodes.node(inode).path}: attributes cannot be changed")
+        raise refuse(errno.EPERM, f"{self._inodes.node(inode).path}: xattrs cannot be changed")
 
 
 _READS = frozenset({"lookup", "getattr", "open", "read", "readlink"})

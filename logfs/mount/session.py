@@ -121,7 +121,7 @@ def _mount(
     context = Context(store, errors, logfs.__version__, requests, options.isolation, mirror)
     operations = Operations(RootDirectory(context))
     threads.start()
-    # The path as the mount table will show it. It is resolved before the mount, because this thread answers for it.
+    # The path as the mount table will show it. After the mount, this thread would wait here for its own answers.
     place = Path(os.path.realpath(mountpoint))
     source, words = source_of(options), _fuse_options(options)
     with mounted(operations, mountpoint, FILESYSTEM_TYPE, source, words):
@@ -278,11 +278,11 @@ def _raise_read_ahead(mountpoint: Path) -> None:
 
 
 def _page_out(library: bytes) -> None:
-    """Have the kernel drop the pages of a shared library from memory. A page that is used later is read again.
+    """Make the kernel drop the pages of a shared library from memory. A page that is used later is read again.
 
     Before Linux 5.4, or for a library that belongs to another user, this does nothing: the pages stay in memory.
     """
-    # The paths of mapped files may hold any bytes.
+    # Binary, because the paths of mapped files need not be UTF-8.
     with suppress(AttributeError, OSError), open("/proc/self/maps", "rb") as maps:
         libc = ctypes.CDLL(None)
         for line in maps:

@@ -141,7 +141,7 @@ class _Pool:
         with self._lock:
             self._idle -= 1
             if job is None:
-                # A job may have been queued while this thread still counted as idle. Another thread may take it now.
+                # A job may have been queued while this thread still counted as idle. Another thread may have it.
                 with suppress(Empty):
                     job = self._jobs.get_nowait()
         return job

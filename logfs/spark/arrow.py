@@ -43,8 +43,8 @@ FIXED_FIELDS = (
 )
 # Kafka's NO_TIMESTAMP_TYPE: the timestamp type of messages of magic 0.
 _NO_TIMESTAMP_TYPE = -1
-# The most rows and bytes in an Arrow batch. With as many rows, the fixed cost of a batch is negligible. With as few
-# bytes, a batch reuses the memory of the previous one.
+# The most rows and bytes in an Arrow batch: so many rows that the fixed cost of a batch is negligible, so few bytes
+# that a batch reuses the memory of the previous one.
 _BATCH_ROWS = 20_000
 _BATCH_BYTES = 2 << 20
 _PER_MS = {"ms": 1, "us": 1000}

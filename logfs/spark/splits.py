@@ -258,7 +258,7 @@ def columns(
         if isinstance(found, DamagedRange):
             if options.fail_on_data_loss:
                 raise found
-            logger.warning("%s; continuing without it", found)
+            logger.warning("%s; failOnDataLoss is set to false to continue without it", found)
         else:
             yield found
 

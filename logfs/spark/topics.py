@@ -140,7 +140,7 @@ class Topics:
     def refresh(self) -> None:
         """Update the partitions with all that was appended, deleted or created since the last refresh.
 
-        Raises `InvalidStore` if a log directory is gone or another directory is in its place, and `OSError`.
+        Raises `InvalidStore` if a log directory no longer exists or another one is in its place, and `OSError`.
         """
         for path, identity in self._log_dirs.items():
             try:

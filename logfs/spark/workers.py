@@ -132,7 +132,7 @@ def host() -> str:
 
 @contextmanager
 def naming_path(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Add a path to an `OSError` raised in the context that has none, such as that of a full disk."""
+    """Set the path of an `OSError` raised in the context, if the error has none, as that of a full disk."""
     try:
         yield
     except OSError as error:
@@ -158,6 +158,6 @@ def located(error: OSError) -> OSError:
     return OSError(error.errno, text, error.filename, None, error.filename2)
 
 
-# A worker imports this module when it receives functions of logfs, even if it runs none of them.
+# In a worker that `pyspark.daemon` forked: it imports this module when it receives functions of logfs.
 if _main_module().startswith("pyspark."):
     hide_broken_pipes(sys.modules["__main__"])

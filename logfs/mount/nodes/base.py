@@ -137,7 +137,7 @@ class Handle:
     # `keep_cache` keeps the pages of earlier opens.
     direct_io = False
     keep_cache = False
-    # The partitions that writes may have been appended to; fsync makes their logs durable up to their ends.
+    # The partitions to which writes through this handle may have appended. fsync makes them durable.
     appends_to: Sequence[Partition] = ()
 
     def __init__(self, node: FileNode) -> None:
@@ -212,7 +212,7 @@ class DirectoryNode(Node):
     def known(self, name: str) -> Node | None:
         """Return the node that an earlier lookup of `name` made; None if there is none or it is out of date.
 
-        The result is also None if the calling thread must not wait, and would have to wait to find this out.
+        On the trio thread, the result is also None if the check of the node would have to wait for the disk.
         """
         alive = self._alive.get(name)
         try:

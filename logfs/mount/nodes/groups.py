@@ -173,7 +173,7 @@ class GroupFile(FileNode):
         super().__init__(context, name, parent)
         self.folder = parent
         self.group = group
-        # Handles are made in any thread. `add` and `discard` of a set are atomic.
+        # Worker threads create and release handles, too. `add` and `discard` of a set are atomic.
         self.openers: set[GroupHandle] = set()
 
     def commits(self) -> Commits:
@@ -239,7 +239,7 @@ class LagFile(GroupFile):
 class GroupHandle(Handle):
     """An open group file. One write(2) is one commit.
 
-    Reads return the content at the time of the open, or that after the last write of the handle.
+    Reads return the content as of the open, or as of the last write of this handle.
     """
 
     direct_io = True

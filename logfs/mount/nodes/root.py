@@ -95,7 +95,7 @@ class RootDirectory(DirectoryNode):
         PermissionTable(partition).set("", access)
 
     def rmdir(self, name: str) -> None:
-        """Delete a partition, in the same way as Kafka does."""
+        """Delete a partition as Kafka does: rename it now, and remove its files after `file.delete.delay.ms`."""
         if name in self._fixed:
             raise refuse(errno.EPERM, f"{self.path}{name}: is reserved for logfs")
         self.context.store.delete(name)
@@ -160,7 +160,7 @@ class SelfDirectory(DirectoryNode):
         )
 
     def _doing(self) -> bytes:
-        """Return what upkeep does and what is due next, in words, one line each."""
+        """Return the running and the due tasks of upkeep as text, one line each."""
         return upkeep_text(self.context.store).encode()
 
     def _command(self, text: str) -> None:

@@ -83,14 +83,14 @@ class TopicsDirectory(_Folder):
         """Create a topic. Its partitions belong to the caller."""
         store = self.context.store
         if self.find(name) is not None:
-            raise refuse(errno.EEXIST, f"{self.path}/{name}: the topic exists")
+            raise refuse(errno.EEXIST, f"{self.path}/{name}: the topic exists already")
         access = Access(mode & ~caller.umask & 0o7777, caller.uid, caller.gid)
         count = store.settings.broker_config.num_partitions
         for partition in Topic(store, name).create(count):
             PermissionTable(partition).set("", access)
 
     def rmdir(self, name: str) -> None:
-        """Delete all partitions of a topic, in the same way as Kafka does."""
+        """Delete all partitions of a topic, in the same way as `rmdir` of a partition at the root."""
         if self.find(name) is None:
             raise OSError(errno.ENOENT, f"{self.path}/{name}: no such topic")
         Topic(self.context.store, name).delete()
@@ -182,7 +182,7 @@ class _TopicAccess(PartitionAccess):
 
 
 class TopicSettingsDirectory(_TopicAccess, TopicConfigDirectory):
-    """The settings of a topic."""
+    """The directory `config/` of a topic, with a file for each setting."""
 
     def __init__(
         self, context: Context, name: str, parent: TopicDirectory, partitions: Sequence[Log]
@@ -193,7 +193,7 @@ class TopicSettingsDirectory(_TopicAccess, TopicConfigDirectory):
 
 
 class TopicGroupsDirectory(TopicGroups, _TopicAccess):
-    """The committed offsets of groups for a topic."""
+    """The directory `groups/` of a topic, with a file for each consumer group."""
 
     # With 0, the kernel looks the name up at each use, so a new partition is shown at once.
     entry_timeout = 0

@@ -214,7 +214,7 @@ class WriteBehindOperations(Handlers[_Node]):
             path = f"{self.mount}{node.path}"
             raise refuse(errno.EPERM, f"{node.path}: change the permissions of {path} instead")
         if fields.update_size and not (isinstance(node, _AppendFile) and not node.writers):
-            # The kernel would drop pages that it has not sent yet.
+            # At a truncation, the kernel would drop pages that it has not sent yet.
             raise refuse(
                 errno.EPERM,
                 f"{node.path}: only an append file that no process has open for writing can be truncated",

@@ -45,14 +45,14 @@ class Stream:
         self.failure: OSError | None = None
         self._note = note
         self._file = -1
-        # Bytes that arrived before those in front of them, by their position.
+        # Bytes from after `position`, by their own position: the bytes between have not arrived yet.
         self._early: dict[int, bytes] = {}
         # The last bytes before `position`: at most `_COMPARED_BYTES`.
         self._accepted = b""
         self._unfinished = bytearray()
         # Whether bytes up to the next newline are left out, because their line was refused for its length.
         self._skips = False
-        # The first refusal of a line of which no caller has been told yet.
+        # The first refusal of a line that `check` has not raised yet.
         self._refusal: OSError | None = None
 
     def open(self) -> None:
@@ -75,7 +75,7 @@ class Stream:
         Bytes before `self.position` were accepted already. Errors are kept for `check`.
         """
         if position > self.position:
-            # A page that has grown may overtake the page as it was before.
+            # A page that the kernel sent again with more bytes may arrive before its shorter version.
             shorter, longer = sorted((self._early.get(position, b""), data), key=len)
             if not longer.startswith(shorter):
                 self._fail(self._overwritten(position + len(longer)))

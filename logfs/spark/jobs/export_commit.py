@@ -235,7 +235,7 @@ class Folders:
     def offsets(self, *, may_be_damaged: bool = False) -> OffsetsJson:
         """Return where the last incremental export into the target ended; empty if there was none.
 
-        A damaged file raises `InvalidSetting`. With `may_be_damaged`, the result is then empty.
+        If the file of the offsets is damaged, raises `InvalidSetting`, or returns an empty map with `may_be_damaged`.
         """
         path = self._target / OFFSETS
         try:

@@ -128,7 +128,7 @@ class AuditSubject:
         """Audit the segment, and return the findings, and an account of the segment.
 
         `check_boundaries` compares the accounts of neighbouring segments with each other. Raises `Gone` or
-        `FileNotFoundError` if the planned segment is not there, and `OSError`.
+        `FileNotFoundError` if the planned segment does not exist here any more, and `OSError`.
         """
         segment = self.segment.open()
         findings: list[Finding] = []

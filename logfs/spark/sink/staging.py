@@ -59,8 +59,8 @@ class StagingTask:
 
         `planned` is the result of `planned_partitions` in the driver. `topic` is the topic of all rows, or None if
         the column `topic` has it. `turn`, modulo the number of partitions, selects the partition that gets the first
-        records without keys.
-        Raises `NotOnHost` if this machine does not have the planned partitions, `LogfsError`, and `OSError`.
+        records without keys. Raises `NotOnHost` if this machine does not have the planned partitions, `LogfsError`,
+        and `OSError`.
         """
         self._disk = Disk()
         self._topic = topic
