@@ -317,7 +317,7 @@ async def _upkeep(
     interval: float,
     sleep: Callable[[float], Awaitable[None]] = trio.sleep,
 ) -> None:
-    """Call `work` in a thread every `interval` seconds; after an error, wait longer before the next call."""
+    """Call `work` in a thread every `interval` seconds; less often if `work` takes long or has failed."""
     pause = interval
     while True:
         await sleep(pause)

@@ -92,7 +92,7 @@ class Node:
     file_number: int = 0
     # For how many seconds the kernel may keep the name; `attr_timeout` is the same for the attributes.
     entry_timeout: float = 0
-    # Whether a mount may have very many nodes of this class. The kernel is asked to forget the oldest of them.
+    # Whether a mount may have very many nodes of this kind. The kernel is asked to forget the oldest of them.
     is_evictable = False
     attr_timeout: float = 0
 

@@ -165,7 +165,9 @@ def _folder(target: str | os.PathLike[str], mode: str, paths: Paths) -> Path:
         raise InvalidSetting(f"mode {mode!r}: give one of {', '.join(MODES)}")
     text = local_path(str(target))
     if "://" in text:
-        raise InvalidSetting(f"{text}: a URL cannot be the target; give a directory that has one path on all machines")
+        raise InvalidSetting(
+            f"{text}: a URL cannot be the target; give a directory with the same path on all machines"
+        )
     folder = Path(text).absolute()
     if folder.is_symlink() and not folder.exists():
         raise InvalidSetting(f"{folder}: is a symlink to {folder.readlink()}, which does not exist")
