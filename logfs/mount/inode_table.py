@@ -59,7 +59,9 @@ class InodeTable(Generic[N]):
         """Return the node of an inode. Raises `OSError` (ESTALE) if there is none."""
         node = self._nodes.get(inode)
         if node is None:
-            raise refuse(errno.ESTALE, f"inode {inode} does not exist any more; open its path again")
+            raise refuse(
+                errno.ESTALE, f"inode {inode} does not exist any more; open its path again"
+            )
         return node
 
     def number(self, node: N) -> None:

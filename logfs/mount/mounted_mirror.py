@@ -62,11 +62,15 @@ class MountedMirror:
                     mirror.run(lambda _: None, self._stopped.is_set)
             except (LogfsError, OSError) as error:
                 if self._problem != str(error):
-                    logger.error("mirror of %s: %s; it is started again", self._options.servers, error)
+                    logger.error(
+                        "mirror of %s: %s; it is started again", self._options.servers, error
+                    )
                 self._problem = str(error)
             except Exception as error:
                 # The error is unexpected, and must not end the mount.
-                logger.exception("mirror of %s: unexpected error; it is started again", self._options.servers)
+                logger.exception(
+                    "mirror of %s: unexpected error; it is started again", self._options.servers
+                )
                 self._problem = repr(error)
             finally:
                 if self._mirror is not None:

@@ -67,7 +67,9 @@ def _check_mountpoint(mountpoint: Path, sources: Sequence[Path], *, nonempty: bo
         path = Path(os.path.realpath(source))
         real = Path(os.path.realpath(mountpoint))
         if path == real or real in path.parents:
-            raise InvalidStore(f"{path}: cannot lie in its own mount {mountpoint}; mount on another directory")
+            raise InvalidStore(
+                f"{path}: cannot lie in its own mount {mountpoint}; mount on another directory"
+            )
     kind = recognise(mountpoint).kind
     if kind in (PathKind.LOG_DIR, PathKind.PARTITION):
         what = "a log directory" if kind is PathKind.LOG_DIR else "a partition"

@@ -179,7 +179,9 @@ def _check_topics(
     for file_range in found:
         for topic, partition in file_range.names:
             if topic is None:
-                raise InvalidSetting(f"{file_range.path}: has no topic for its records; give the option topic")
+                raise InvalidSetting(
+                    f"{file_range.path}: has no topic for its records; give the option topic"
+                )
             if topic not in there:
                 highest = -1 if partition is None or options.repartition else partition
                 wanted[topic] = max(wanted.get(topic, 0), partitions or 0, highest + 1)

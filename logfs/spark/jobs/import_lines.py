@@ -301,7 +301,10 @@ def blocks(file_range: FileRange) -> Iterator[tuple[int, bytes]]:
                 position, rest = position + cut, rest[cut:]
             elif len(rest) > _LONGEST_LINE:
                 _refuse(
-                    file_range, position, 0, f"is longer than {_LONGEST_LINE} bytes; is the file text?"
+                    file_range,
+                    position,
+                    0,
+                    f"is longer than {_LONGEST_LINE} bytes; is the file text?",
                 )
 
 

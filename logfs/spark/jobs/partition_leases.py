@@ -90,9 +90,7 @@ class _PlannedLease:
         except (FileNotFoundError, NotADirectoryError):
             raise workers.NotOnHost.because(f"{path}: does not exist") from None
         if found.st_ino != inode:
-            raise workers.NotOnHost.because(
-                f"{path}: has the inode {found.st_ino}, not {inode}"
-            )
+            raise workers.NotOnHost.because(f"{path}: has the inode {found.st_ino}, not {inode}")
         return found
 
 

@@ -193,7 +193,9 @@ def _rows(chunk: pa.RecordBatch, now_ms: int) -> Rows:
         flat = headers.flatten()
         header_keys, header_values = _binary(flat.field(0)), _binary(flat.field(1))
         if header_keys.nulls.any():
-            raise ValueError("the column headers has a header with a null key: a header in Kafka needs a key")
+            raise ValueError(
+                "the column headers has a header with a null key: a header in Kafka needs a key"
+            )
     times = np.full(count, now_ms, np.int64)
     if "timestamp" in held:
         column = chunk.column("timestamp")

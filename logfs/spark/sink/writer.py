@@ -110,14 +110,18 @@ class _Sink:
             )
             raise
         if done.already:
-            logger.warning("commit %d of writer %s was done before: nothing is written", sequence, writer)
+            logger.warning(
+                "commit %d of writer %s was done before: nothing is written", sequence, writer
+            )
 
     def _abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Remove the staged files, except those that a decided commit needs. On failure, upkeep removes them."""
         try:
             commit_client.discard(self.log_dirs, _files(messages))
         except (LogfsError, OSError) as error:
-            logger.warning("the staged files cannot be removed now, and upkeep removes them later: %s", error)
+            logger.warning(
+                "the staged files cannot be removed now, and upkeep removes them later: %s", error
+            )
 
 
 def _files(messages: Sequence[WriterCommitMessage | None]) -> list[StagedFile]:
