@@ -218,7 +218,7 @@ def test_a_job_that_fails_leaves_nothing(spark: SparkSession, tmp_path: Path) ->
         ({"mode": "ignore"}, "give one of errorifexists"),
         ({"topics": ["nowhere"]}, "logfs describe"),
         ({"options": {"isolationLevel": "high"}}, "read_uncommitted or read_committed"),
-        ({"target": "s3a://bucket/out"}, "a directory that all machines have"),
+        ({"target": "s3a://bucket/out"}, "a directory with the same path"),
     ],
 )
 def test_invalid_options_are_refused_with_a_message(

@@ -417,7 +417,7 @@ def test_malformed_files_are_named(
         ({"format": "json", "key": "id"}, "has its own key"),
         ({"format": "text"}, "topic: lines of text contain no topic"),
         ({"format": "text", "topic": "t", "value": "v"}, "names a column of a Parquet file"),
-        ({"format": "text", "topic": "t", "key": "k", "key_separator": ","}, "not with key"),
+        ({"format": "text", "topic": "t", "key": "k", "key_separator": ","}, "without key"),
         ({"partitions": 0}, "give 1 or more"),
         ({}, "has no topic for its records"),
         ({"topic": "t"}, "has no topic 't'"),
@@ -564,5 +564,5 @@ def test_a_missing_log_directory_is_created_or_named_at_once(
     assert not started
     assert not target.exists()
     assert import_(spark, lines, f"file:{target}", partitions=1, **words).records == 1
-    with pytest.raises(InvalidSetting, match="id: give a name"):
+    with pytest.raises(InvalidSetting, match="id is empty: give a name"):
         import_(spark, lines, target, id=" ", **words)

@@ -105,9 +105,7 @@ def format_of(format: str, compression: str | None, values: str) -> ExportFormat
     if values not in VALUES:
         raise InvalidSetting(f"values {values!r}: give one of {', '.join(VALUES)}")
     if format != "json" and values != VALUES[0]:
-        raise InvalidSetting(
-            f"values {values!r}: is for the format json only, and the format is {format}"
-        )
+        raise InvalidSetting(f"values {values!r} of {format}: only for JSON; give the format json")
     return ExportFormat(format, chosen, values)
 
 
