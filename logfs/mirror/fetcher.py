@@ -23,14 +23,14 @@ logger = logging.getLogger(__name__)
 
 _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 5.0
-# If a partition's part of an answer has at least this size, the next fetch is sent before the answer is appended.
+# If the batches of a partition in an answer have at least so many bytes, the next fetch is sent before their append.
 _MANY_BYTES = 1 << 18
 # How often the thread looks for partitions while its broker leads none.
 _IDLE_SECONDS = 0.1
 
 
 class Fetcher:
-    """Fetches from one broker until it is stopped. `problem` says why nothing comes from the broker now, or is ""."""
+    """Fetches from one broker until `stop`. `problem` is the error of the last attempt, "" if it succeeded."""
 
     def __init__(
         self,
@@ -41,8 +41,8 @@ class Fetcher:
     ) -> None:
         """Start the thread.
 
-        `connect` returns a connection of the thread's own, `led` the partitions that a node leads. `ask_metadata` is
-        called when the metadata are out of date; it does not wait for them.
+        `connect` opens a connection for this thread alone. `led` returns the partitions whose leader is the given
+        node. `ask_metadata` is called when the metadata are out of date; it requests new ones and returns at once.
         """
         self.node = node
         self.problem = ""
@@ -51,7 +51,7 @@ class Fetcher:
         self._led = led
         self._ask_metadata = ask_metadata
         self._stopped = threading.Event()
-        # The fetch that was sent ahead: what it asks for, and its future answers.
+        # The fetch that was sent ahead: the partitions and offsets that it asks for, and the future with the answers.
         self._ahead: tuple[Sequence[Wanted], Future[list[Fetched]]] | None = None
         self._sender = ThreadPoolExecutor(1, f"fetcher-{node}-sender")
         self._thread = threading.Thread(target=self._run, name=f"fetcher-{node}", daemon=True)
@@ -59,12 +59,12 @@ class Fetcher:
 
     @property
     def failing_seconds(self) -> float:
-        """The time in seconds since the first error of an unbroken series; 0 if the last turn had no error."""
+        """For how many seconds every attempt has failed; 0 if the last attempt succeeded."""
         since = self._failing_since
         return 0.0 if since is None else time.monotonic() - since
 
     def stop(self) -> None:
-        """Tell the thread to end after the fetch that it waits for."""
+        """Tell the thread to end as soon as its present fetch is answered. Return at once."""
         self._stopped.set()
 
     def join(self) -> None:
@@ -80,7 +80,7 @@ class Fetcher:
                 is_current = self._turn(cluster)
                 self.problem, self._failing_since = "", None
             except Exception as error:
-                # An unexpected error must not end the thread: its partitions would stop, and nothing would show it.
+                # An unexpected error must not end the thread: its partitions would silently be mirrored no more.
                 self.problem, is_current = (
                     _explain(error, f"broker {self.node}", self.problem),
                     False,
@@ -100,7 +100,10 @@ class Fetcher:
         _close(cluster)
 
     def _turn(self, cluster: Cluster) -> bool:
-        """Compare the logs that need it, and fetch the others, once; return False if the metadata are out of date."""
+        """Ask the broker once: where logs differ that must be compared, and for new batches of the others.
+
+        Return False if the metadata are out of date.
+        """
         led = [each for each in self._led(self.node) if not each.is_waiting]
         mine = [each for each in led if each.goal is None or not each.has_reached_goal]
         if not mine:
@@ -119,7 +122,7 @@ class Fetcher:
         goals = {each.place: each.goal for each in mine if each.goal is not None}
         for asked, found in self._fetched(cluster, ready, goals):
             taker = by_place.get(found[:2])
-            # What was fetched ahead does not fit if the append before it has failed, or the leader has changed.
+            # An answer fetched ahead is useless if the append before it has failed, or if the leader has changed.
             if taker is not None and taker.asks_for(asked):
                 is_current &= self._guarded(taker, lambda m=taker, f=found: m.take(f, cluster))  # type: ignore[misc]
         return is_current
@@ -127,9 +130,10 @@ class Fetcher:
     def _fetched(
         self, cluster: Cluster, ready: Sequence[Wanted], goals: Mapping[tuple[str, int], int]
     ) -> list[tuple[Wanted, Fetched]]:
-        """Return what was asked for and the answers. After large answers, the next fetch is sent before the append.
+        """Return the answer for each partition, with the request that it answers.
 
-        `goals` are the offsets at which partitions shall end. If there are any, the fetch does not wait for records.
+        After a large answer the next fetch is sent already, so that the broker works during the append. `goals` are
+        the offsets at which partitions stop. If there are any, the broker answers at once, even without new records.
         """
         wait_ms = 0 if goals else FETCH_WAIT_MS
         if self._ahead is None:
@@ -154,7 +158,7 @@ class Fetcher:
         return pairs
 
     def _guarded(self, mirror: PartitionMirror, work: Callable[[], bool]) -> bool:
-        """Return the result of the work on one partition. Errors except `ClusterError` fail only this partition."""
+        """Return the result of `work`. If it raises any error but `ClusterError`, fail the partition, return True."""
         try:
             return work()
         except ClusterError:
@@ -165,9 +169,9 @@ class Fetcher:
 
 
 def _explain(error: Exception, where: str, before: str) -> str:
-    """Return what an error says. An unexpected one is logged with its traceback, unless `before` says the same.
+    """Return the text of an error. An unexpected error is logged with its traceback.
 
-    `where` is the name of what has failed.
+    `where` names the broker or the partition that failed. `before` is its problem so far, which is not logged again.
     """
     if isinstance(error, (LogfsError, OSError)):
         return str(error)
@@ -178,7 +182,7 @@ def _explain(error: Exception, where: str, before: str) -> str:
 
 
 def _close(cluster: Cluster | None) -> None:
-    """Close a connection, whatever state it is in."""
+    """Close a connection, and ignore errors: it may be broken already."""
     if cluster is not None:
         with suppress(Exception):
             cluster.close()

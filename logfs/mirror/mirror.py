@@ -1,8 +1,8 @@
 """The mirror of a Kafka cluster: topics, their settings and the offsets of groups, kept up to date in a store.
 
-Data goes straight through: a `Fetcher` for each broker gets raw batches, a `PartitionMirror` appends them as they
-are (`log.append.fetched_batches`). This module decides what is mirrored: which topics and partitions there are, who
-leads them, and what their settings and groups are.
+A `Fetcher` for each broker fetches raw batches, and a `PartitionMirror` appends them as they are
+(`log.append.fetched_batches`). This module decides what is mirrored: it reads the topics, their partitions and
+leaders, their settings, and the committed offsets of groups from the cluster.
 """
 
 from __future__ import annotations
@@ -38,14 +38,17 @@ _METADATA_SECONDS = 5.0
 _TICK_SECONDS = 0.1
 # A partition with so many unflushed bytes is flushed. That bounds what is fetched again after a power cut.
 _FLUSH_BYTES = 32 << 20
-# Prefixes of settings that a copy does not take from the cluster: this store decides where its segments go.
+# Prefixes of settings that a copy does not take from the cluster: they are about tiered storage and logfs here.
 _OWN_SETTINGS = ("local.", "logfs.", "remote.")
-# How long `run_once` tries again after errors.
+# How long `run_once` repeats attempts that fail, before it gives a partition up.
 _GIVE_UP_SECONDS = 30.0
 
 
 class MirrorProgress(NamedTuple):
-    """What a mirror has fetched since it began, the lag in offsets, the partitions, and the problems by place."""
+    """The progress of a mirror: bytes fetched since it began, the lag of all partitions in offsets, their number.
+
+    `problems` maps the name of a partition, a topic or a broker, or a word such as "groups", to its present error.
+    """
 
     fetched_bytes: int
     lag: int
@@ -78,11 +81,11 @@ class Mirror:
         self._problems: dict[str, str] = {}
         # The topics for which a warning was logged that their settings cannot be read.
         self._unread: set[str] = set()
-        # The bytes of partitions that are no longer mirrored.
+        # The bytes that were fetched for partitions that are no longer mirrored.
         self._past_bytes = 0
-        # The problems of the last look, by broker or partition: a problem is logged when it is not among them.
+        # The problems of the last progress: only a problem that is not among them is logged, so each is logged once.
         self._told: Mapping[str, str] = {}
-        # The partitions of the store by topic, as of the last refresh, and the known topic ids by topic.
+        # The partitions of the store by topic, as of the last refresh, and the topic ids of copies that were checked.
         self._homes: dict[str, list[str]] = {}
         self._known_ids: dict[str, uuid.UUID] = {}
         self._asked = threading.Event()
@@ -100,7 +103,7 @@ class Mirror:
         self.close()
 
     def close(self) -> None:
-        """End the threads, and close the connections. What was mirrored stays readable."""
+        """End the threads, and close the connections. The copies stay readable."""
         for fetcher in self._fetchers.values():
             fetcher.stop()
         for fetcher in self._fetchers.values():
@@ -117,7 +120,7 @@ class Mirror:
     ) -> None:
         """Mirror until `is_over()`. `report` is called every 0.1 seconds; an error that it raises ends the run.
 
-        The caller does the upkeep of the store.
+        The mirror does not call the store's `upkeep`: the caller must, for example in `report`.
         """
         next_refresh = time.monotonic() + _METADATA_SECONDS
         while not is_over():
@@ -149,10 +152,10 @@ class Mirror:
         return progress
 
     def run_once(self, report: Callable[[MirrorProgress], object]) -> None:
-        """Mirror what the cluster has at this moment, and make it durable.
+        """Mirror all batches up to the present end of each partition in the cluster, and make them durable.
 
-        A partition that has no leader now, or could not be mirrored for 30 seconds, is left as it is; `progress` says
-        why.
+        A partition that has no leader now, or could not be mirrored for 30 seconds, is left incomplete; `progress`
+        says why.
         """
         led = [each for each in self._partitions.values() if each.leader >= 0]
         for each in self._partitions.values():
@@ -174,7 +177,7 @@ class Mirror:
             each.flush()
 
     def _failing_seconds(self, mirror: PartitionMirror) -> float:
-        """Return for how long there have been only errors of a partition, or of the broker that leads it."""
+        """Return for how many seconds each attempt for a partition, or with the broker that leads it, has failed."""
         fetcher = self._fetchers.get(mirror.leader)
         of_broker = 0.0 if fetcher is None else fetcher.failing_seconds
         return max(mirror.failing_seconds, of_broker)
@@ -196,7 +199,7 @@ class Mirror:
         """Return how many offsets each partition is behind its source."""
         return {name: each.lag for name, each in self._partitions.copy().items()}
 
-    # What there is to mirror.
+    # Topics, leaders, settings and groups.
 
     def _try_refresh(self) -> None:
         try:
@@ -207,13 +210,13 @@ class Mirror:
             self._problems.pop("cluster", None)
         except ClusterError as error:
             self._problems["cluster"] = str(error)
-            # After all brokers were away, the client does not find the cluster again.
+            # The client does not reconnect after all brokers were unreachable, so the next refresh uses a new one.
             self._is_lost = True
             with suppress(ClusterError):
                 self._cluster.close()
 
     def refresh(self) -> None:
-        """Read the topics, leaders, settings and groups of the cluster, and follow what has changed.
+        """Read the topics, leaders, settings and groups of the cluster, and apply what has changed to the store.
 
         Raises `ClusterError`. An error of one topic leaves the others alone; `progress` shows it.
         """
@@ -241,7 +244,7 @@ class Mirror:
         self._mirror_groups()
 
     def _settings(self, topics: Sequence[str]) -> Mapping[str, Mapping[str, str]] | None:
-        """Return the settings of topics by topic; None if the cluster refuses to tell them, as without permission."""
+        """Return the settings of topics by topic; None if the cluster refuses, for example without permission."""
         try:
             found = self._cluster.settings(topics)
         except ClusterError as error:
@@ -263,7 +266,7 @@ class Mirror:
         except InvalidSetting:
             self._forget(topic.name)
             raise
-        # This is set before the first partition is created: after a crash, the topic must still be a mirror.
+        # Set this before the first partition is created: after a crash in between, no other program may append.
         if MIRROR_SOURCE not in store.settings.topic_overrides(topic.name):
             store.settings.set_topic(topic.name, MIRROR_SOURCE, self._cluster_id)
         if settings is not None:
@@ -271,11 +274,11 @@ class Mirror:
         elif topic.name not in self._unread and "settings" not in self._problems:
             self._unread.add(topic.name)
             logger.warning(
-                "%s: its settings may not be read (DescribeConfigs); a new copy keeps all records",
+                "%s: its settings may not be read: grant DescribeConfigs; until then a new copy keeps all records",
                 topic.name,
             )
         if settings is None and topic.name not in self._homes:
-            # Kafka's default would delete what is older than a week.
+            # Kafka's default would delete records older than a week.
             store.settings.set_topic(topic.name, RETENTION_MS, "-1")
         for number, (leader, leader_epoch) in topic.leaders.items():
             name = TopicPartition(topic.name, number).directory
@@ -290,16 +293,17 @@ class Mirror:
             self._partitions[name].follow(leader, leader_epoch)
 
     def _check_copy(self, topic: RemoteTopic) -> None:
-        """Raise `InvalidSetting` if the store has something other than a copy of the topic under its name."""
+        """Raise `InvalidSetting` if the store has a topic of this name that is not a copy of it."""
         store, name = self._store, topic.name
         copies = self._homes.get(name)
         if not copies:
             return
         source = store.settings.topic_overrides(name).get(MIRROR_SOURCE, "")
         if source != self._cluster_id:
-            what = f"is a mirror of {source}" if source else "is a log of its own"
+            what = f"is a mirror of {source}" if source else "is an ordinary topic"
             raise InvalidSetting(
-                f"topic {name} {what} here: delete it, or mirror into another log directory"
+                f"topic {name} {what} here, not a copy of the cluster's topic: delete it, or mirror "
+                "into another log directory"
             )
         if topic.topic_id is None or self._known_ids.get(name) == topic.topic_id:
             return
@@ -311,8 +315,8 @@ class Mirror:
                 write_topic_id(partition.disk, partition.directory, topic.topic_id)
             elif found != topic.topic_id:
                 raise InvalidSetting(
-                    f"topic {name} was deleted and created again in the cluster: the copy of the old one stays as it "
-                    "is; delete it to mirror the new one"
+                    f"topic {name} was deleted and created again in the cluster: the copy of the old topic stays; "
+                    "delete it to mirror the new topic"
                 )
         self._known_ids[name] = topic.topic_id
 
@@ -323,7 +327,7 @@ class Mirror:
                     self._past_bytes += self._partitions.pop(name).fetched_bytes
 
     def _follow_settings(self, topic: str, settings: Mapping[str, str]) -> None:
-        """Give a topic the settings that it has in the cluster, as far as they concern storage."""
+        """Give a topic the settings that it has in the cluster, except those that logfs lacks or sets itself."""
         here = self._store.settings
         wanted = {
             name: text
@@ -331,7 +335,7 @@ class Mirror:
             if name in TOPIC_SETTINGS and not name.startswith(_OWN_SETTINGS)
         }
         if wanted.get("cleanup.policy") == "":
-            # Kafka then deletes nothing. Here, an empty text would stand for the default.
+            # With an empty policy Kafka deletes nothing. In this store, an empty value would stand for the default.
             wanted |= {"cleanup.policy": "delete", RETENTION_MS: "-1", "retention.bytes": "-1"}
         changes: dict[str, str | None] = {
             name: wanted.get(name)
@@ -368,7 +372,7 @@ class Mirror:
             return [each for each in list(self._partitions.values()) if each.leader == node]
 
     def _mirror_groups(self) -> None:
-        """Commit here what groups have committed in the cluster for the mirrored partitions."""
+        """Commit in the store the offsets that groups have committed in the cluster for mirrored partitions."""
         problem = ""
         try:
             # A group without a name may commit in Kafka, but not here.
@@ -388,7 +392,7 @@ class Mirror:
         changed = {}
         for (topic, number), offset in self._cluster.group_offsets(group).items():
             mirror = self._partitions.get(TopicPartition(topic, number).directory)
-            # A group may be ahead of the copy: its offset is committed once the copy has come so far.
+            # A group may be ahead of the copy: commit its offset once the copy has reached it.
             if mirror is not None and offset <= mirror.partition.log_end_offset:
                 offset = max(offset, mirror.partition.log_start_offset)
                 known = self._store.groups.committed(group, mirror.name)
@@ -399,6 +403,6 @@ class Mirror:
         try:
             self._store.groups.commit_all(group, changed)
         except RecordTooLarge:
-            # They do not fit in one batch, and need not: readers of the copy take each partition's offset alone.
+            # The offsets do not fit in one batch, so commit them one by one. They do not depend on each other.
             for name, offset in changed.items():
                 self._store.groups.commit(group, name, offset)

@@ -1,7 +1,8 @@
-"""One partition of a mirror: compares it with its leader's log, and takes in what the leader answers.
+"""One partition of a mirror: compares it with its leader's log, and appends the batches that the leader sends.
 
 The rules are those of a follower (kafka-storage 10.5). Before the first fetch from a leader, and whenever the
-leader finds a difference, the leader epochs decide up to where the two logs are the same. What follows is dropped.
+leader finds a difference, the leader epochs decide up to which offset the two logs are the same. Later records of
+the copy are dropped.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ _LONGEST_PAUSE_SECONDS = 5.0
 
 
 class PartitionMirror:
-    """The copy of one partition, and what is known of its source. One thread at a time may use it.
+    """The copy of one partition, and the state of its source. One thread at a time may use it, but any may flush it.
 
     `leader` is the node that leads the partition, -1 for none. `high_watermark` is the source's end for consumers, -1
-    as long as it is unknown. `goal` is the offset to reach, None to go on for ever. `problem` says why nothing is
-    mirrored at the moment, or is "".
+    as long as it is unknown. `goal` is the offset at which the mirror stops, None for no end. `problem` is the
+    present error, or "".
     """
 
     def __init__(self, store: Store, partition: Partition, source: str) -> None:
@@ -45,7 +46,7 @@ class PartitionMirror:
         self._flushed_bytes = 0
         self.problem = ""
         self._leader_epoch = _NO_EPOCH
-        # After an error: the time before which nothing is asked, and the pause after the next error (seconds).
+        # After an error: the time at which the leader is asked again, and the pause after the next error (seconds).
         self._not_before = 0.0
         self._pause = _FIRST_PAUSE_SECONDS
         self._failing_since: float | None = None
@@ -86,11 +87,11 @@ class PartitionMirror:
 
     @property
     def failing_seconds(self) -> float:
-        """The time in seconds since the first error of an unbroken series; 0 if there is no error now."""
+        """For how many seconds every attempt has failed; 0 if there is no error now."""
         return 0.0 if self._failing_since is None else time.monotonic() - self._failing_since
 
     def follow(self, leader: int, leader_epoch: int) -> None:
-        """Set the leader and its epoch. After a change, the log is compared with that of the leader again."""
+        """Set the leader and its epoch. After a change, the copy is compared with the leader's log again."""
         if (leader, leader_epoch) != (self.leader, self._leader_epoch):
             self.leader, self._leader_epoch = leader, leader_epoch
             self._agrees = False
@@ -99,7 +100,7 @@ class PartitionMirror:
                 self.fail("has no leader")
 
     def fail(self, problem: str) -> None:
-        """Record an error. Nothing is asked for some time; then the log is compared with the leader's log again."""
+        """Record an error. After a pause, the copy is compared with the leader's log again."""
         self.problem = problem
         self._agrees = False
         self._failing_since = self._failing_since or time.monotonic()
@@ -110,16 +111,16 @@ class PartitionMirror:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether nothing may be asked yet, because of an error."""
+        """Whether the pause after an error still lasts."""
         return time.monotonic() < self._not_before
 
     @property
     def must_compare(self) -> bool:
-        """Whether the leader must first be asked up to which offset the two logs are the same."""
+        """Whether, before a fetch, the leader must be asked up to which offset the two logs are the same."""
         return not self._agrees and self.partition.epochs.latest != _NO_EPOCH
 
     def wanted(self) -> Wanted:
-        """Return what to fetch next."""
+        """Return the next request: a fetch from the log end on, or the epochs to compare."""
         partition = self.partition
         return Wanted(
             *self.place,
@@ -129,7 +130,7 @@ class PartitionMirror:
         )
 
     def asks_for(self, asked: Wanted) -> bool:
-        """Whether the answer to `asked` can be taken: it continues the log, and comes from the present leader."""
+        """Whether the answer to `asked` can be appended: it begins at the log end, and is from the present leader."""
         wanted = self.wanted()
         is_same = (wanted.offset, wanted.leader_epoch) == (asked.offset, asked.leader_epoch)
         return is_same and not self.must_compare
@@ -139,19 +140,19 @@ class PartitionMirror:
     def compare(self, found: EpochEnd, cluster: Cluster) -> bool:
         """Drop the records that the leader's log does not have; return False if the metadata are out of date.
 
-        The rules are those of kafka-storage 10.5. Where the leader does not know the last epoch, the epochs before it
-        have to be compared, too: `must_compare` is then still True. `cluster` is asked for the bounds of the source's
-        log if the leader knows no epoch of the copy. Raises `ClusterError`.
+        The rules are those of kafka-storage 10.5. If the leader does not know the last epoch of the copy, an earlier
+        epoch must be compared next: `must_compare` stays True. `cluster` is asked for the bounds of the source's log
+        if the copy's last epoch is above all epochs of the leader. Raises `ClusterError`.
         """
         if found.error != NONE:
             return self._failed(found.error)
         if found.end_offset < 0:
-            # The leader knows nothing about the copy's records, so none is dropped. It would refuse a fetch, too.
+            # The copy's epoch is above all of the leader's, which tells nothing about the records: drop none.
             self._return_to_range(cluster)
         else:
             self._agree_up_to(found.epoch, found.end_offset)
             if self.goal is not None and self.has_reached_goal:
-                # Nothing is fetched any more.
+                # No fetch follows that would end the series of errors.
                 self._end_errors()
         return True
 
@@ -177,8 +178,9 @@ class PartitionMirror:
         self._agrees = not later or partition.epochs.latest == _NO_EPOCH
 
     def take(self, found: Fetched, cluster: Cluster) -> bool:
-        """Append what was fetched, and follow the log start; return False if the metadata are out of date.
+        """Append the fetched batches, and raise the log start to the source's.
 
+        Return False if the metadata are out of date.
         `cluster` is asked for the bounds of the source's log if the offset is out of range. Raises `ClusterError`,
         and the errors of `fetched_batches.append_fetched`.
         """
@@ -193,18 +195,19 @@ class PartitionMirror:
             return True
         self._agrees = True
         self.high_watermark = found.high_watermark
-        # Before the append: if the source has deleted all of the copy, its first batch may begin below the log end.
+        # Before the append: if the source has deleted all records of the copy, the first fetched batch may begin
+        # below the log end, which only an empty log accepts.
         self._follow_start(found.log_start_offset)
         if found.records:
             self.fetched_bytes += fetched_batches.append_fetched(
                 self.partition, found.records, self._note_gap, self._source
             )
-        # After the append: an answer that cannot be appended, as on a full disk, does not end a series of errors.
+        # After the append: if it fails, as on a full disk, the series of errors goes on.
         self._end_errors()
         return True
 
     def _end_errors(self) -> None:
-        """Take note that the partition is mirrored without an error."""
+        """Clear the problem, and end the series of errors and its pauses."""
         self.problem, self._pause, self._failing_since = "", _FIRST_PAUSE_SECONDS, None
 
     def _failed(self, error: int) -> bool:
@@ -212,9 +215,9 @@ class PartitionMirror:
         return False
 
     def _return_to_range(self, cluster: Cluster) -> None:
-        """Begin where the source's log begins now, if its retention has deleted the next one; else record an error.
+        """Begin again at the source's log start if it is above the copy's end; otherwise record an error.
 
-        The source then has no record of the copy, and the copy drops all of them (kafka-storage 10.5).
+        The source has then deleted all records of the copy, and the copy drops them, too (kafka-storage 10.5).
         """
         first, end = cluster.offset_range(*self.place)
         ours = self.partition.log_end_offset
@@ -232,8 +235,8 @@ class PartitionMirror:
             fetched_batches.begin_at(self.partition, first, self._source)
             self.problem = ""
         elif ours > end:
-            # Only epochs can tell that records are not the source's. The source may have a new leader that lags.
-            self.fail(f"the source ends at offset {end}, before the end of the copy, {ours}")
+            # Drop nothing: the source may have a new leader that lags. Only epochs prove that records differ.
+            self.fail(f"the source ends at offset {end}, below the end of the copy, {ours}; trying again")
         else:
             latest = self.partition.epochs.latest
             self.fail(
@@ -243,13 +246,13 @@ class PartitionMirror:
             )
 
     def _follow_start(self, offset: int) -> None:
-        """Delete what the source has deleted at the beginning of its log."""
+        """Raise the log start to `offset`, that of the source, but not above the log end."""
         start = min(offset, self.partition.log_end_offset)
         if start > self.partition.log_start_offset:
             self._store.delete_records(self.name, start, mirror_of=self._source)
 
     def _note_gap(self) -> None:
-        """Record, before a gap is appended, that offsets may be missing: loading expects no gap otherwise."""
+        """Record that offsets may be missing. This comes before a gap: otherwise loading would take it for damage."""
         checkpoints = self._store.checkpoints
         if checkpoints.cleaner_offset(self.name) is None:
             checkpoints.set_cleaner_offset(self.partition, self.partition.log_start_offset)

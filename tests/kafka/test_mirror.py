@@ -240,7 +240,7 @@ def test_a_topic_that_is_not_a_mirror_is_left_alone(
         with Mirror(store, broker.servers, re.compile("own|foreign|again"), {}) as mirror:
             mirror.run_once(lambda progress: None)
             problems = mirror.progress().problems
-        assert "is a log of its own here" in problems["own"]
+        assert "is an ordinary topic here" in problems["own"]
         assert "is a mirror of elsewhere here" in problems["foreign"]
         assert "was deleted and created again" in problems["again"]
         assert [record.value for record in store["own-0"].read()] == [b"ours"]
