@@ -1,12 +1,13 @@
-"""The way back into a cluster: the topics of a store are pushed into a Kafka cluster.
+"""The push of topics from a store into a Kafka cluster, as a producer.
 
-A topic goes byte for byte, offset for offset, where brokers accept that (`obstacles` tells why not). Otherwise its
-records can be given new offsets (`translation`), and a map tells which (`translation_map`).
+A topic keeps its batches and offsets if brokers accept them unchanged (`obstacles` are the reasons why not).
+Otherwise its records can be sent in new batches with new offsets (`translation`), which a file maps to the old ones
+(`translation_map`).
 
 - `push`: the batches, settings and groups, in order. Begin here.
-- `plan`: which topic goes which way, and where it begins, or goes on after an interruption.
+- `plan`: how each topic is sent, and from which offset on, also after an interrupted push.
 - `obstacles`: why a partition cannot be pushed byte for byte.
 - `exact_push`: the batches of a partition as they are.
-- `translation`: the records of a topic in new batches. `translation_map`: the file that has their offsets.
+- `translation`: the records of a topic in new batches. `translation_map`: the file with their old and new offsets.
 - `sender`: sends batches to the brokers, each exactly once.
 """

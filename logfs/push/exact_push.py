@@ -26,9 +26,9 @@ def first_offset(reader: Reader) -> int:
 
 
 def exact_batches(reader: Reader, offset: int, end: int) -> Iterator[Sequence[Outgoing]]:
-    """Yield the batches in [offset, end) one by one, each as a producer sends it: with the base offset 0.
+    """Yield lists of one batch for the offsets [offset, end). As from a producer, the base offset in `data` is 0.
 
-    `offset` is the base offset of a batch.
+    `offset` must be the base offset of a batch.
     """
     topic, number = reader.name
     for batch in reader.batches(max(offset, reader.log_start_offset), end):
@@ -39,8 +39,8 @@ def exact_batches(reader: Reader, offset: int, end: int) -> Iterator[Sequence[Ou
 
 
 def holds_last_batch(reader: Reader, end: int, theirs: bytes) -> bool:
-    """Return whether the batch before `end` is the first one in `theirs`; the leader epochs may differ."""
-    # The log may start in the midst of a batch.
+    """Return whether the batch that ends at `end` is also the first batch in `theirs`, except its leader epoch."""
+    # `end` may be at or below the log start, if this lies inside of a batch. A read below the log start would fail.
     offset = max(end - 1, reader.log_start_offset)
     ours: Batch | None = next(iter(reader.batches(offset)), None)
     if ours is None or ours.header.next_offset != end:

@@ -1,4 +1,4 @@
-"""Why a partition cannot be pushed byte for byte: what brokers refuse, or would change, in a producer's batches."""
+"""The reasons why a partition cannot be pushed byte for byte: brokers would refuse or change some of its batches."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ if TYPE_CHECKING:
 _OLD = "batches of formats before Kafka 0.11"
 _TRANSACTIONS = "batches of transactions or their markers, which only a coordinator can write"
 _GAPS = "places where offsets are missing, after compaction or a loss"
-_LOG_TIME = "batches with the time of the log (LogAppendTime), which brokers set themselves"
-_SEQUENCES = "batches whose producer's sequence does not follow, as after its expiry"
+_LOG_TIME = "batches with LogAppendTime, for which brokers set the time themselves"
+_SEQUENCES = (
+    "batches whose producer epoch or sequence does not continue the log, as after the expiry of the producer id"
+)
 
 
 class Obstacles(NamedTuple):
-    """What was found in a partition: reasons against pushing it as it is, and damage, which nothing can push."""
+    """Why a partition cannot be pushed: `reasons` against its batches as they are, and `damage`, "" for none."""
 
     reasons: list[str]
     damage: str
@@ -32,9 +34,9 @@ class Obstacles(NamedTuple):
 def find_obstacles(
     reader: Reader, offset: int, report: Callable[[int], object] = lambda size: None
 ) -> Obstacles:
-    """Read a partition from the batch that holds `offset` to the log end, and return what is in the way of a push.
+    """Read a partition from the batch with `offset` to the log end, and return why it cannot be pushed as it is.
 
-    `report` is called with the size of each batch in bytes.
+    `report` is called with the size of each batch in bytes. Damage ends the search: then there are no reasons.
     """
     found: dict[str, tuple[int, int]] = {}
     producers = Producers()
@@ -52,12 +54,12 @@ def find_obstacles(
             expected = header.next_offset
             report(header.size_bytes)
         if expected < end:
-            # The last batches are gone.
+            # Offsets are missing at the end of the log.
             found.setdefault(_GAPS, (expected, 1))
     except Corrupt as error:
         return Obstacles([], f"{error}; 'logfs check' shows the damage")
     if _GAPS in found or _TRANSACTIONS in found:
-        # Missing batches and those of transactions have sequences, too, so a break in the sequences proves nothing.
+        # Missing batches and transactional batches have sequences, too, so a break in the sequences proves nothing.
         found.pop(_SEQUENCES, None)
     reasons = [
         f"{count} {kind}; the first at offset {first}" for kind, (first, count) in found.items()
@@ -66,7 +68,7 @@ def find_obstacles(
 
 
 def _kinds(batch: Batch, producers: Producers, *, is_next: bool) -> list[str]:
-    """Return what is in the way of one batch; `is_next` tells whether it follows the one before."""
+    """Return the obstacles of one batch; `is_next` tells whether it has the next offset after the batch before."""
     header = batch.header
     if header.magic != MAGIC:
         return [_OLD]
@@ -79,7 +81,7 @@ def _kinds(batch: Batch, producers: Producers, *, is_next: bool) -> list[str]:
         kinds.append(_LOG_TIME)
     if header.producer_id >= 0:
         try:
-            # A broker appends no batch that it takes for a repetition.
+            # A result other than None means a duplicate, which a broker would not append.
             follows = producers.check_batch(header) is None
         except (OutOfOrderSequence, InvalidProducerEpoch):
             follows = False

@@ -1,4 +1,4 @@
-"""The plan of a push: how each topic can go, what is in the way, and where to begin. Nothing is sent for it."""
+"""The plan of a push: how each topic can be sent, why it cannot, and from which offset on. No batch is sent yet."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from logfs.push.translation_map import TranslationMap
     from logfs.store.store import Store
 
-# Under these settings brokers take any batch as it is, and delete none. A topic has them while it is pushed.
+# With these settings brokers neither change a batch, refuse it by its size or time, nor delete it. A topic has them
+# while it is pushed.
 FOR_PUSHING = {
     "cleanup.policy": "delete",
     "compression.type": "producer",
@@ -38,7 +39,7 @@ FOR_PUSHING = {
 
 
 class PushProgress(NamedTuple):
-    """What is being done, "checking" or "sending", and how far it is, in bytes."""
+    """The present step of a push, "checking" or "sending", with the bytes done in it and the bytes in all."""
 
     work: str
     done_bytes: int
@@ -49,10 +50,11 @@ class PushProgress(NamedTuple):
 class TopicPlan:
     """How a topic is pushed.
 
-    `topic_id` is the id of the topic here, "-" if it has none. `obstacles` say why it cannot go as it is, `refusals`
-    why it cannot go at all. `is_translated` means that its records get new offsets. `partitions` is the number of
-    partitions in the cluster after the push, and `there` are the ends of their logs. `sent_up_to` are the offsets
-    here at which the push begins, `ends` the log ends here, by partition. `sent_records` counts the records sent.
+    `topic_id` is the id of the topic here, "-" if it has none. `obstacles` say why its batches cannot be pushed as
+    they are, `refusals` why it cannot be pushed at all. `is_translated` means that its records get new offsets.
+    `partitions` is the number of partitions in the cluster after the push; `there` maps them to their log ends in the
+    cluster. By partition here, `sent_up_to` has the offsets at which the push begins, and `ends` the log ends.
+    `sent_records` counts the records sent.
     """
 
     name: str
@@ -81,7 +83,7 @@ class TopicPlan:
 
     @property
     def left(self) -> int:
-        """How many offsets there are to push; with a translation, some of them may have been sent already."""
+        """How many offsets are still to push; an upper bound with a translation, which may have sent some already."""
         return sum(self.ends[number] - sent for number, sent in self.sent_up_to.items())
 
 
@@ -93,7 +95,10 @@ def create_topic(
     *,
     is_trial: bool = False,
 ) -> None:
-    """Create the topic of a plan and wait for its leaders; a trial only checks. Raises `ClusterError` if refused."""
+    """Create the topic of a plan, and wait until its partitions have leaders. A trial creates nothing.
+
+    Raises `ClusterError` if the cluster refuses the topic, or would refuse it in case of a trial.
+    """
     sender.ask(
         partial(
             Cluster.create_topic,
@@ -112,7 +117,10 @@ class Planner:
     def __init__(
         self, store: Store, sender: Sender, offsets: TranslationMap | None, replicas: int
     ) -> None:
-        """Plan for the cluster of `sender`. `offsets` is the map for records with new offsets, None to allow none."""
+        """Plan for the cluster of `sender`. `offsets` is the map for translations; None does not allow any.
+
+        New topics get `replicas` replicas, -1 for the cluster's default.
+        """
         self._store = store
         self._sender = sender
         self._map = offsets
@@ -168,7 +176,8 @@ class Planner:
         plan.there |= dict.fromkeys(range(partitions), 0)
         if overrides.get(MIRROR_SOURCE) == self._cluster_id:
             plan.refusals.append(
-                "is a mirror of this very cluster; 'logfs promote' makes it a log of its own"
+                "is a mirror of this cluster, which has its records already; 'logfs promote' makes it an ordinary "
+                "topic"
             )
         if not plan.has_same_partitions:
             plan.obstacles.append(
@@ -177,7 +186,7 @@ class Planner:
         return plan
 
     def _try_settings(self, plan: TopicPlan) -> None:
-        """Check that the cluster accepts the settings for the time of the push, and those for the time after it."""
+        """Let the cluster check the settings during the push and those after it; add a refusal to the plan."""
         for settings in ({**plan.settings, **FOR_PUSHING}, plan.settings):
             try:
                 if plan.remote is None:
@@ -196,7 +205,7 @@ class Planner:
                 return
 
     def _examine(self, plan: TopicPlan, checked: Callable[[int], object]) -> None:
-        """Find out what is in the way of a topic, and where to begin."""
+        """Set in `plan` the offsets at which the push begins, the obstacles, the refusals, and `is_translated`."""
         plan.ends = {each.partition: each.log_end_offset for each in plan.readers}
         is_begun = self._map is not None and plan.name in self._map
         for each in plan.readers:
@@ -217,7 +226,7 @@ class Planner:
             plan.refusals += self._check_map(plan, is_begun=is_begun)
 
     def _check_map(self, plan: TopicPlan, *, is_begun: bool) -> list[str]:
-        """Return what is in the way of a translation: records in the cluster that are not in the map."""
+        """Return why a topic cannot be translated: the map is of another log, or lacks records of the cluster."""
         assert self._map is not None
         if is_begun:
             try:
@@ -239,7 +248,7 @@ class Planner:
         ]
 
     def _compare(self, reader: Log, begin: int, there: int) -> list[str]:
-        """Return what is in the way; the log in the cluster ends at `there`, and the log here begins at `begin`."""
+        """Return why a push from offset `begin` on cannot continue the log in the cluster, which ends at `there`."""
         name, end = reader.name.directory, reader.log_end_offset
         if there == begin:
             return []
@@ -251,7 +260,7 @@ class Planner:
             return [f"{name}: ends at offset {end} here, but at {there} in the cluster"]
         theirs = self._sender.last_batch((reader.name.topic, reader.partition), there)
         if not theirs:
-            # If all was sent already, the missing batch does not matter.
+            # If all batches were sent already, the deleted one need not be compared.
             return (
                 []
                 if there == end

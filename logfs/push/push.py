@@ -1,7 +1,7 @@
 """The push of topics into a Kafka cluster: batches, settings and the offsets of groups, as they were planned.
 
-Topics get settings under which brokers change no batch, then the batches, the settings that they have here, and the
-offsets of the groups. A push that was interrupted goes on where the logs in the cluster end.
+A topic first gets settings under which brokers change no batch. Then come the batches, the settings that the topic
+has here, and the offsets of the groups. After an interruption, the next push continues at the log ends there.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from logfs.push.plan import TopicPlan
     from logfs.store.store import Store
 
-# How many partitions or translated topics are sent side by side. Each has one batch for each partition in memory.
+# How many streams (partitions, or translated topics) are sent at the same time, to limit the batches in memory.
 _AT_ONCE = 32
 
 
@@ -47,8 +47,8 @@ class Push:
     ) -> None:
         """Connect to the cluster. Topics whose whole names match `topics` are pushed.
 
-        `servers` are host:port separated by commas; `options` are those of `cluster.options`. With `map_path`, the
-        records of topics that cannot go as they are get new offsets, which are written to that file. New topics have
+        `servers` are host:port separated by commas; `options` are those of `cluster.options`. With `map_path`, topics
+        that cannot be pushed as they are get new offsets, and that file maps old offsets to new ones. New topics have
         `replicas` replicas, -1 for the cluster's default. Raises `ClusterError`, and `OSError` for the map.
         """
         self._store = store
@@ -79,22 +79,23 @@ class Push:
             self._map = None
 
     def plan(self, report: Callable[[PushProgress], object]) -> list[TopicPlan]:
-        """Read all that is to be pushed, and return how each topic can be pushed. Nothing is sent.
+        """Read the topics, and return how each can be pushed. No batch is sent.
 
-        Raises `UnknownPartition` if there is no such topic, `ClusterError`, and what has taken a partition offline.
+        Raises `UnknownPartition` if no topic matches, `ClusterError`, and the error that keeps a partition offline.
         """
         return self._planner.plan(self._topics, report)
 
     def run(self, plans: Sequence[TopicPlan], report: Callable[[PushProgress], object]) -> None:
-        """Push topics as they were planned, but not those that are refused.
+        """Push topics as they were planned, except those that are refused.
 
-        Raises `ClusterError`; what was sent is kept, and the next push goes on after it.
+        Raises `ClusterError`. Batches sent before the error stay in the cluster, and the next push continues after
+        them. Raises `OSError` if the map cannot be written.
         """
         plans = [plan for plan in plans if not plan.is_refused]
         for plan in plans:
             if plan.is_translated:
                 assert self._map is not None
-                # This comes first: if the map cannot be written, no topic has been created.
+                # Before any topic is created: if the map cannot be written, the cluster stays unchanged.
                 self._map.begin(plan.name, plan.topic_id)
         for plan in plans:
             self._prepare(plan)
@@ -105,7 +106,7 @@ class Push:
         self._commit_groups({plan.name: plan for plan in plans})
 
     def _check_ends(self, plans: Sequence[TopicPlan]) -> None:
-        """Raise `ClusterError` if a log in the cluster does not end where it was pushed to."""
+        """Raise `ClusterError` if a log in the cluster does not end after the last batch of the push."""
         wanted = {(plan.name, number): end for plan in plans for number, end in plan.there.items()}
         for (topic, number), end in self._sender.settled_ends(wanted).items():
             if end != wanted[topic, number]:
@@ -116,7 +117,7 @@ class Push:
                 )
 
     def _prepare(self, plan: TopicPlan) -> None:
-        """Create a topic, or give it the settings under which it can be pushed, if there is something to push."""
+        """Create a topic with the settings for a push. An existing topic gets them if there are offsets to push."""
         settings = {**plan.settings, **FOR_PUSHING}
         if plan.remote is None:
             create_topic(self._sender, plan, self._replicas, settings)
@@ -127,7 +128,7 @@ class Push:
         self._sender.ask(partial(Cluster.alter_settings, topic=plan.name, changes=changes))
 
     def _streams(self, plan: TopicPlan) -> Iterator[Iterator[Sequence[Outgoing]]]:
-        """Yield what sends a topic: an iterator for each partition, or for the topic if it is translated."""
+        """Yield iterators over the batches to send: one for each partition, or one for a translated topic."""
         if not plan.is_translated:
             for each in plan.readers:
                 yield exact_batches(
@@ -138,7 +139,7 @@ class Push:
         yield Translation(self._store.topic(plan.name), plan.there, self._map).batches()
 
     def _send(self, plans: Sequence[TopicPlan], report: Callable[[PushProgress], object]) -> None:
-        """Send the topics. A stream is asked for more once all that it has yielded is in the cluster."""
+        """Send the topics. The next batch of a stream is read once its last one is in the cluster."""
         streams = [stream for plan in plans for stream in self._streams(plan)]
         by_name = {plan.name: plan for plan in plans}
         total = sum(each.size_bytes for plan in plans for each in plan.readers)
@@ -161,7 +162,7 @@ class Push:
             report(PushProgress("sending", done, max(done, total)))
 
     def _finish(self, plan: TopicPlan) -> None:
-        """Give a topic the settings and the log starts that it has here."""
+        """Give a topic in the cluster the settings that it has here and, unless translated, the log start offsets."""
         reset = {name: None for name in FOR_PUSHING if name not in plan.settings}
         self._alter(plan, {**plan.settings, **reset})
         if plan.is_translated:
@@ -202,7 +203,7 @@ class Push:
     def _committed_there(
         self, plan: TopicPlan, commits: Mapping[int, OffsetCommit]
     ) -> dict[int, tuple[int, str]]:
-        """Return what a group is to commit for a topic in the cluster: (offset, metadata) by partition there."""
+        """Return the commits of a group for a topic in the cluster: (offset, metadata) by partition there."""
         if not plan.is_translated:
             return {
                 number: (min(commit.offset, plan.there[number]), commit.metadata)
@@ -213,6 +214,6 @@ class Push:
         here = {number: commit.offset for number, commit in commits.items()}
         found = self._map.translated(plan.name, here, plan.there)
         if not plan.has_same_partitions:
-            # The metadata of the commits are about other partitions.
+            # The metadata of the commits may describe a partition here, which has no counterpart there.
             return {number: (offset, "") for number, offset in found.items()}
         return {number: (offset, commits[number].metadata) for number, offset in found.items()}

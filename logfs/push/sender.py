@@ -1,8 +1,8 @@
 """Sends batches to the leaders of their partitions, so that each is in the log exactly once, at a known offset.
 
-Batches are sent as they are, mostly without a producer id, so brokers cannot recognise one that comes twice. Instead,
-there is only one batch of a partition on its way. Its offset is known before it is sent: it is the end of the log. If
-no answer comes, the end of the log tells whether the batch is in it.
+Batches are sent as they are, mostly without a producer id, so brokers cannot recognise a duplicate. Therefore each
+partition has at most one batch in flight. The offset of this batch is known before: it is the log end offset. If no
+answer comes, the log end offset tells whether the batch was appended.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 _REQUEST_BYTES = 8 << 20
 _BROKERS_AT_ONCE = 16
-# A log whose end has not changed for this time is taken to have no request on its way, not even one of a killed push.
+# If a log end has not changed for this time, no request is assumed to be in flight, not even one of a killed push.
 _QUIET_SECONDS = 2.0
 _PAUSE_SECONDS = 0.3
-# How long a batch is sent again, or the ends of logs are asked for, before an error is raised.
+# For how long a batch is sent again, or stable log ends are awaited, before an error is raised.
 _GIVE_UP_SECONDS = 120.0
 _ASK_SECONDS = 60.0
 _NO_EPOCH = -1
@@ -48,7 +48,7 @@ class Sender:
         self._connect = connect
         self.cluster = connect()
         self._pool = ThreadPoolExecutor(_BROKERS_AT_ONCE, "sender")
-        # The node and the leader epoch of each partition, as far as they were asked for.
+        # The leader's node id and epoch for each partition, from the last metadata.
         self._leaders: dict[Place, tuple[int, int]] = {}
 
     def __enter__(self) -> Self:
@@ -64,9 +64,9 @@ class Sender:
             self.cluster.close()
 
     def ask(self, work: Callable[[Cluster], _Result]) -> _Result:
-        """Return what `work` returns. It is repeated for up to a minute while the cause of its error may pass.
+        """Call `work` with the cluster, and return its result. After a transient error, repeat it for up to a minute.
 
-        Such a cause is a broken connection, a change of leaders, or a new cluster that is not ready for groups.
+        Transient are a broken connection, a change of leaders, and a new cluster that is not ready for groups.
         """
         deadline = time.monotonic() + _ASK_SECONDS
         while True:
@@ -81,16 +81,16 @@ class Sender:
     # The ends of logs.
 
     def settled_ends(self, places: Iterable[Place]) -> dict[Place, int]:
-        """Return the log end offset of each partition, once it has not changed for two seconds.
+        """Return the log end offset of each partition, once none has changed for two seconds.
 
-        By then, all batches are on all replicas that are in sync. Raises `ClusterError` after two minutes.
+        All batches below it are then on all replicas in sync. Raises `ClusterError` if this takes over two minutes.
         """
         wanted = list(places)
         if not wanted:
             return {}
         deadline = time.monotonic() + _GIVE_UP_SECONDS
         seen, since = None, 0.0
-        problem = "the log ends still change, or replicas lag: stop programs that write there, and push again"
+        problem = "the log ends still change, or replicas lag: stop programs that append there, and push again"
         while time.monotonic() < deadline:
             try:
                 found = self._ends(wanted)
@@ -107,7 +107,7 @@ class Sender:
         raise ClusterError(f"{self.cluster.servers}: {names}: {problem}")
 
     def _ends(self, places: Sequence[Place]) -> dict[Place, int] | None:
-        """Return the log end offsets; None as long as one of them is not yet on all replicas that are in sync."""
+        """Return the log end offsets; None if one of them is still above the high watermark."""
         self._find_leaders()
         by_node: dict[int, list[Wanted]] = {}
         for place in places:
@@ -135,9 +135,9 @@ class Sender:
         return node, epoch
 
     def last_batch(self, place: Place, end: int) -> bytes:
-        """Return the batch before `end` in the log and what follows it; empty if the batch was deleted.
+        """Return the bytes of the batch that ends at offset `end` and of later ones; empty if it was deleted.
 
-        Raises `ClusterError` if the broker answers with another error.
+        Raises `ClusterError` if the broker refuses the fetch for another reason.
         """
 
         def fetch(cluster: Cluster) -> Fetched:
@@ -153,7 +153,7 @@ class Sender:
         return found.records
 
     def _reconnect(self) -> None:
-        """Connect anew: after all brokers were away, the client does not find the cluster again."""
+        """Connect again: the client does not reconnect by itself after all brokers were unreachable."""
         with suppress(ClusterError):
             self.cluster.close()
         with suppress(ClusterError):
@@ -162,10 +162,10 @@ class Sender:
     # Batches.
 
     def send(self, batches: Sequence[Outgoing]) -> None:
-        """Return when all batches are on all replicas that are in sync, each at its offset.
+        """Send batches, at most one for a partition; return when all replicas in sync have each at its offset.
 
-        There is at most one batch for a partition. Raises `ClusterError` if brokers refuse one, if no answer comes
-        for two minutes, and if one is at another offset because other programs write to the partition.
+        Raises `ClusterError` if brokers refuse a batch, if no answer comes for two minutes, or if a batch gets
+        another offset because another program writes to the partition.
         """
         deadline = time.monotonic() + _GIVE_UP_SECONDS
         left = list(batches)
@@ -183,12 +183,12 @@ class Sender:
                 batch = next(iter(unsure.values()))
                 raise ClusterError(
                     f"{self.cluster.servers}: {batch.topic}-{batch.partition}: offset {batch.offset} could not be "
-                    f"sent: {problem}; push again once the cluster is well"
+                    f"sent: {problem}; push again once the cluster works"
                 )
             left = self._missing(list(unsure.values()))
 
     def _produce(self, batches: Sequence[Outgoing]) -> list[Produced]:
-        """Send batches once, to all brokers at the same time; return the answers that came."""
+        """Send batches once, to all brokers at the same time; return the answers. Some may be missing."""
         if any((batch.topic, batch.partition) not in self._leaders for batch in batches):
             self._find_leaders()
         by_node: dict[int, list[Outgoing]] = {}
@@ -200,7 +200,7 @@ class Sender:
         return [answer for each in sent for answer in each.result()]
 
     def _send_to(self, node: int, batches: Sequence[Outgoing]) -> list[Produced]:
-        """Send batches to a broker, in requests that it accepts; return the answers until the first failure."""
+        """Send batches to a broker, in requests of limited size; return the answers before the first failure."""
         answers: list[Produced] = []
         some: list[Outgoing] = []
         size = 0
@@ -223,7 +223,7 @@ class Sender:
             raise ClusterError(_NOT_ALONE.format(where, batch.offset, answer.base_offset))
 
     def _missing(self, unsure: Sequence[Outgoing]) -> list[Outgoing]:
-        """Return those of the batches that are not in the log."""
+        """Return the batches that the log lacks by its end. Raises `ClusterError` if others have written to it."""
         ends = self.settled_ends([(batch.topic, batch.partition) for batch in unsure])
         missing = []
         for batch in unsure:

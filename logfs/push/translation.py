@@ -1,8 +1,9 @@
-"""The records of a topic in new batches, at new offsets, where its batches cannot be pushed as they are.
+"""The records of a topic in new batches, at new offsets, for topics whose batches cannot be pushed as they are.
 
 Readers at the level read_committed see the same records in both logs. Aborted records are left out, and committed
-ones are sent without a transaction. With another number of partitions in the cluster, Kafka's default partitioner
-chooses the partition for a record with a key; for one without a key, its partition here decides.
+ones are sent without a transaction. If the cluster has another number of partitions, Kafka's default partitioner
+chooses the partition of a record with a key. For a record without a key it is the number of its partition here,
+modulo the number of partitions there.
 """
 
 from __future__ import annotations
@@ -26,18 +27,18 @@ if TYPE_CHECKING:
 # A batch is sent once it has this many bytes or records.
 _BATCH_BYTES = 1 << 17
 _BATCH_RECORDS = 10_000
-# The bytes that are counted for the frame of a record, without those of its headers.
+# An estimate of the bytes of a record beside its key, value and headers.
 _RECORD_OVERHEAD = 32
 _NO_LIMIT = 2**31 - 1
 
 
 class Translation:
-    """Yields the records of a topic that are not in the cluster yet, as batches. For one thread."""
+    """Makes batches of the records of a topic that are not in the cluster yet. One thread may use it."""
 
     def __init__(self, topic: Topic, ends: Mapping[int, int], offsets: TranslationMap) -> None:
-        """Translate a topic for a cluster where the logs of its partitions end at `ends`.
+        """Translate a topic for a cluster in which the logs of its partitions end at the offsets `ends`.
 
-        `offsets` has what was sent before, and gets what is sent now.
+        `offsets` maps the records that were sent before. The records of each new batch are added to it.
         """
         self._topic = topic
         self._partitions = len(ends)
@@ -47,7 +48,10 @@ class Translation:
         self._sizes: dict[int, int] = {}
 
     def batches(self) -> Iterator[Sequence[Outgoing]]:
-        """Yield lists with at most one batch for a partition. Raises the errors of `Topic.read`, and `OSError`."""
+        """Yield lists with at most one batch for a partition. The map has their records, durably, before.
+
+        Raises the errors of `Topic.read`, and `OSError` for the map.
+        """
         here = [each.partition for each in self._topic.partitions]
         is_same = self._partitions == max(here) + 1
         form = BatchFormat(self._codec(), limit_bytes=_NO_LIMIT)
@@ -71,10 +75,11 @@ class Translation:
             yield self._built(sorted(self._pending), form)
 
     def _start(self, *, is_same: bool) -> dict[int, int]:
-        """Return the offset to begin at in each partition, the one after the last record that was sent.
+        """Return the offset to begin at in each partition: the one after the last record that was sent.
 
-        `is_same` tells whether the topic has as many partitions in the cluster as here. If not, return {}: any
-        partition here may then have records that were not sent, and each is read from its beginning.
+        `is_same` tells whether the topic has as many partitions in the cluster as here. If not, return {}: each
+        partition is read from its beginning, because its records go to several partitions there, and these may have
+        got records up to different offsets.
         """
         if not is_same:
             return {}
@@ -87,7 +92,7 @@ class Translation:
         return found
 
     def _codec(self) -> Codec:
-        """Return the greatest codec id among the first batches of the partitions; the new batches use it."""
+        """Return the codec for new batches: that with the greatest id among the first batches of the partitions."""
         first = [next(each.batches(each.log_start_offset), None) for each in self._topic.partitions]
         return max((batch.header.codec for batch in first if batch), default=Codec.NONE)
 
@@ -98,7 +103,7 @@ class Translation:
         return partition_of(record.key, self._partitions)
 
     def _built(self, chosen: Sequence[int], form: BatchFormat) -> Sequence[Outgoing]:
-        """Return the pending records of some partitions as batches, after their offsets are in the map."""
+        """Return the pending records for the partitions `chosen` as batches, after adding them to the map."""
         name = self._topic.name
         batches, runs = [], []
         for there in chosen:

@@ -1,4 +1,4 @@
-"""The file that says which offsets records have got in another cluster: a line for each run of records.
+"""The file that maps the offsets of records here to those in another cluster: a line for each run of records.
 
 ```
 # cluster Qm7v2tVfRk2r8C1nJ4x9eA
@@ -7,13 +7,13 @@ topic,partition,offset,records,to_partition,to_offset,check
 orders,0,5,100,0,0,3ee36e3c
 ```
 
-The 100 records of orders-0 from offset 5 on, with consecutive offsets, are at the offsets from 0 on of partition 0.
-The id of the topic is that of its partitions here. `check` is the CRC-32C, as eight hex digits, of the `check` before
-it (none at first) and of all text since then. This finds changed lines and missing lines. Missing lines at the end
-of the file are found by the end of the log in the cluster.
+In this example, the 100 records of orders-0 at the offsets 5 to 104 have the offsets 0 to 99 of partition 0 in the
+cluster. The topic id is that of the partitions here. `check` is the CRC-32C, as eight hex digits, of the `check`
+before it (none at first) and of all text between them. It reveals changed lines and missing lines. Missing lines at
+the end of the file are found by the log end in the cluster.
 
-A line is in the file, and durable, before its records are sent. After a crash, the end of the log in the cluster
-tells for which of the last lines the records were sent. No record need be sent twice.
+A line is durable in the file before its records are sent. After a crash, the log end in the cluster tells for which
+of the last lines the records were sent. So no record is sent twice.
 """
 
 from __future__ import annotations
@@ -63,23 +63,23 @@ class Run(NamedTuple):
 
 
 class TranslationMap:
-    """The runs of one file, for one thread. One push at a time may use the file, until `close`.
+    """The map of one file, for one thread. The object locks the file until `close`: one push at a time may use it.
 
-    The lock is on a file beside the map, because the map is replaced by renames.
+    The lock is on a file beside the map, because a rename that replaces the map would leave a lock on the old file.
     """
 
     def __init__(self, path: Path, cluster_id: str) -> None:
         """Read the file, which need not exist yet.
 
-        Raises `ClusterError` if it is malformed, was changed, tells about another cluster, or another push uses it,
-        and `OSError`.
+        Raises `ClusterError` if it is malformed, was changed, or is for another cluster than `cluster_id`, and if
+        another push uses it. Raises `OSError`.
         """
         self._path = path
         self._first_line = f"# cluster {cluster_id}"
         # The runs by (topic, partition here, partition in the cluster), each list in the order of the offsets.
         self._runs: dict[tuple[str, int, int], list[Run]] = {}
         self._topic_ids: dict[str, str] = {}
-        # The last `check` that this object has written.
+        # The `check` of the last line that this object has written.
         self._check = ""
         if not path.parent.is_dir():
             raise FileNotFoundError(errno.ENOENT, "no such directory", str(path.parent))
@@ -95,7 +95,7 @@ class TranslationMap:
         self._is_whole = False
 
     def close(self) -> None:
-        """Let another push use the map."""
+        """Release the lock, so that another push can use the map."""
         self._lock_path.unlink(missing_ok=True)
         os.close(self._lock)
 
@@ -105,7 +105,7 @@ class TranslationMap:
             lock = os.open(self._lock_path, os.O_CREAT | os.O_RDWR, 0o644)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # The push before may have removed the file between the two calls.
+                # Another push may have removed the lock file between the two calls: then this lock excludes nobody.
                 if os.path.samestat(os.fstat(lock), os.stat(self._lock_path)):
                     return lock
             except FileNotFoundError:
@@ -119,13 +119,13 @@ class TranslationMap:
 
     def _read(self) -> None:
         if not self._path.is_file():
-            raise ClusterError(f"{self._path}: is no map of offsets, but a directory or a device")
+            raise ClusterError(f"{self._path}: is no map of offsets, but a directory or a device; give a file")
         # The last line may have been cut off by a crash, before its records were sent.
         *lines, _ = self._path.read_bytes().decode("utf-8", "replace").split("\n")
         if lines[:2] != [self._first_line, _HEADING]:
             raise ClusterError(
-                f"{self._path}: is no map of offsets for this cluster, which begins with the lines "
-                f"{self._first_line!r} and {_HEADING!r}: name the map of the last push, or for the first one a file "
+                f"{self._path}: is no map of offsets for this cluster: it does not begin with the lines "
+                f"{self._first_line!r} and {_HEADING!r}. Name the map of the last push, or for the first push a file "
                 "that does not exist"
             )
         text, check = "", ""
@@ -165,7 +165,7 @@ class TranslationMap:
         self._runs.setdefault((run.topic, run.partition, run.to_partition), []).append(run)
 
     def _lines(self, runs: Iterable[Run], known: set[str]) -> Iterator[str]:
-        """Yield the lines of runs that come after what is written; `known` are topics whose ids are written."""
+        """Yield lines to append for runs. The topic ids of `known` are written already; others are yielded first."""
         for run in runs:
             head = ""
             if run.topic not in known:
@@ -176,7 +176,7 @@ class TranslationMap:
             yield f"{head}{row},{self._check}\n"
 
     def _write_all(self) -> None:
-        """Replace the file by one with the runs that are known."""
+        """Replace the file by one with all runs of this object, and make it durable. Raises `OSError`."""
         runs = sorted((run for some in self._runs.values() for run in some), key=_place_there)
         self._check = ""
         content = [f"{self._first_line}\n", f"{_HEADING}\n", *self._lines(runs, set())]
@@ -201,7 +201,7 @@ class TranslationMap:
 
     @contextmanager
     def _naming_path(self) -> Iterator[None]:
-        """Put the path of the map into errors, because an error about a full disk names no file."""
+        """Add the path of the map to an `OSError`: that of a write to a full disk names no file."""
         try:
             yield
         except OSError as error:
@@ -209,17 +209,17 @@ class TranslationMap:
             raise
 
     def __contains__(self, topic: str) -> bool:
-        """Whether the file has, or had when it was read, runs of a topic; their records may not be sent yet."""
+        """Whether the file has, or had when it was read, runs of a topic. Their records may not have been sent."""
         return any(each == topic for each, _, _ in self._runs)
 
     def begin(self, topic: str, topic_id: str) -> None:
-        """Prepare the map for runs of a topic with this id; then the file exists and is whole. Raises `OSError`."""
+        """Set the id of a topic before its first run is added, and create or rewrite the file. Raises `OSError`."""
         self._topic_ids[topic] = topic_id
         if not self._is_whole:
             self._write_all()
 
     def add(self, runs: Sequence[Run]) -> None:
-        """Add runs of topics that were begun, and make them durable. Afterwards their records may be sent.
+        """Add runs, and make them durable. `begin` was called for their topics; their records are sent afterwards.
 
         Raises `OSError`.
         """
@@ -234,7 +234,7 @@ class TranslationMap:
             self._add(run)
 
     def check_source(self, topic: str, topic_id: str, ends: Mapping[int, int]) -> None:
-        """Raise `ClusterError` unless the runs are those of this topic; `ends` are the log ends here by partition."""
+        """Raise `ClusterError` if the runs are of another topic, or exceed `ends`, the log ends here by partition."""
         known = self._topic_ids.get(topic, topic_id)
         if known != topic_id:
             raise ClusterError(
@@ -250,9 +250,9 @@ class TranslationMap:
                 )
 
     def keep_sent(self, topic: str, ends: Mapping[int, int]) -> None:
-        """Forget the runs that were not sent; `ends` are the log ends in the cluster.
+        """Remove the runs whose records were not sent; `ends` are the log ends in the cluster by partition.
 
-        Raises `ClusterError` if a log ends elsewhere than its last run, and therefore has other records, too.
+        Raises `ClusterError` if a log does not end where its last run ends: then it has other records, too.
         """
         self._check_whole(topic, ends)
         last: dict[int, int] = {}
@@ -272,11 +272,11 @@ class TranslationMap:
                     "another program writes to the topic, or the last lines of the map are missing. Restore the map "
                     "from a copy, or delete the topic in the cluster and the map, and push again"
                 )
-        # The next write leaves out what was forgotten.
+        # The next write replaces the file, without the removed runs.
         self._is_whole &= not changed
 
     def _check_whole(self, topic: str, ends: Mapping[int, int]) -> None:
-        """Raise `ClusterError` if runs of a topic leave out offsets in the cluster, or are not in order here."""
+        """Raise `ClusterError` if the runs of a topic have gaps in the cluster, or are not in order here."""
         there: dict[int, list[Run]] = {}
         for (name, _, number), runs in self._runs.items():
             if name == topic:
@@ -308,9 +308,9 @@ class TranslationMap:
     ) -> dict[int, int]:
         """Return the offsets of a group in the cluster, by partition there.
 
-        `committed` are its offsets here by partition, and `ends` the log ends in the cluster. The offset in a
-        partition there is that of the first record that the group has not read here. The group misses no record. It
-        reads some again if records of several partitions here are in another order there.
+        `committed` are its offsets here by partition, and `ends` the log ends in the cluster. The offset of a
+        partition there is that of its first record that the group has not read here, so the group misses none. It may
+        read some records again if a partition there has records of several partitions here.
         """
         found: dict[int, int] = {}
         for (name, partition, there), runs in self._runs.items():
@@ -333,7 +333,10 @@ def _first_from(runs: Sequence[Run], offset: int) -> int | None:
 
 
 def runs_of(topic: str, places: Iterable[tuple[int, int]], there: int, to_offset: int) -> list[Run]:
-    """Return the runs of one batch: `places` are (partition, offset) of its records, which begin at `to_offset`."""
+    """Return the runs of one batch for the partition `there`, at the offsets from `to_offset` on.
+
+    `places` are the (partition, offset) of its records here.
+    """
     found: list[Run] = []
     for partition, offset in places:
         last = found[-1] if found else None
@@ -346,7 +349,7 @@ def runs_of(topic: str, places: Iterable[tuple[int, int]], there: int, to_offset
 
 
 def _check(before: str, text: str) -> str:
-    """Return the check of a line: the CRC-32C of the check of the line before and of all text since then, as hex."""
+    """Return the check of a line as hex: the CRC-32C of `before`, the check of the line before, and `text`."""
     return f"{crc32c((before + text).encode()):08x}"
 
 
