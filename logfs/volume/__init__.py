@@ -1,7 +1,7 @@
-"""Volumes for containers: a plugin of Docker and Podman, by which a log directory or a partition is a volume by name.
+"""Volumes for containers: a plugin of Docker and Podman, with which a volume shows a log directory or a part of it.
 
-`server` takes the requests, `driver` does what they ask, `volume_table` keeps the volumes and who uses them,
-`log_mounts` mounts log directories, and `options` says what a volume shows. The mounts are daemons of their own
-(`logfs mount`), which go on when the plugin ends. This package may import the store and lower layers. Begin with
+`server` receives the requests, `driver` executes them, `volume_table` stores the volumes and the ids of their users,
+`log_mounts` mounts log directories, and `options` parses the options of a volume. Each mount is a daemon of its own
+(`logfs mount`), which continues when the plugin ends. This package may import the store and lower layers. Begin with
 `driver`.
 """

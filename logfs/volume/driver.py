@@ -25,7 +25,10 @@ logger = logging.getLogger(__name__)
 
 
 class VolumeStatus(NamedTuple):
-    """A volume as engines show it. `mountpoint` is the path that containers get, "" while it is not mounted."""
+    """A volume as engines show it. `mountpoint` is the path that containers get, "" while it is not mounted.
+
+    `users` is the number of ids that use the volume.
+    """
 
     name: str
     mountpoint: str
@@ -36,20 +39,21 @@ class VolumeStatus(NamedTuple):
 class VolumeDriver:
     """The volumes of a machine, for any thread. Requests for different log directories do not wait for each other.
 
-    A log directory is mounted while an id uses any of its volumes. An engine may repeat a request: a second mount by
-    the same id, and an unmount by an id that is not there, change nothing.
+    An id stands for one use of a volume, usually by a container. A log directory is mounted while an id uses any of
+    its volumes. An engine may repeat a request: a second mount by the same id, and an unmount by an unknown id,
+    change nothing.
     """
 
     def __init__(self, state: Path, logs: Path) -> None:
-        """Keep table and mountpoints below `state`. A volume without `logdir` has its log directory below `logs`.
+        """Keep the table and the mountpoints in `state`. A volume without `logdir` has its log directory in `logs`.
 
-        Mounts that were left by the previous process are taken over. Raises `Corrupt` for a malformed table,
-        `OSError`, and `InvalidStore` if another process keeps its volumes there.
+        Mounts of an earlier process stay in use. Raises `Corrupt` for a malformed table, `InvalidStore` if another
+        process uses `state`, and `OSError`.
         """
         self._logs, self._state = logs, state
         for path in (state / "mounts", logs):
             path.mkdir(parents=True, exist_ok=True)
-        # No other user may look below this directory. Containers get only the mounts that they may see.
+        # Other users must not reach the mounts through this directory: the engine gives each container its own.
         state.chmod(0o700)
         # The lock is held for the life of this object; the kernel releases it when the process ends.
         self._claim = os.open(state, os.O_RDONLY | os.O_DIRECTORY)
@@ -57,7 +61,7 @@ class VolumeDriver:
             fcntl.flock(self._claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise InvalidStore(
-                f"{state}: another volume plugin keeps its volumes here; give --state"
+                f"{state}: another volume plugin keeps its volumes here; stop it, or give another --state"
             ) from None
         self._table = VolumeTable(Disk(), state / "volumes.json")
         self._mounts = LogMounts(state / "mounts")
@@ -65,7 +69,7 @@ class VolumeDriver:
         self._forget_ended()
 
     def _forget_ended(self) -> None:
-        """Forget the ids of volumes that are not mounted any more, as after a reboot; end mounts without ids."""
+        """Remove the ids of volumes that are not mounted now, as after a reboot. Unmount directories without ids."""
         for volume in self._table:
             logdir, ro = volume.options.logdir, volume.options.ro
             if self._mounts.find(logdir, ro=ro) is None and not self._is_dead(volume):
@@ -78,12 +82,15 @@ class VolumeDriver:
                     logger.warning("%s", error)
 
     def _is_dead(self, volume: Volume) -> bool:
-        """Whether the mount of a volume has lost its daemon. The containers that use it still exist."""
+        """Whether the daemon of a volume's mount has died. Its containers may run on, so their ids are kept."""
         own = self._mounts.mountpoint(volume.options.logdir, ro=volume.options.ro)
         return mounted_at(own) is MountState.DEAD
 
     def create(self, name: str, given: Mapping[str, str]) -> None:
-        """Create a volume unless it exists. Raises `InvalidName`, `InvalidSetting`, also if the options differ."""
+        """Create a volume unless it exists.
+
+        Raises `InvalidName`, and `InvalidSetting` for a wrong option or if the volume exists with other options.
+        """
         options = parse_options(name, given, self._logs)
         logdir = Path(options.logdir)
         if logdir == self._logs or logdir.is_relative_to(self._state):
@@ -95,21 +102,23 @@ class VolumeDriver:
             if known is None:
                 self._table.put(Volume(name, options))
             elif known.options != options:
-                raise InvalidSetting(f"volume {name}: exists with other options")
+                raise InvalidSetting(
+                    f"volume {name}: exists with other options; remove it first, or give it another name"
+                )
 
     def remove(self, name: str) -> None:
         """Forget a volume; its log directory stays. Raises `UnknownVolume`, and `InvalidStore` while it is used."""
         with self._lock:
             volume = self._known(name)
             if volume.ids:
-                raise InvalidStore(f"volume {name}: is in use")
+                raise InvalidStore(f"volume {name}: is in use; remove its containers first")
             self._table.remove(name)
 
     def mount(self, name: str, user: str) -> str:
         """Mount a volume for the id `user`, and return the path for the container.
 
         The directory that the volume shows is created if it is missing, and gets the owner and mode of the options,
-        unless the volume is read-only. Raises `UnknownVolume`, `InvalidStore`, and `OSError` if that fails.
+        unless the volume is read-only. Raises `UnknownVolume`, `InvalidStore` and `OSError`.
         """
         with self._lock:
             volume = self._known(name)
@@ -126,7 +135,7 @@ class VolumeDriver:
         return str(path)
 
     def _shown(self, options: VolumeOptions) -> Path:
-        """Mount the log directory, and return the path of what is shown, which has the owner and mode wanted."""
+        """Mount the log directory, and return the path for the container, with the owner and mode of the options."""
         if not options.shown and not options.ro:
             # The root of the mount has the owner and the mode of the log directory.
             _make(Path(options.logdir), options)
@@ -135,19 +144,24 @@ class VolumeDriver:
         except OSError as error:
             if error.errno not in DEAD_ERRORS:
                 raise
-        # The daemon was being killed. Its mount is now known to be dead, and is replaced.
+        # The daemon died after the mount was found. Try again: now the mount is seen to be dead, and is replaced.
         return self._in_mount(options)
 
     def _in_mount(self, options: VolumeOptions) -> Path:
         path = self._mounts.mount(options.logdir, ro=options.ro) / options.shown
         if options.ro and not path.is_dir():
-            raise InvalidStore(f"{options.logdir}: has no {path.name}")
+            raise InvalidStore(
+                f"{options.logdir}: has no topic or partition {path.name}, and a read-only volume creates none"
+            )
         if options.shown and not options.ro:
             _make(path, options)
         return path
 
     def unmount(self, name: str, user: str) -> None:
-        """End the use of a volume by the id `user`. Raises `UnknownVolume`, and `InvalidStore` if it fails."""
+        """End the use of a volume by the id `user`. Unmount the log directory if no other id uses it.
+
+        Raises `UnknownVolume`, and `InvalidStore` if the directory cannot be unmounted.
+        """
         with self._lock:
             volume = self._known(name)
         with self._mounts.lock(volume.options.logdir):
@@ -157,7 +171,7 @@ class VolumeDriver:
             self._end_unused(volume.options)
 
     def _end_unused(self, options: VolumeOptions) -> None:
-        """Unmount a log directory if no id uses it. The caller has the directory's lock."""
+        """Unmount a log directory if no id uses it. The caller holds `LogMounts.lock` of the directory."""
         with self._lock:
             used = [
                 each
@@ -169,13 +183,13 @@ class VolumeDriver:
             self._mounts.unmount(options.logdir, ro=options.ro)
 
     def status(self, name: str) -> VolumeStatus:
-        """Return what is known of a volume. Raises `UnknownVolume`."""
+        """Return the status of a volume. Raises `UnknownVolume`."""
         with self._lock:
             volume = self._known(name)
         return self._status(volume)
 
     def volumes(self) -> list[VolumeStatus]:
-        """Return what is known of all volumes, by name."""
+        """Return the status of all volumes, sorted by name."""
         with self._lock:
             volumes = sorted(self._table, key=lambda each: each.name)
         return [self._status(each) for each in volumes]

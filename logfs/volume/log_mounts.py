@@ -1,7 +1,7 @@
 """The mounts of log directories for volumes: one for each directory, and one more if it is also shown read-only.
 
-A mount is a daemon of its own, as `logfs mount` starts it. It goes on when the plugin ends, and so do the containers
-that use it.
+A mount is a daemon of its own, started by `logfs mount`. It continues when the plugin ends, so the containers that
+use it continue, too.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ logger = logging.getLogger(__name__)
 
 # The exit code of `logfs umount` if the filesystem is still mounted elsewhere.
 _SERVED_ELSEWHERE = 3
-# This variable is not passed on to the mounts: the service manager waits for the plugin alone.
+# This variable is not passed on to the mounts: systemd would take their READY=1 for that of the plugin.
 _MANAGER = "NOTIFY_SOCKET"
 
 
 class LogMounts:
-    """Mounts log directories below a directory of its own.
+    """Mounts log directories below one directory.
 
-    Any thread may use it. `mount` and `unmount` need the `lock` of the log directory.
+    Any thread may use it. A caller of `mount` or `unmount` must hold the `lock` of the log directory.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -51,7 +51,7 @@ class LogMounts:
         return self._locks.setdefault(logdir, make_lock(Level.VOLUME))
 
     def mountpoint(self, logdir: str, *, ro: bool) -> Path:
-        """Return where this object mounts a log directory. A hash of its path keeps directories of one name apart."""
+        """Return where this object mounts a log directory. A hash of the path tells directories of one name apart."""
         digest = hashlib.sha256(os.fsencode(logdir)).hexdigest()[:8]
         return self._directory / f"{Path(logdir).name[:64]}-{digest}{'-ro' if ro else ''}"
 
@@ -81,7 +81,7 @@ class LogMounts:
         log_file = mountpoint.with_name(f"{mountpoint.name}.log")
         words = ["mount", f"--log-file={log_file}", *(["--read-only"] if ro else [])]
         if os.geteuid() == 0:
-            # Processes in containers are other users. For users except root, /etc/fuse.conf may forbid the option.
+            # Processes in containers run as other users. Only root can use the option whatever /etc/fuse.conf says.
             words.append("-oallow_other")
         self._run([*words, "--", logdir, str(mountpoint)])
         return mountpoint
@@ -96,16 +96,16 @@ class LogMounts:
         if state is not MountState.NOTHING:
             self._run(["umount", *(["-l"] if state is MountState.DEAD else []), str(mountpoint)])
         if mountpoint.exists():
-            # At the removal of the directory, the kernel ends the mount in other namespaces, too.
+            # The removal of the mountpoint makes the kernel detach the mount in other mount namespaces, too.
             mountpoint.rmdir()
         mountpoint.with_name(f"{mountpoint.name}.log").unlink(missing_ok=True)
 
     @staticmethod
     def _run(words: list[str]) -> None:
-        """Run a command of logfs, and raise `InvalidStore` with its message if it fails.
+        """Run a command of logfs, and raise `InvalidStore` with the last line of its errors if it fails.
 
-        If a filesystem is still mounted elsewhere after an unmount, this is only logged. For example, a container
-        that just starts has copies of all mounts.
+        If the filesystem is still mounted elsewhere after an unmount, this is only logged: a container that just
+        starts, for example, has copies of all mounts.
         """
         environment = {name: value for name, value in os.environ.items() if name != _MANAGER}
         done = subprocess.run(

@@ -41,22 +41,22 @@ class VolumeOptions:
 
     @property
     def shown(self) -> str:
-        """The path of what the volume shows, relative to the mount of the log directory."""
+        """The path of the topic or partition in the mount of the log directory; "" for the whole mount."""
         return f"topics/{self.topic}" if self.topic else self.partition
 
     def to_json(self) -> dict[str, object]:
-        """Return the fields for the file of the volumes."""
+        """Return the options by name, as values of JSON."""
         return asdict(self)
 
 
 def parse_options(name: str, given: Mapping[str, str], root: Path) -> VolumeOptions:
-    """Return the options of the volume `name`; without `logdir` it shows the log directory `root`/`name`.
+    """Return the options of the volume `name`, parsed from `given`. Without `logdir` it shows `root`/`name`.
 
     Raises `InvalidName` for a wrong name of a volume, topic or partition, and `InvalidSetting` for a wrong option.
     """
     if not _NAME.fullmatch(name) or len(name) > _MOST_NAME_BYTES:
         raise InvalidName(
-            f"{name!r}: the name of a volume begins with a letter or digit, and has letters, digits, '_', '.', '-'"
+            f"volume {name!r}: a name begins with a letter or digit, and has only letters, digits, '_', '.', '-'"
         )
     unknown = given.keys() - VolumeOptions.__dataclass_fields__.keys()
     if unknown:
@@ -68,7 +68,7 @@ def parse_options(name: str, given: Mapping[str, str], root: Path) -> VolumeOpti
             raise InvalidSetting(f"volume {name}: {each}: give a value")
     logdir = text["logdir"] or str(root / name)
     if not logdir.isprintable():
-        raise InvalidSetting(f"volume {name}: logdir={logdir!r}: has control characters")
+        raise InvalidSetting(f"volume {name}: logdir={logdir!r}: has control characters; give another path")
     if not os.path.isabs(logdir):
         raise InvalidSetting(f"volume {name}: logdir={logdir}: give an absolute path")
     if text["topic"] and text["partition"]:
@@ -89,7 +89,8 @@ def parse_options(name: str, given: Mapping[str, str], root: Path) -> VolumeOpti
     changes = [each for each in ("uid", "gid", "mode") if each in given]
     if options.ro and changes:
         raise InvalidSetting(
-            f"volume {name}: {changes[0]}: a read-only volume changes no owner and no mode"
+            f"volume {name}: {changes[0]}: a read-only volume changes no owner and no mode; leave out "
+            f"{changes[0]} or ro"
         )
     return options
 

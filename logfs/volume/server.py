@@ -29,7 +29,7 @@ _PASSED = 3
 
 
 class VolumeServer(ThreadingMixIn, UnixStreamServer):
-    """Serves the requests for a driver, each connection in a thread of its own, until `shutdown`."""
+    """Passes the requests of container engines to a driver, each connection in its own thread, until `shutdown`."""
 
     daemon_threads = True
     request_queue_size = 128
@@ -37,7 +37,8 @@ class VolumeServer(ThreadingMixIn, UnixStreamServer):
     def __init__(self, driver: VolumeDriver, path: Path) -> None:
         """Listen on the socket `path`, which only its owner may use, or on the socket that systemd has passed.
 
-        A socket that no process listens on is replaced. Raises `InvalidStore` if a process listens, and `OSError`.
+        A socket file without a listening process is replaced. Raises `InvalidStore` if a process listens on it, and
+        `OSError`.
         """
         self.driver = driver
         self._made: Path | None = None
@@ -74,17 +75,17 @@ class VolumeServer(ThreadingMixIn, UnixStreamServer):
         self.server_activate()
 
     def server_close(self) -> None:
-        """Close the socket, and remove it unless it is systemd's."""
+        """Close the socket, and remove its file, unless systemd has passed the socket."""
         super().server_close()
         if self._made is not None:
             self._made.unlink(missing_ok=True)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore all errors of a connection, such as those after Podman has closed it without reading the answer."""
+        """Ignore all errors of a connection: Podman, for example, closes it without reading the answer."""
 
 
 class _Request(BaseHTTPRequestHandler):
-    """One connection of an engine."""
+    """Answers the requests of one connection from a container engine."""
 
     protocol_version = "HTTP/1.1"
     server: VolumeServer
@@ -94,7 +95,7 @@ class _Request(BaseHTTPRequestHandler):
         try:
             size = int(self.headers.get("Content-Length") or 0)
             if not 0 <= size <= _MOST_BYTES:
-                raise InvalidName(f"a request of {size} bytes")
+                raise InvalidName(f"a request of {size} bytes; at most {_MOST_BYTES} are accepted")
             asked = orjson.loads(self.rfile.read(size) or b"{}")
             verb = _VERBS.get(self.path)
             if verb is None or not isinstance(asked, dict):
@@ -124,7 +125,7 @@ class _Request(BaseHTTPRequestHandler):
             self.wfile.write(data)
 
     def log_request(self, code: object = "-", size: object = "-") -> None:
-        """Log nothing here: `do_POST` logs what matters."""
+        """Log nothing: `do_POST` logs changes and errors."""
 
     def address_string(self) -> str:
         """Return a fixed name for the client, because a Unix socket has no address."""
@@ -141,7 +142,7 @@ def _text(asked: dict[str, Any], field: str) -> str:
 def _options(asked: dict[str, Any]) -> dict[str, str]:
     given = asked.get("Opts") or {}
     if not isinstance(given, dict) or not all(isinstance(each, str) for each in given.values()):
-        raise InvalidName("the request has malformed Opts")
+        raise InvalidName("the request has malformed Opts: give an object of strings")
     return given
 
 
@@ -203,5 +204,5 @@ _VERBS: dict[str, Callable[[VolumeDriver, dict[str, Any]], dict[str, object]]] =
     "/VolumeDriver.Get": _get,
     "/VolumeDriver.List": _list,
 }
-# The requests that are logged.
+# The requests that change volumes or mounts: these are logged.
 _CHANGES = frozenset(f"/VolumeDriver.{verb}" for verb in ("Create", "Remove", "Mount", "Unmount"))

@@ -1,4 +1,4 @@
-"""The volumes, and the containers that use them, in a file that survives the plugin."""
+"""The volumes, and the ids of their users, in a file: the next process of the plugin must know both."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Volume(NamedTuple):
-    """A volume: its name, its options, and the ids by which it is mounted (one for each container or command)."""
+    """A volume: its name, its options, and the ids of its users (containers, or commands of the engine)."""
 
     name: str
     options: VolumeOptions
@@ -25,7 +25,7 @@ class Volume(NamedTuple):
 
 
 class VolumeTable:
-    """The volumes by name. A change is in the file, and durable, when the call that makes it returns.
+    """The volumes by name. A change is durable in the file when `put` or `remove` returns.
 
     One thread at a time may use it.
     """
@@ -52,20 +52,20 @@ class VolumeTable:
         return iter(list(self._volumes.values()))
 
     def find(self, name: str) -> Volume | None:
-        """Return the volume `name`; None if there is none."""
+        """Return the volume `name`; None if it does not exist."""
         return self._volumes.get(name)
 
     def put(self, volume: Volume) -> None:
-        """Add a volume, or replace the volume with the same name."""
+        """Add a volume, or replace the volume with the same name. Raises `OSError`."""
         if self._volumes.get(volume.name) != volume:
             self._write({**self._volumes, volume.name: volume})
 
     def remove(self, name: str) -> None:
-        """Remove a volume."""
+        """Remove the volume `name`, if it exists. Raises `OSError`."""
         self._write({each.name: each for each in self if each.name != name})
 
     def _write(self, volumes: dict[str, Volume]) -> None:
-        """Write the file, and use `volumes` from now on. After an `OSError` nothing has changed."""
+        """Replace the table by `volumes`, first in the file. Raises `OSError`; then this object has not changed."""
         content = {
             name: {"options": each.options.to_json(), "ids": sorted(each.ids)}
             for name, each in volumes.items()
