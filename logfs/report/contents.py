@@ -1,4 +1,4 @@
-"""What a report shows of log directories, read from a store that is opened read-only."""
+"""The contents of a report about log directories, read from a store that is opened read-only."""
 
 from __future__ import annotations
 
@@ -24,19 +24,20 @@ if TYPE_CHECKING:
     from logfs.log.read.log import Log
     from logfs.store.observe.check import Finding
 
-    # Called with a number of bytes that were just read.
+    # Called with the number of bytes that were read since the last call.
     Progress = Callable[[int], object]
 
 
-# The fraction of all records that a drawing may leave out at either end of the time axis.
+# The fraction of all records that a drawing may leave out at each end of the time axis.
 _RARE = 0.01
 
 
 class PartitionReport(NamedTuple):
-    """One partition. Sizes are in bytes, times in ms since the epoch, -1 if unknown.
+    """One partition. Times are in ms since the epoch, -1 if unknown.
 
-    `oldest_due_ms` is when retention by time may drop the oldest segment that stays, None if it never does; `stays`
-    says why that segment stays. `expired_bytes` is what retention would drop now. `counts` is None without an audit.
+    `expired_bytes` is the size of the segments that retention would drop now. Of the other segments, `oldest_due_ms`
+    is the time from which retention by time may drop the oldest, None for never, and `stays` says why it is kept now.
+    `counts` is None if the log was not read.
     """
 
     name: str
@@ -57,7 +58,7 @@ class PartitionReport(NamedTuple):
 
 
 class GroupLag(NamedTuple):
-    """The committed offset of a group for a partition, and its lag; None if the store lacks the partition."""
+    """The committed offset of a group for a partition. The lag (offsets) is None if the store lacks the partition."""
 
     group: str
     partition: str
@@ -66,13 +67,13 @@ class GroupLag(NamedTuple):
 
 
 class ReportContents(NamedTuple):
-    """What the page shows.
+    """The data of the page.
 
-    `findings` are those of the audit, None if it was left out. `times` counts records by topic and by the beginning
-    of a time bucket of `bucket_ms`; without the audit, offsets are counted by the entries of the time indexes.
-    The drawings show the times from `first_ms` to `last_ms`, -1 for none. Nearly all records are in this span; a few
-    records with odd timestamps are left out if they would make the span more than 10 times as long. `problems` are
-    partitions that cannot be opened, and log directories that have failed.
+    `findings` are those of the audit, None without an audit. `times` counts records by topic and by the start of
+    their time bucket (`bucket_ms` long). Without an audit it counts offsets, by the entries of the time indexes.
+    The drawings show the times from `first_ms` to `last_ms`, -1 if no time is known. They leave a few records with
+    odd timestamps out if these would make the span more than 10 times as long. `problems` are partitions that cannot
+    be opened, and log directories that have failed.
     """
 
     log_dirs: Sequence[str]
@@ -88,7 +89,7 @@ class ReportContents(NamedTuple):
 
 
 def size_of(log_dirs: Sequence[Path]) -> int:
-    """Return the bytes that `read_report` reads of log directories with `full`: each log twice.
+    """Return how many bytes `read_report` reads with `full`: each log twice, to count its records and to audit it.
 
     Raises the errors of opening a store read-only.
     """
@@ -97,10 +98,11 @@ def size_of(log_dirs: Sequence[Path]) -> int:
 
 
 def read_report(log_dirs: Sequence[Path], *, full: bool, progress: Progress) -> ReportContents:
-    """Return the contents of a report on log directories; nothing in them is changed.
+    """Return the contents of a report about log directories, which are not changed.
 
-    With `full`, all of the logs is read: for the audit, and for records, keys and codecs. Otherwise only indexes are
-    read. Segments that are only in an object store are not read. Raises the errors of opening a store read-only.
+    With `full`, the logs are read completely, to audit them and to count records, keys and codecs. Otherwise only
+    indexes are read. Segments that are only in an object store are never read. Raises the errors of opening a store
+    read-only.
     """
     with Store(log_dirs, read_only=True, create=False) as store:
         names = list(store)
@@ -146,10 +148,10 @@ def read_report(log_dirs: Sequence[Path], *, full: bool, progress: Progress) -> 
 
 
 def _usual_times(partitions: Sequence[Log]) -> tuple[int, int]:
-    """Return the times between which nearly all records are, by the first and the greatest time of each segment.
+    """Return the first and the last time (ms) for the drawings, (-1, -1) if no time is known.
 
-    The span is that of all records. If the first and the last hundredth of the records make it more than 10 times as
-    long, they are left out.
+    These are the times of all records, by the first and the greatest timestamp of each segment. If the first and the
+    last hundredth of the records make the span more than 10 times as long, they are left out.
     """
     points: list[tuple[int, int]] = []
     for partition in partitions:
@@ -178,7 +180,7 @@ def _usual_times(partitions: Sequence[Log]) -> tuple[int, int]:
 def _partition(store: Store, partition: Log, counts: SegmentStats | None) -> PartitionReport:
     config = partition.config
     plan = store.retention_plan(partition.name.directory)
-    # One moment of the log: its numbers agree with each other.
+    # Use one state for all numbers: the log may change meanwhile.
     state = partition.state
     kept = state.segments[len(plan.expired) :]
     due_ms = None
@@ -210,10 +212,10 @@ def _lag(store: Store, name: str, offset: int) -> int | None:
 
 
 def _counts(partition: Log, bucket_ms: int, progress: Progress) -> SegmentStats:
-    """Count the contents of the local segments."""
+    """Return the counts of records, keys, codecs and times in the local segments, which are read completely."""
     counts = SegmentStats()
     for segment in partition.local_segments:
-        # A segment that leaves the log meanwhile is not counted; damage is counted, and the audit tells more.
+        # Leave out a segment that is dropped or unreadable meanwhile. Damage is counted; the audit reports it.
         with suppress(LogfsError, OSError):
             counts.merge(count_segment(segment, bucket_ms))
         progress(segment.size_bytes)
@@ -222,7 +224,7 @@ def _counts(partition: Log, bucket_ms: int, progress: Progress) -> SegmentStats:
 
 
 def _times_by_index(partition: Log, bucket_ms: int) -> Counter[int]:
-    """Count offsets by time, by the entries of the time indexes alone."""
+    """Return the number of offsets by start of their time bucket (ms), from the time indexes alone."""
     counted: Counter[int] = Counter()
     for segment in partition.local_segments:
         with suppress(LogfsError, OSError):

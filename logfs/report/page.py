@@ -1,4 +1,4 @@
-"""The page of a report: HTML with its style and its drawings inside, which needs no script and no network."""
+"""The page of a report: one HTML file that contains its style and drawings, and needs no script and no network."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
 
     from logfs.report.contents import ReportContents
 
-# The most rows of a table, topics with a drawing of their own, and findings that a page shows.
+# The page shows at most so many rows of a table, topics with a drawing of their own, and findings.
 _MOST_ROWS = 200
 _MOST_TOPICS = 40
 _MOST_FINDINGS = 500
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
-# The size of a drawing of records over time.
+# The size of a drawing of records over time, in units of SVG.
 _WIDTH, _HEIGHT = 720, 96
 
 
 class Bar(NamedTuple):
-    """A bar of a drawing over time: its place and size, and the text that the pointer shows."""
+    """A bar of a drawing: its upper left corner and size, and the text that appears under the pointer."""
 
     x: float
     y: float
@@ -34,9 +34,10 @@ class Bar(NamedTuple):
 
 
 class Drawing(NamedTuple):
-    """Records over time: a title, the bars, the first and the last time, the records of the highest bar and of all.
+    """A bar chart of records over time. `first` and `last` are the texts at the ends of the time axis.
 
-    `outside` is how many of the records have no time, or a time that is not drawn; "" for none.
+    `most` and `records` are the numbers of records in the highest bar and in all. `outside` is the number of records
+    without a time, or with a time outside of the axis; "" for none.
     """
 
     title: str
@@ -49,11 +50,11 @@ class Drawing(NamedTuple):
 
 
 def render(report: ReportContents, version: str) -> str:
-    """Return the page. Raises `Unsupported` if Jinja is not installed."""
+    """Return the page as HTML; `version` is that of logfs. Raises `Unsupported` if Jinja is not installed."""
     try:
         import jinja2
     except ImportError as error:
-        raise Unsupported(f"a report needs Jinja ({error}); install logfs[report]") from None
+        raise Unsupported(f"a report needs Jinja ({error}): pip install 'logfs[report]'") from None
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("logfs.report", "."),
         autoescape=True,
@@ -93,7 +94,7 @@ def render(report: ReportContents, version: str) -> str:
 
 
 def _drawings(report: ReportContents) -> list[Drawing]:
-    """Return the drawing of all topics, and those of the topics with the most records."""
+    """Return a drawing of all topics together, then one for each of the topics with the most records."""
     if report.first_ms < 0:
         return []
     bucket_ms = report.bucket_ms
@@ -140,7 +141,7 @@ def _drawing(title: str, times: Counter[int], first: int, last: int, bucket_ms: 
 
 
 def _size(count: float) -> str:
-    """Return a number of bytes with a unit."""
+    """Return a number of bytes as text with a unit, such as "1.5 MiB"."""
     for unit in _UNITS:
         if count < 1024 or unit == _UNITS[-1]:
             break
@@ -153,7 +154,7 @@ def _number(count: int) -> str:
 
 
 def _time(ms: int) -> str:
-    """Return a time in UTC, or a dash for a time that is unknown or after the year 9999."""
+    """Return a time (ms) as text in UTC, or a dash if it is negative (unknown) or after the year 9999."""
     try:
         return f"{datetime.fromtimestamp(ms / 1000, UTC):%Y-%m-%d %H:%M:%S}" if ms >= 0 else "–"
     except (ValueError, OverflowError, OSError):
@@ -161,7 +162,7 @@ def _time(ms: int) -> str:
 
 
 def _span(ms: int) -> str:
-    """Return a length of time in the largest fitting unit; a dash for a negative one."""
+    """Return a duration (ms) as text in the largest fitting unit, or a dash if it is negative."""
     if ms < 0:
         return "–"
     for name, unit in (
@@ -176,5 +177,5 @@ def _span(ms: int) -> str:
 
 
 def _printable(text: object) -> str:
-    """Return text with escapes for bytes of file names that are no characters."""
+    """Return text as valid UTF-8: bytes of file names that are no characters become escapes."""
     return str(text).encode("utf-8", "backslashreplace").decode()
