@@ -1,8 +1,8 @@
-"""`logfs dump`: print what kafka-dump-log prints, line by line (kafka-storage 13, and Kafka's tool itself).
+"""`logfs dump`: print files as kafka-dump-log does, line by line (kafka-storage 13, and the tool itself).
 
-In this package "the tool" is kafka-dump-log. Its lines go to standard output, its final summary of findings to
-standard error. For a file on which the tool would die of an exception, `logfs dump` prints a line of its own to
-standard error and continues with the next file. `--json` prints the same data as one JSON object per line.
+In this package "the tool" is kafka-dump-log. As in the tool, the lines go to standard output, and the summary of
+findings at the end goes to standard error. For a file on which the tool would die of an exception, `logfs dump`
+prints an error to standard error, and continues with the next file. `--json` prints one JSON object per line instead.
 
 - `job`: the options, the output and the findings of one run.
 - `log`, `indexes`, `producers`: the kinds of files. `batches`: the batches of a .log file.
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 _INT32_MAX = 2**31 - 1
 _EPILOG = """\
-The exit code is 0, or 1 if something is wrong: an invalid batch, bytes that are not a batch, an entry that does not
-fit the log, a file that cannot be read. kafka-dump-log itself returns 0 unless it fails with an exception.
+The exit code is 0, or 1 for an invalid batch, bytes that are not a batch, an index entry that does not fit the log,
+or a file that cannot be read. kafka-dump-log itself returns 0 unless it fails with an exception.
 """
 
 
@@ -38,12 +38,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_list,
         default=[],
         metavar="FILE,…",
-        help="the same, in Kafka's syntax",
+        help="more files, in the syntax of Kafka's tool",
     )
     parser.add_argument(
-        "--deep-iteration", action="store_true", help="print a line for each record, too"
+        "--deep-iteration", action="store_true", help="also print a line for each record"
     )
-    parser.add_argument("--print-data-log", action="store_true", help="print keys and values, too")
+    parser.add_argument("--print-data-log", action="store_true", help="also print keys and values of records")
     parser.add_argument(
         "--offsets-decoder",
         action="store_true",
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--skip-record-metadata",
         action="store_true",
-        help="print no metadata of records, only keys and values",
+        help="print only keys and values of records, not their other fields",
     )
     parser.add_argument(
         "--verify-index-only", action="store_true", help="check index entries without printing them"
@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--index-sanity-check",
         action="store_true",
-        help="check only the index itself, not against the log",
+        help="check only the format of an index, not its entries against the log",
     )
     parser.add_argument(
         "--max-bytes",
@@ -89,7 +89,7 @@ def _list(text: str) -> list[str]:
 
 def _size(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and int(text) <= _INT32_MAX):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes below 2^31")
+        raise argparse.ArgumentTypeError(f"{text!r}: give a number of bytes below 2^31")
     return int(text)
 
 
@@ -103,7 +103,7 @@ def run(arguments: argparse.Namespace) -> int:
     for name in names:
         if isinstance(as_path(name), BucketPath):
             raise InvalidStore(
-                "dump reads local files: mount the bucket, and give a file below segments/"
+                f"{name}: dump reads only local files: mount the bucket, and give a file below segments/"
             )
     job = DumpJob(arguments)
     for name in names:
@@ -113,7 +113,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _dump(name: str, job: DumpJob) -> None:
-    """Dump one file. An error in it is reported, and does not prevent the dump of the other files."""
+    """Dump one file. Report an error in it to standard error, so that the other files are dumped, too."""
     job.lines.say(f"Dumping {name}", file=name)
     dump = _by_suffix().get(name.rpartition(".")[2])
     if dump is None:
@@ -122,7 +122,7 @@ def _dump(name: str, job: DumpJob) -> None:
     try:
         dump(name, job)
     except BrokenPipeError:
-        # This error is in the output, not in the file.
+        # The reader of the output has exited: this is no error of the file.
         raise
     except OSError as error:
         job.fail(f"{error.filename or name}: {error.strerror or error}")

@@ -1,4 +1,4 @@
-"""A .log file as kafka-dump-log walks it: by the length fields alone, whatever the batches contain."""
+"""Reads a .log file as kafka-dump-log does: by the length fields of the batches alone, even if they are invalid."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _CHUNK_BYTES = 1 << 20
 
 
 class LogFile:
-    """A .log file, open for reading, with read-ahead in chunks."""
+    """A .log file that is open for reading; it is read in chunks of 1 MiB or more."""
 
     def __init__(self, name: str) -> None:
         """Open the file. Raises `OSError`."""
@@ -54,7 +54,7 @@ class LogFile:
         if not 0 <= position <= self.size_bytes:
             raise Corrupt(f"byte {position} is outside the log of {self.size_bytes} bytes")
         end = self.size_bytes if end is None else min(end, self.size_bytes)
-        # Kafka requires one byte more than it reads.
+        # Not `<=`: Kafka's tool requires one byte after the header start that it reads.
         while position + _START.size < end:
             _, length = _START.unpack(self._read(position, _START.size))
             if length < _SMALLEST_BYTES:
@@ -83,7 +83,10 @@ class LogFile:
 
 
 def _legacy_header(head: memoryview) -> Header:
-    """Return the header of a message of magic 0 or 1, or of a wrapper of messages. Its only offset is the last."""
+    """Return the header of a message of magic 0 or 1, or of a wrapper, as that of a batch of one record.
+
+    The base offset is the message's offset; in a wrapper, this is the offset of the last message.
+    """
     offset, length, crc, magic, attributes = MESSAGE.unpack_from(head)
     timestamp = NO_TIMESTAMP
     if magic == 1 and len(head) >= MESSAGE.size + MESSAGE_TIMESTAMP.size:
@@ -122,7 +125,7 @@ class Shown(NamedTuple):
 
 
 def records(batch: Batch) -> Iterator[Shown]:
-    """Yield the records of a batch, each with the timestamp to print: with LogAppendTime, that of the append.
+    """Yield the records of a batch with the timestamps to print; with LogAppendTime, all have the time of the append.
 
     Raises `Corrupt` for malformed records. As in kafka-dump-log, uncompressed records are yielded up to the first
     malformed one; compressed records are yielded only if all of them are well-formed.
@@ -151,9 +154,9 @@ def records(batch: Batch) -> Iterator[Shown]:
 
 
 def _legacy_records(batch: Batch) -> Iterator[Shown]:
-    """Yield the message itself, or the messages in a wrapper.
+    """Yield the record of an uncompressed message, or those of all messages in a compressed wrapper.
 
-    Raises `Corrupt` if a message in a wrapper, or the wrapper itself, is not valid.
+    Raises `Corrupt` if the wrapper, or a message in it, is not valid.
     """
     outer = legacy.parse_message(batch.data)
     data: bytes | memoryview = batch.data

@@ -1,4 +1,4 @@
-"""Records of `__consumer_offsets`, decoded as in kafka-dump-log, and the tool's messages for undecodable records.
+"""Decodes records of `__consumer_offsets` as kafka-dump-log does, with its messages for undecodable records.
 
 kafka-storage 12 describes these records.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class _Undecodable(Exception):
-    """A record that the tool cannot decode; the message is the reason that the tool prints."""
+    """The tool cannot decode a record. The message of this error is the reason that the tool prints."""
 
 
 def decode_group_record(record: Record) -> tuple[Any, Any]:
@@ -70,7 +70,7 @@ def _parse(schema: MessageSchema, data: bytes, what: str) -> Message:
 
 
 def _readable(value: Any) -> Any:
-    """Return the same value, with text decoded as Java decodes it."""
+    """Return `value` with all strings in it decoded again as Java would: malformed UTF-8 becomes U+FFFD."""
     if isinstance(value, str):
         return java_text(value.encode("utf-8", "surrogateescape"))
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""The entries of .index and .timeindex files, and the check against the log."""
+"""The entries of .index and .timeindex files, checked against the .log file of the segment."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def dump_offset_index(name: str, job: DumpJob) -> None:
 
 
 def _batch_at(log: LogFile, position: int, job: DumpJob) -> int:
-    """Return the last offset of the batch at a position. Raises `Corrupt` if there is no batch."""
+    """Return the last offset of the batch at a position of the log. Raises `Corrupt` if no batch fits there."""
     for _, batch in log.batches(position, position + job.max_batch_bytes):
         return batch.header.last_offset
     raise Corrupt(f"the log has no batch of at most {job.max_batch_bytes} bytes at byte {position}")
@@ -58,8 +58,9 @@ def _batch_at(log: LogFile, position: int, job: DumpJob) -> int:
 def dump_time_index(name: str, job: DumpJob) -> None:
     """Dump every entry of the .timeindex file `name`, and compare it with the .log file beside it.
 
-    Each entry must have the last offset of a batch and the largest timestamp in that batch, and the timestamps must
-    rise. An entry that does not fit is a finding. Raises `Corrupt`, `InvalidName` and `OSError`.
+    Each entry must have the last offset of a batch and the largest timestamp in that batch, and its timestamp must
+    be greater than that of the entry before. Any other entry is a finding. Raises `Corrupt`, `InvalidName` and
+    `OSError`.
     """
     log = LogFile(_sibling(name, ".log"))
     offsets = _open(OffsetIndex, _sibling(name, ".index"))
@@ -80,9 +81,9 @@ def dump_time_index(name: str, job: DumpJob) -> None:
 
 
 def _batch_of(log: LogFile, offsets: OffsetIndex, offset: int) -> Batch | None:
-    """Return the first batch whose last offset is at or after `offset`, or None.
+    """Return the first batch whose last offset is at or after `offset`; None if the log has none.
 
-    The search begins at the position that the offset index gives.
+    The search begins at the position that the offset index gives for `offset`.
     """
     walk = log.batches(offsets.lookup(offset).position)
     return next((batch for _, batch in walk if batch.header.last_offset >= offset), None)
@@ -109,7 +110,7 @@ def _sibling(name: str, suffix: str) -> str:
 
 
 def _open(kind: type[Index], name: str) -> Index:
-    """Return an index, read into memory because a broker may truncate the file meanwhile. Raises `OSError`."""
+    """Return an index, read into memory, because a broker may truncate the file meanwhile. Raises `OSError`."""
     path = Path(os.path.realpath(name))
     path.stat()
     index = kind(ReadOnlyDisk(), path, names.parse_stem(Path(name).name))

@@ -1,4 +1,4 @@
-"""The state of one run of `logfs dump`: its options, its output, and its findings."""
+"""One run of `logfs dump`: its options, its output, and its findings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ALL_BYTES = 2**31 - 1
 
 
 class DumpJob:
-    """One run of `logfs dump`: its options, and in `wrong` whether something was wrong so far."""
+    """One run of `logfs dump`: its options and output. `wrong` is True once an error makes the exit code 1."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.decode_offsets: bool = arguments.offsets_decoder
@@ -36,12 +36,12 @@ class DumpJob:
         self.wrong = False
 
     def fail(self, message: str) -> None:
-        """End the line being written, print to standard error why the dump of a file stops, and set `wrong`."""
+        """End the current line, print to standard error why the dump of a file ends early, and set `wrong`."""
         self.lines.abandon()
         self.complain(f"logfs: {message}")
 
     def complain(self, message: str) -> None:
-        """Print a line to standard error, after all earlier lines of standard output, and set `wrong`."""
+        """Flush standard output, print a line to standard error, and set `wrong`."""
         self.wrong = True
         self.lines.flush()
         print(message, file=sys.stderr)
@@ -50,8 +50,8 @@ class DumpJob:
 class DumpFinding(NamedTuple):
     """A kind of finding.
 
-    `heading` and `line` are format strings, `name` is the name of the kind in the JSON output, and `wrong` is True if
-    a finding of this kind means an error.
+    `heading` is a format string for the name of the file, `line` one for the numbers of a finding. `name` is the name
+    of the kind in the JSON output, and `wrong` is True if its findings are errors.
     """
 
     heading: str
@@ -96,7 +96,7 @@ class DumpFindings:
 
     @property
     def wrong(self) -> bool:
-        """Whether any finding means an error."""
+        """Whether any of the findings is an error."""
         return any(kind.wrong for kind, _ in self._found)
 
     def add(self, kind: DumpFinding, name: str, **values: int) -> None:
@@ -127,7 +127,7 @@ class DumpFindings:
 
 
 def _absolute(name: str) -> str:
-    """Return the absolute path as Java makes it: `.` and `..` stay."""
+    """Return the absolute path as Java makes it, without resolving `.` and `..`."""
     return os.path.join(Path.cwd(), name).replace("//", "/")
 
 

@@ -1,4 +1,4 @@
-"""Fields on standard output: as the words of kafka-dump-log, or as one JSON object per line."""
+"""Prints lines of named fields to standard output: as text like kafka-dump-log, or as one JSON object per line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 DELETED = "<DELETE>"
-"""The tool's text for a null value in a record that it decodes; with `json` it is printed as null."""
+"""The tool's text for a null value of a decoded record; the JSON output has null instead."""
 
 _OPTIONAL = frozenset({"deleteHorizonMs", "currentTxnFirstOffset"})
 # The fields of control records that the tool prints without a colon after the name.
@@ -25,10 +25,11 @@ _BARE = frozenset({"SnapshotHeader", "SnapshotFooter", "KRaftVersion", "KRaftVot
 
 
 class Lines:
-    """Lines of fields on standard output, as words or, with `json`, as JSON objects.
+    """Lines of fields on standard output: as text or, with `json`, as JSON objects.
 
-    A line is written field by field, as in kafka-dump-log, and ends early if the next field cannot be read. A field
-    is int, str, bool, bytes (text in any encoding), None for no value, a list of bytes, or a mapping.
+    In the text output a line is written field by field, as in kafka-dump-log. If the next field cannot be read, the
+    fields before it are still printed. A field is int, str, bool, bytes (text in any encoding), None for no value, a
+    list of bytes, or a mapping.
     """
 
     def __init__(self, *, json: bool) -> None:
@@ -40,7 +41,7 @@ class Lines:
     def add(self, fields: Mapping[str, Any], mark: str = "") -> None:
         """Add fields, by name, to the current line.
 
-        In the output as words, `mark` is printed before the first field of a line; the output as JSON has no marks.
+        The text output begins the line with `mark` if these are its first fields. The JSON output has no marks.
         """
         if self.json:
             self._fields |= fields
@@ -52,7 +53,7 @@ class Lines:
             self._begun = True
 
     def end(self) -> None:
-        """End the current line. In the output as JSON, a line without fields is not written."""
+        """End the current line. The JSON output leaves out a line without fields."""
         if self.json:
             if self._fields:
                 fields = {name: _unicode(value) for name, value in self._fields.items()}
@@ -63,7 +64,7 @@ class Lines:
         self._begun = False
 
     def say(self, text: str, **fields: Any) -> None:
-        """Write one whole line: `text`, or in the output as JSON an object with `fields` instead."""
+        """Write one whole line: `text`, or in the JSON output an object with `fields` instead."""
         if self.json:
             self._fields = fields
             self.end()
@@ -71,7 +72,7 @@ class Lines:
             self._out.write(f"{text}\n".encode("utf-8", "surrogateescape"))
 
     def abandon(self) -> None:
-        """End a line that an error left incomplete. The output as words keeps it, the output as JSON discards it."""
+        """End a line that an error left incomplete. The text output keeps its fields; the JSON output drops them."""
         self._fields = {}
         if self._begun:
             self.end()
@@ -98,7 +99,7 @@ def _words(name: str, value: Any) -> str:
 
 
 def _unicode(value: Any) -> Any:
-    """Return a path that is not valid UTF-8 as bytes, and any other value unchanged."""
+    """Return text that is not valid UTF-8, such as a path, as bytes, and any other value unchanged."""
     if isinstance(value, str):
         try:
             value.encode()
@@ -108,7 +109,7 @@ def _unicode(value: Any) -> Any:
 
 
 def _data(value: Any) -> Any:
-    """Return bytes as JSON envelopes represent them. `TypeError` for any other type."""
+    """Return bytes as they appear in JSON envelopes, for orjson. Raises `TypeError` for any other type."""
     if isinstance(value, bytes):
         return orjson.Fragment(envelope.text(value))
     raise TypeError(type(value))
@@ -120,7 +121,7 @@ def java_text(data: bytes) -> str:
 
 
 def _java_replacement(error: UnicodeError) -> tuple[str, int]:
-    """Return a U+FFFD, and the position after the malformed character: an error handler for `codecs`.
+    """Return U+FFFD, and the position after the malformed character. This is an error handler for `codecs`.
 
     Java treats an encoded surrogate as one malformed character, Python treats each of its bytes as one.
     """
@@ -137,6 +138,6 @@ _ESCAPE = re.compile(r"(\\.)((?<=u)00..)?")
 
 
 def _java_json(value: Mapping[str, Any]) -> str:
-    """Return JSON as Kafka's library writes it: the escapes of control characters have upper-case digits."""
+    """Return JSON as Kafka's library writes it: with upper-case hex digits in escapes such as \\u001F."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     return _ESCAPE.sub(lambda match: match[1] + (match[2] or "").upper(), text)

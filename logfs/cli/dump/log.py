@@ -1,4 +1,4 @@
-"""The batches and records of a .log file, or of a .checkpoint file, a snapshot of Kafka's own metadata."""
+"""The batches and records of a .log file, or of a .checkpoint file, which is a KRaft metadata snapshot."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SNAPSHOT = re.compile(r"([0-9]{20})-([0-9]{10})\.checkpoint")
 def dump(name: str, job: DumpJob) -> None:
     """Dump every batch of the .log or .checkpoint file `name`, valid or not, and its records if they are requested.
 
-    Batches are found by their length fields alone. Raises `Corrupt`, `InvalidName` and `OSError`.
+    The length field of a batch alone tells where the next one begins. Raises `Corrupt`, `InvalidName` and `OSError`.
     """
     _say_where_it_starts(Path(name).name, job)
     log = LogFile(name)
@@ -63,7 +63,7 @@ def _say_where_it_starts(name: str, job: DumpJob) -> None:
         return
     snapshot = _SNAPSHOT.fullmatch(name)
     if snapshot is None:
-        raise InvalidName("a snapshot's name must be its end offset and epoch, of 20 and 10 digits")
+        raise InvalidName("a snapshot must be named OFFSET-EPOCH.checkpoint, with 20 and 10 digits")
     offset, epoch = int(snapshot[1]), int(snapshot[2])
     job.lines.say(
         f"Snapshot end offset: {offset}, epoch: {epoch}", snapshotEndOffset=offset, epoch=epoch
@@ -131,7 +131,7 @@ def _metadata(header: Header, shown: Shown, header_names: list[bytes]) -> dict[s
         return fields | {"isValid": shown.is_valid, "crc": shown.crc}
     sequence = header.base_sequence
     if sequence != NO_SEQUENCE:
-        # Compute in 32 bits, as the tool does.
+        # The tool computes the difference in 32 bits, which wraps around.
         delta = (record.offset - header.base_offset + 2**31) % 2**32 - 2**31
         sequence = increment_sequence(sequence, delta)
     return fields | {"sequence": sequence, "headerKeys": header_names}

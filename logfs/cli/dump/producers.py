@@ -38,7 +38,7 @@ def dump_aborted(name: str, job: DumpJob) -> None:
 def dump_snapshot(name: str, job: DumpJob) -> None:
     """Dump every producer in the .snapshot file `name`. Raises `OSError`.
 
-    If the file is not a valid snapshot, print only the reason, to standard error.
+    If the file is not a valid snapshot, print only the tool's message about it, to standard error.
     """
     data = _read(name)
     reason = _why_corrupt(data)
@@ -53,7 +53,7 @@ def dump_snapshot(name: str, job: DumpJob) -> None:
 def _why_corrupt(data: bytes) -> str | None:
     """Return the tool's message for an invalid snapshot, or None for a valid one.
 
-    The checks have the order of the tool. Its reason for bytes that end too early is only `null`.
+    The checks have the order of the tool. Its message for bytes that end too early has the reason `null`.
     """
     schema = "Snapshot failed schema validation: "
     version, crc, count = producer_snapshot.HEADER.unpack(
