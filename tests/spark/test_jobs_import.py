@@ -500,7 +500,7 @@ def test_export_and_import_by_the_command_line(log: Path, empty: Path, tmp_path:
     ("words", "message"),
     [
         (("export", "one"), "one: give one log directory or more, and a directory for the files"),
-        (("export", "a", "b", "-o", "x"), "'x': give an option as NAME=VALUE"),
+        (("export", "a", "b", "-o", "x"), "-o 'x': give an option as NAME=VALUE"),
         (("import", "one"), "one: give one source or more, and a log directory"),
     ],
 )

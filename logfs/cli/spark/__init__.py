@@ -5,7 +5,7 @@ from __future__ import annotations
 COMMANDS = {
     "verify": "audit log directories: every batch, every index entry",
     "reindex": "rebuild all indexes of every partition",
-    "compact": "keep only the newest record of each key, in every partition whose cleanup.policy has compact",
+    "compact": "keep only the newest record of each key, in all partitions with compact in their cleanup.policy",
     "stats": "count records, bytes, keys and times, and show the compression ratio",
     "export": "write a log to Parquet or JSON files, by topic and date",
     "import": "append Parquet, JSON or text files, all or nothing",

@@ -1,4 +1,4 @@
-"""Code shared by the job commands: the Spark session, the topics, the progress bar."""
+"""Code shared by the commands of Spark jobs: the session, the option for topics, the progress bar, results."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def add_session(parser: argparse.ArgumentParser) -> None:
 def session(arguments: argparse.Namespace, job: str) -> Iterator[SparkSession]:
     """Start a Spark session for the job named `job`, and stop the session at the end.
 
-    `arguments` have `--master` and `--conf`. Raises `LogfsError` if Spark or Java is missing, with a hint on what to
-    install, and for a malformed `--conf`.
+    `arguments` have `--master` and `--conf`. Raises `LogfsError` if Spark or Java is missing, with the command that
+    installs it, for a malformed `--conf`, and if Spark does not start.
     """
     if any(importlib.util.find_spec(name) is None for name in ("pyspark", "pyarrow")):
         raise LogfsError("Spark is not installed: pip install 'logfs[spark]'")
@@ -78,7 +78,7 @@ def session(arguments: argparse.Namespace, job: str) -> Iterator[SparkSession]:
     for setting in arguments.conf:
         name, equals, value = setting.partition("=")
         if not equals:
-            raise LogfsError(f"--conf {setting}: give NAME=VALUE")
+            raise LogfsError(f"--conf {setting}: give a setting of Spark as NAME=VALUE")
         settings[name] = value
     if sys.stderr.isatty():
         print("starting Spark …", end="\r", file=sys.stderr, flush=True)
@@ -99,7 +99,7 @@ def session(arguments: argparse.Namespace, job: str) -> Iterator[SparkSession]:
 
 @contextmanager
 def _later_interrupts() -> Iterator[list[int]]:
-    """Collect the SIGINTs that arrive in the context. A JVM that Ctrl-C interrupts at its start never ends."""
+    """Collect the SIGINTs that arrive in the context: a JVM that Ctrl-C interrupts at its start never ends."""
     arrived: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, _: arrived.append(number))
     try:
@@ -114,7 +114,7 @@ def add_topics(parser: argparse.ArgumentParser) -> None:
         "--topics",
         type=lambda text: text.split(","),
         metavar="TOPIC,…",
-        help="only these (default: all)",
+        help="only these topics (default: all)",
     )
 
 
@@ -122,7 +122,7 @@ def add_topics(parser: argparse.ArgumentParser) -> None:
 def bar(title: str) -> Iterator[Callable[[int, int], None]]:
     """Show a progress bar in bytes on a terminal, and yield the callback that updates it.
 
-    The callback takes the bytes done and the total. The total is unknown until the first call.
+    The callback takes the bytes done and the bytes in all. Until its first call, the bar shows no total.
     """
     with progress_bar(title, None) as shown:
 

@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--values",
         default="mixed",
-        help="how json holds bytes: mixed (default), strings, or base64 for what is not UTF-8; text: only strings; "
+        help="bytes in json: mixed (default), strings, or base64 if they are not UTF-8; text: only strings; "
         "base64: only base64",
     )
     parser.add_argument(
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--incremental",
         action="store_true",
-        help="export what came after the last incremental export into TARGET, and remember where this one ends",
+        help="export only records after the last incremental export into TARGET, and remember where this one ends",
     )
     add_topics(parser)
     add_isolation(parser)
@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
     for option in arguments.option:
         name, equals, value = option.partition("=")
         if not equals:
-            raise InvalidSetting(f"{option!r}: give an option as NAME=VALUE")
+            raise InvalidSetting(f"-o {option!r}: give an option as NAME=VALUE")
         options[name] = value
     with session(arguments, "export") as spark, bar("exporting") as progress:
         from logfs.spark.jobs import export

@@ -1,4 +1,4 @@
-"""`logfs spark import`: append Parquet, JSON envelopes or lines of text to a log, all of it or nothing."""
+"""`logfs spark import`: append Parquet, JSON envelopes or lines of text to topics, all records or none."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--id",
         metavar="NAME",
-        help="import once: another import with this id changes nothing, for seven days",
+        help="import only once: for seven days, another import with this id changes nothing",
     )
     parser.add_argument(
         "--repartition",

@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _describe(found: Reindexed) -> str:
-    text = f"{found.segments} segments, {found.log_end_offset} offsets"
+    text = f"{found.segments} segments, log end offset {found.log_end_offset}"
     return (
         f"{text}; {found.damaged} segments are damaged (see 'logfs check')"
         if found.damaged

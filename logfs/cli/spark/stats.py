@@ -1,4 +1,4 @@
-"""`logfs spark stats`: count records, bytes, keys, times and compression; print a table or JSON, draw a plot."""
+"""`logfs spark stats`: count records, bytes, keys, times and compression; print a table or JSON, or draw a plot."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _file(text: str) -> Path:
-    """Return the path of a plot. An error is found here rather than after the count."""
+    """Return the path of a plot. Check its directory now: the count takes long. Raises `ArgumentTypeError`."""
     path = Path(text)
     if not path.parent.is_dir():
         raise argparse.ArgumentTypeError(f"{path.parent}: is not a directory")
@@ -51,7 +51,7 @@ def _file(text: str) -> Path:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Count, print the numbers, and draw the plot if one is requested."""
+    """Count, print the numbers as a table or as JSON, and draw the plot if `--plot` is given."""
     with session(arguments, "stats") as spark, bar("counting") as progress:
         from logfs.spark.jobs import plot, stats
 

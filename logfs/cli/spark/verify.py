@@ -1,4 +1,4 @@
-"""`logfs spark verify`: do the audit of `logfs check` on many disks."""
+"""`logfs spark verify`: audit log directories as `logfs check` does, on many disks at once."""
 
 from __future__ import annotations
 
