@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_bounds(parser)
     add_filter(parser)
     parser.add_argument(
-        "-n", "--lines", type=int, metavar="N", help="the first N of the records, and no more"
+        "-n", "--lines", type=int, metavar="N", help="print only the first N of these records"
     )
     parser.add_argument(
         "--newest", metavar="KEY", help="the newest record with a key, by the key index"
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the records; exit code 1 if a record could not be read, or no record has the key."""
     if arguments.lines is not None and arguments.lines < 0:
-        raise InvalidName(f"-n {arguments.lines}: give a number of records")
+        raise InvalidName(f"-n {arguments.lines}: give a number of records, 0 or more")
     printer = Printer(arguments, arguments.lines)
     bounds = Bounds(arguments)
     with OpenLogs(arguments.target, arguments.isolation) as opened:
@@ -52,7 +52,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _ranges(opened: OpenLogs, bounds: Bounds) -> dict[OpenLog, Range]:
-    """Return the offsets to print of each log, without partitions of a topic that lack the one offset asked for."""
+    """Return the range of offsets to print of each log. Partitions of a topic without the offset `N` are left out.
+
+    Raises `OffsetOutOfRange` if no partition is left.
+    """
     ranges, refused = {}, None
     for log in opened.logs:
         try:
@@ -65,7 +68,7 @@ def _ranges(opened: OpenLogs, bounds: Bounds) -> dict[OpenLog, Range]:
 
 
 def _print_newest(logs: list[OpenLog], printer: Printer, key: str) -> int:
-    """Print the newest record with the key, and return the exit code, which is 1 if there is no such record."""
+    """Print the newest record with the key, by timestamp if several partitions have one. Return 0, or 1 for none."""
     found = [(record, log) for log in logs if (record := _newest(log, key)) is not None]
     if found:
         record, log = max(found, key=lambda each: each[0].timestamp or -1)

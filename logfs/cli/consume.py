@@ -1,4 +1,4 @@
-"""`logfs consume`: read partitions as a member of a consumer group, and commit what was taken."""
+"""`logfs consume`: read partitions as a member of a consumer group, and commit offsets."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 _POLL_SECONDS = 0.2
 _COMMIT_SECONDS = 1.0
-# The most records that are taken from a partition at a time: without --exec, and with --exec by default.
+# The most records in a batch (the offsets that are consumed at a time): without --exec, and with it by default.
 _PRINTED = 10_000
 _EXECUTED = 1000
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments: TARGET, the group, where to begin and to end, and what to do with the records."""
+    """Add the arguments: TARGET, the group, where to begin and to end, a command, filters, and the output's form."""
     add_target(parser, topics=True)
     parser.add_argument("-g", "--group", required=True, type=not_empty, help="the consumer group")
     parser.add_argument(
@@ -53,12 +53,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--idle-exit",
         type=float,
         metavar="SECONDS",
-        help="end when no record has come for so long; 0 ends at the end of the log",
+        help="end when no record has come for so long; 0 ends as soon as all records are read",
     )
     parser.add_argument(
         "--exec",
         metavar="COMMAND",
-        help="run a shell command for each batch, its records on standard input, and commit them if it succeeds",
+        help="run a shell command for each batch, with its records on standard input; commit if it succeeds",
     )
     parser.add_argument(
         "--batch",
@@ -73,17 +73,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Take records until the end that the arguments tell; exit code 1 if a record could not be read or taken."""
+    """Consume records until the options, a signal or a failed command end it.
+
+    The exit code is 1 if a record could not be read, if offsets were deleted before they were read, or if the command
+    failed; 128 plus the number of a signal. Raises `NotWritable` for a bucket, and the errors of `OpenLogs`.
+    """
     for option, count in (("-n", arguments.lines), ("--batch", arguments.batch)):
         if count is not None and count < 1:
             raise InvalidName(f"{option} {count}: give a number of records, at least 1")
     if arguments.idle_exit is not None and not arguments.idle_exit >= 0:
         raise InvalidName(f"--idle-exit {arguments.idle_exit}: give seconds, 0 or more")
     with OpenLogs(arguments.target, arguments.isolation, groups=True) as opened:
-        # All members use the same log directory, in whatever order they name the log directories.
+        # All members of a group must lock the same file, even if they name the log directories in another order.
         home = min(opened.log_dirs)
         if opened.store.disk.is_remote:
-            raise NotWritable(f"{home}: nothing can be committed in a bucket; use cat, or tail -f")
+            raise NotWritable(f"{home}: nothing can be committed in a bucket; use 'logfs cat', or 'logfs tail -f'")
         with Membership(home, arguments.group) as member:
             consumer = _Consumer(opened, member, arguments)
             with _Signals() as signals:
@@ -95,16 +99,16 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 class _Signals:
-    """Ends the consumption between two batches on SIGINT, SIGTERM and SIGHUP, so that what was taken is committed.
+    """Notes SIGINT, SIGTERM and SIGHUP. The consumer then stops after the present batch, and commits it.
 
-    A second signal ends it at once. `exit_code` is what a shell reports for the signal, 0 for none.
+    A second signal ends the process at once. `exit_code` is 128 plus the number of the first signal, 0 for none.
     """
 
     def __init__(self) -> None:
         self.exit_code = 0
 
     def __enter__(self) -> Self:
-        # Only the main thread can set handlers, and only the main thread runs them.
+        # Python allows handlers in the main thread only; in another thread, signals are not noted.
         is_main = threading.current_thread() is threading.main_thread()
         self._before = {each: signal.signal(each, self._note) for each in _ENDING if is_main}
         return self
@@ -120,14 +124,14 @@ class _Signals:
 
 
 class _Place(NamedTuple):
-    """The offset up to which a partition was taken, and the offset that is committed for it; -1 for none."""
+    """The next offset to consume of a partition, and its committed offset; -1 for none."""
 
     taken: int
     committed: int
 
 
 class _Consumer:
-    """The consumption of a member's partitions. `is_whole` is whether everything could be read and taken so far."""
+    """Consumes the partitions of a member. `is_whole` is False once a record was lost, or a command has failed."""
 
     def __init__(self, opened: OpenLogs, member: Membership, arguments: argparse.Namespace) -> None:
         self._opened = opened
@@ -138,12 +142,12 @@ class _Consumer:
         self._due = 0.0
         self._printer = Printer(arguments, arguments.lines)
         self._is_refused = False
-        # Whether another process has the log directory, so that nothing can be committed.
+        # Whether the last commit failed because another process has locked the log directory.
         self._is_waiting = False
         self.is_whole = True
 
     def consume(self, signals: _Signals) -> None:
-        """Take records until the end that the arguments tell, a signal, or a batch that the command refuses."""
+        """Consume batches until the limit of records, the idle time, a signal, or a failure of the command."""
         idle, since = self._arguments.idle_exit, time.monotonic()
         while not (self._is_refused or self._printer.is_done or signals.exit_code):
             self._join()
@@ -161,19 +165,19 @@ class _Consumer:
                 self._due = time.monotonic() + _COMMIT_SECONDS
 
     def finish(self) -> None:
-        """Commit what was taken, and say what could not be decoded."""
+        """Print how many values could not be decoded, and commit all partitions. Raises as `commit`."""
         self._printer.finish()
         self.commit()
 
     def _try_to_commit(self, log: OpenLog) -> bool:
-        """Commit what was taken of a partition; if that has to wait, say why once, and return False."""
+        """Commit a partition. If another process has the log directory, warn once, and return False."""
         try:
             self._commit(log)
         except StoreLocked as error:
             if not self._is_waiting:
                 _warn(
-                    f"{error}; until then nothing is committed: if this command ends before, the records that it has "
-                    "taken are read again"
+                    f"{error}; until then nothing is committed: if this command ends before, the records read since "
+                    "the last commit are read again"
                 )
             self._is_waiting = True
             return False
@@ -181,17 +185,17 @@ class _Consumer:
         return True
 
     def commit(self) -> None:
-        """Commit what was taken of all partitions. Raises `StoreLocked` if another process has the log directory."""
+        """Commit the offsets of all partitions. Raises `StoreLocked` if another process has the log directory."""
         for log in self._places:
             self._commit(log)
 
     def _has_all(self) -> bool:
-        """Whether this member has taken all of its partitions: only then may `--idle-exit` end the command."""
+        """Whether this member reads all partitions assigned to it: only then may `--idle-exit` end the command."""
         names = [log.name for log in self._opened.logs]
         return {log.name for log in self._places} == {*self._member.assigned(names)}
 
     def _join(self) -> None:
-        """Give up the partitions that belong to other members by now, and take those that belong to this one."""
+        """Release the partitions that are now assigned to other members, and begin those assigned to this one."""
         self._opened.store.refresh()
         self._opened.find_new()
         mine = {*self._member.assigned([log.name for log in self._opened.logs])}
@@ -208,25 +212,25 @@ class _Consumer:
                 self._places[log] = log.ask(self._begin)
 
     def _begin(self, reader: Reader) -> _Place:
-        """Return where to begin: at the committed offset, or at that of `--from`."""
-        # This is not the last stable offset: a member with read_uncommitted may have committed a later offset.
+        """Return the place to begin at: the committed offset, or else that of `--from`."""
+        # Not the last stable offset: a member with read_uncommitted may have committed beyond it.
         name, end = reader.name.directory, reader.log.state.log_end_offset
-        # Another member may have committed since.
+        # Another member may have committed since the last refresh.
         self._opened.store.refresh()
         found = self._opened.store.groups.committed(self._group, name)
         if found is None:
             return _Place(_resolve(self._arguments.begin, reader), -1)
         if found.offset > end:
             _warn(
-                f"{name}: {self._group} has committed {found.offset}, but the log ends at {end}; it goes on there"
+                f"{name}: {self._group} has committed {found.offset}, but the log ends at {end}: it reads on there"
             )
         return _Place(min(found.offset, end), found.offset)
 
     def _take(self, log: OpenLog) -> bool:
-        """Take the next batch of a partition; return False if there is none."""
+        """Print the next batch of a partition, or run the command for it; False if there is none, or it fails."""
         place, left = self._places[log], self._printer.left
         most = _PRINTED if self._arguments.exec is None else self._arguments.batch
-        # The limit applies to offsets, because a batch never has more records than offsets.
+        # Limit the offsets: a range never has more records than offsets.
         most = most if left is None else min(most, left)
         start = max(place.taken, log.reader.log_start_offset)
         end = min(start + most, log.reader.log_end_offset)
@@ -234,7 +238,10 @@ class _Consumer:
             return False
         if start > place.taken:
             self.is_whole = False
-            _warn(f"{log.name}: offsets {place.taken} to {start - 1} have left the log")
+            _warn(
+                f"{log.name}: offsets {place.taken} to {start - 1} have left the log (retention or deletion) before "
+                "they were read"
+            )
         if self._arguments.exec is None:
             self.is_whole &= self._printer.print_logs([log], [(start, end)])
         elif not self._execute(log, start, end):
@@ -246,7 +253,7 @@ class _Consumer:
         return True
 
     def _execute(self, log: OpenLog, start: int, end: int) -> bool:
-        """Run the command for a batch if the filter admits one of its records; return False if the command fails."""
+        """Run the command for the offsets [start, end) if the filter admits a record; return False if it fails."""
         records = self._printer.out = io.BytesIO()
         self.is_whole &= self._printer.print_logs([log], [(start, end)])
         if not records.tell():
@@ -258,7 +265,7 @@ class _Consumer:
         if done.returncode:
             _warn(
                 f"{log.name}: offsets {start} to {end - 1} are not committed: the command ended with "
-                f"{done.returncode}"
+                f"{done.returncode}; the group will read them again"
             )
         return not done.returncode
 
@@ -271,7 +278,7 @@ class _Consumer:
 
 
 def _resolve(text: str, reader: Reader) -> int:
-    """Return the offset of `--from` in a partition."""
+    """Return the offset in a partition that the value of `--from` means. Raises `InvalidName`."""
     if text == EARLIEST:
         return reader.log_start_offset
     if text == LATEST:

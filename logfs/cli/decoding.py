@@ -1,4 +1,4 @@
-"""Records whose keys and values are decoded by schemas, before they are selected and printed."""
+"""Decodes keys and values of records by schemas, before the records are filtered and printed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     Place = tuple[TopicPartition, int]
 
 _FIELDS = ("value", "key")
-# The most reasons that are printed, each at its first record. Further failures are only counted.
+# The most reasons for failures that are printed, each with its first record. Others are only counted.
 _MOST_TOLD = 20
 
 
@@ -40,7 +40,7 @@ def add_schemas(parser: argparse.ArgumentParser) -> None:
         "--decode",
         type=not_empty,
         metavar="FIELDS",
-        help="what is decoded: value (the default), key, or key,value",
+        help="the fields to decode: value (the default), key, or key,value",
     )
 
 
@@ -66,7 +66,7 @@ class RecordDecoder:
             raise InvalidName(f"--decode {arguments.decode}: give value, key, or key,value")
         if arguments.schemas is None:
             if arguments.decode is not None:
-                raise InvalidName("--decode: say with --schemas where the schemas are")
+                raise InvalidName("--decode: needs the schemas: say with --schemas where they are")
             return None
         try:
             from logfs.schema.decoder import Decoder
@@ -81,12 +81,12 @@ class RecordDecoder:
     ) -> list[Record]:
         """Return the records of a chunk with decoded fields.
 
-        A field that cannot be decoded stays as it is. With `is_counted`, the failure is printed and counted; pass
-        False for a chunk that will be decoded again.
+        A field that cannot be decoded stays as it is. With `is_counted`, such a failure is printed and counted. Pass
+        False for a chunk that will be decoded again, so that no failure counts twice.
         """
         if not self._is_frozen:
-            # The modules are loaded now. Without the freeze, half of the time goes into scans of their objects for
-            # garbage.
+            # Exempt the objects of the loaded modules from garbage collection: scanning them would take half of the
+            # time.
             gc.freeze()
             self._is_frozen = True
         records = chunk if isinstance(chunk, list) else list(chunk.records())
@@ -95,7 +95,7 @@ class RecordDecoder:
     def record(
         self, record: Record, partition: TopicPartition, *, is_counted: bool = True
     ) -> Record:
-        """Return a record with decoded fields. A field that cannot be decoded stays; `is_counted` counts it."""
+        """Return a record with decoded fields, as `decoded` does for a chunk."""
         key, value = record.key, record.value
         place = (partition, record.offset) if is_counted else None
         if key is not None and "key" in self._fields:
@@ -107,7 +107,7 @@ class RecordDecoder:
         )
 
     def report(self) -> None:
-        """Say on standard error how many keys and values are shown as they are."""
+        """Print to standard error how many keys and values could not be decoded, and begin to count again."""
         for field in _FIELDS:
             if count := self._failed[field]:
                 what, verb = (field, "is") if count == 1 else (f"{field}s", "are")
@@ -118,7 +118,7 @@ class RecordDecoder:
         self._failed.clear()
 
     def _field(self, field: str, data: bytes, place: Place | None) -> bytes:
-        """Return a decoded key or value, or `data` if that fails. If `place` is None, a failure is not counted."""
+        """Return `data` decoded, or unchanged if that fails. A failure is counted unless `place` is None."""
         try:
             return JsonText(self._decoder.decode(data))
         except NotDecodable as error:
@@ -130,7 +130,7 @@ class RecordDecoder:
             raise _not_installed(error) from None
 
     def _tell(self, place: Place, reason: str) -> None:
-        """Print a reason with its first record to standard error; print nothing for later records."""
+        """Print a reason to standard error with the first record that it concerns; ignore it for later records."""
         if reason not in self._told and len(self._told) < _MOST_TOLD:
             self._told.add(reason)
             sys.stdout.flush()
@@ -140,5 +140,5 @@ class RecordDecoder:
 
 def _not_installed(error: ImportError) -> Unsupported:
     return Unsupported(
-        f"--schemas: {error.name} is not installed; 'pip install logfs[schema]' installs what decodes values"
+        f"--schemas: {error.name} is not installed: pip install 'logfs[schema]'"
     )

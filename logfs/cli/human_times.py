@@ -1,4 +1,4 @@
-"""Times as people write them: `10 minutes ago`, `yesterday`, `14:00`, besides those of `logfs.format.base.times`."""
+"""Times as people write them, such as `10 minutes ago`, `yesterday`, `14:00`, beside ms and ISO 8601."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from logfs.errors import InvalidName
 from logfs.format.base.times import parse_time
 
 _DIGIT = re.compile(r"[0-9]")
-# A text that looks like ISO 8601 but is no valid time must not be parsed as another time.
+# A text that begins like ISO 8601 but is not valid must be refused: dateparser would guess another time.
 _ISO = re.compile(r"[0-9]{4}-?[0-9]{2}|-?[0-9]+$")
-# A lone letter or a decimal number is no time, although dateparser makes one of it.
+# A text without such a part is no time (a lone letter, a decimal number), although dateparser would accept it.
 _WORD = re.compile(r"[A-Za-z]{3}|[0-9][:/-][0-9]|[0-9]\s*(ms|s|m|h|d|w|am|pm)\b", re.IGNORECASE)
 
 
 def moment(text: str, now_ms: int) -> int:
-    """Return a time in ms since the epoch: ms, ISO 8601, or English words, relative to `now_ms`.
+    """Return the time that `text` means, in ms since the epoch: ms, ISO 8601, or English words relative to `now_ms`.
 
-    Everything without a time zone is in UTC. A day, such as `yesterday` or `monday`, stands for its first moment.
+    A text without a time zone is in UTC. A day, such as `yesterday` or `monday`, stands for its first moment.
     Raises `InvalidName` for any other text.
     """
     known = parse_time(text)

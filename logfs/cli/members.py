@@ -1,10 +1,11 @@
-"""The members of a consumer group on one machine, and which partitions each of them reads.
+"""The members of a consumer group on one machine, and the assignment of partitions to them.
 
-Every member holds locks of bytes in one file of the log directory. The kernel releases the locks when the member
-ends, however it ends, so the other members notice. A member locks the lowest free byte of the group, its slot. The
-number of locked slots below its own is its rank. With two members, the partitions at places 0, 2, 4 of the sorted
-list belong to the member of rank 0, and those at places 1, 3, 5 to the member of rank 1. A member reads a partition
-only while it has also locked the byte of the partition. The previous owner releases this byte after its last commit.
+All members lock bytes of one file in the log directory. The kernel releases the locks of a member when its process
+ends, even by a kill, so the other members notice. A group has a range of bytes, its slots: a member locks the lowest
+free one. Its rank is the number of locked slots below its own. With two members, the partitions at indexes 0, 2, 4
+of the sorted list belong to the member of rank 0, and those at 1, 3, 5 to the member of rank 1. A member reads a
+partition only while it has also locked the byte of the partition. The previous owner releases this byte after its
+last commit.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _MOST_MEMBERS = 4096
 
 
 class Membership:
-    """One member of a group. The locks end with `close`, or with the process."""
+    """One member of a group. Its locks end with `close`, or with the process."""
 
     def __init__(self, log_dir: Path, group: str) -> None:
         """Join a group. Raises `NotWritable` if the file cannot be written, or if the group has 4,096 members."""
@@ -40,8 +41,8 @@ class Membership:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o660)
         except OSError as error:
             raise NotWritable(
-                f"{path}: cannot be opened for writing ({error.strerror}), but each member of a group locks a part "
-                "of it; give this user the permission to write it"
+                f"{path}: cannot be opened for writing ({error.strerror}), but each member of a group must lock a "
+                "part of it; give this user the permission to write it"
             ) from None
         self._slots = self._place("") & ~(_MOST_MEMBERS - 1)
         try:
@@ -49,7 +50,9 @@ class Membership:
                 (n for n in range(_MOST_MEMBERS) if self._lock(self._slots + n, fcntl.F_WRLCK)), -1
             )
             if self._slot < 0:
-                raise NotWritable(f"{group}: has {_MOST_MEMBERS} members already")
+                raise NotWritable(
+                    f"group {group}: has {_MOST_MEMBERS} members already; end one to start another"
+                )
         except BaseException:
             os.close(self._file)
             raise
@@ -65,7 +68,7 @@ class Membership:
         os.close(self._file)
 
     def assigned(self, partitions: Sequence[str]) -> Sequence[str]:
-        """Return those of the partitions that belong to this member, as the group is now."""
+        """Return the partitions that belong to this member, given the present members of the group."""
         others = self._other_slots()
         rank = sum(slot < self._slot for slot in others)
         return sorted(partitions)[rank :: len(others) + 1]
@@ -75,11 +78,11 @@ class Membership:
         return self._lock(self._place(partition), fcntl.F_WRLCK)
 
     def release(self, partition: str) -> None:
-        """Let another member have a partition."""
+        """Unlock a partition, so that another member can read it."""
         self._lock(self._place(partition), fcntl.F_UNLCK)
 
     def _place(self, name: str) -> int:
-        """Return the number of the byte that stands for a partition in this group; of the group itself for ""."""
+        """Return the position of the byte for a partition in this group; for "", that of the group itself."""
         digest = hashlib.blake2b(f"{self._group}\0{name}".encode(), digest_size=8).digest()
         return int.from_bytes(digest, "big") >> 2
 
@@ -105,7 +108,7 @@ class Membership:
                 fcntl.fcntl(self._file, fcntl.F_OFD_GETLK, wanted)
             )
             if kind != fcntl.F_UNLCK:
-                # The kernel returns one of the locks in the range, which need not be the first.
+                # The kernel returns any one lock in the range, so search on both sides of it.
                 found += [place - self._slots for place in range(at, at + length)]
                 ranges += [(start, at), (at + length, end)]
         return found

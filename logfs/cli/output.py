@@ -33,15 +33,16 @@ if TYPE_CHECKING:
 
     Range = tuple[int, int | None]
 
-# The reader of a pipe of the default size (64 KiB) would be woken sixteen times as often.
+# The size of the output pipe: with the default, 64 KiB, its reader would be woken sixteen times as often.
 _PIPE_BYTES = 1 << 20
-# For fewer records than this, a log is read in smaller parts: most of a larger one would be read for nothing.
+# If fewer records than this are to be printed, a log is read in smaller parts: most of a large part would be read
+# for nothing.
 _FEW_OF_MANY = 10_000
 _SMALL_SPLIT_BYTES = 1 << 20
 
 
 def add_form(parser: argparse.ArgumentParser) -> None:
-    """Add the options that select how records are printed, the default being a line with the value, and decoding."""
+    """Add the options for the form of printed records (by default a line with the value), and for decoding."""
     form = parser.add_mutually_exclusive_group()
     form.add_argument("-J", "--json", action="store_true", help="JSON envelopes, one per line")
     form.add_argument("-F", "--format", metavar="FORMAT", help=HELP)
@@ -49,9 +50,9 @@ def add_form(parser: argparse.ArgumentParser) -> None:
 
 
 class Printer:
-    """Prints records in the form that the options of `add_form` select, if the filter admits them.
+    """Prints the records that the filter admits, in the form that the options of `add_form` select.
 
-    `left` is how many more are printed at most, None for any number; `out` is where they are printed.
+    `left` is the number of records that may still be printed, None for no limit. `out` is the file to print to.
     """
 
     def __init__(
@@ -71,18 +72,18 @@ class Printer:
 
     @property
     def is_done(self) -> bool:
-        """Whether as many records as are wanted have been printed."""
+        """Whether the limit of records is reached."""
         return self.left is not None and self.left <= 0
 
     def print_record(self, record: Record, reader: Reader) -> None:
-        """Print one record, whatever the filter."""
+        """Print one record, even if the filter does not admit it. It does not count for the limit."""
         if self._decoder is not None:
             record = self._decoder.record(record, reader.name)
         self.out.write(self._shown(record, reader.name))
         self.out.flush()
 
     def print_logs(self, logs: Sequence[OpenLog], ranges: Sequence[Range]) -> bool:
-        """Print the records in one range [start, end) of each log, and return True if all of them could be read.
+        """Print the records at the offsets [start, end) of each log, and return True if all could be read.
 
         The records of several logs are merged in the order of time. Raises what `LogScan` raises.
         """
@@ -114,12 +115,12 @@ class Printer:
         return all(scan.whole for scan in scans)
 
     def finish(self) -> None:
-        """Say on standard error how much could not be decoded."""
+        """Print to standard error how many keys and values could not be decoded."""
         if self._decoder is not None:
             self._decoder.report()
 
     def print_rows(self, rows: Iterable[MergedRows]) -> None:
-        """Print rows, up to the limit."""
+        """Print rows up to the limit, and lower `left` by their number."""
         for each in rows:
             shown = each
             if self.left is not None:
@@ -131,7 +132,7 @@ class Printer:
         self.out.flush()
 
     def _start_of_last(self, reader: Reader, end: int, count: int) -> int:
-        """Return an offset from which at least `count` records match before `end`; the log start if fewer do."""
+        """Return an offset such that at least `count` records up to `end` match; the log start if fewer do."""
         if self._filter is None:
             return reader.offset_of_last(count) if count > 0 else end
         start, step, found = end, 1024, 0
@@ -162,7 +163,7 @@ class Printer:
 
         reached = -1
         for chunk in scan:
-            # The times come from all records, so the order of the merge does not depend on the filter.
+            # Compute the times from all records, so that the order of the merge does not depend on the filter.
             times = rising(chunk, reached)
             reached = int(times[-1]) if len(times) else reached
             admitted = decoded = self._decoded(chunk, scan.log.reader.name)
@@ -185,7 +186,7 @@ class Printer:
     def _rendered(
         self, chunk: Chunk, name: TopicPartition
     ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        """Return the text of records, and the position after each record in it."""
+        """Return the text of records as uint8, and the position after each record in it as int64[records]."""
         import numpy as np
 
         from logfs.format.text.rendering import View, render
@@ -206,7 +207,7 @@ class Printer:
         return (record.value or b"") + b"\n"
 
     def _print_text(self, log: OpenLog, start: int, end: int | None) -> bool:
-        """Print all records in a range of one log, from its text view if possible; return whether all were read."""
+        """Print the records [start, end) of one log, from its text view if possible; return True if all were read."""
         from logfs.format.text.rendering import View
 
         view = View.ENVELOPES if self._json else View.LINES
@@ -232,7 +233,7 @@ class Printer:
 
 
 def _past_damage(reader: Reader, start: int, stop: int) -> Iterator[tuple[int, Chunk]]:
-    """Yield (reached offset, chunk) for [start, stop), and skip damaged ranges; a later read reports the damage."""
+    """Yield (next offset, chunk) for the offsets [start, stop). Skip damage silently: the printing reports it."""
     from logfs.log.segment.batch_iterator import DamagedRange
 
     at = start
@@ -246,7 +247,7 @@ def _past_damage(reader: Reader, start: int, stop: int) -> Iterator[tuple[int, C
 
 
 def _prepare_bulk() -> None:
-    """Keep the memory of buffers, and enlarge the pipe that the output goes to, if it is one."""
+    """Keep freed buffers in this process, and enlarge the output pipe, if standard output is one."""
     keep_memory()
     # The call fails if standard output is not a pipe, or if the system's limit for pipes is reached.
     with suppress(OSError):

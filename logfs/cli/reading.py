@@ -43,15 +43,15 @@ _NUMBERED = re.compile(rf".+-({names.PARTITION.pattern})")
 class OpenLogs:
     """The partitions that a TARGET argument names, in a store opened read-only. Only one thread may use it.
 
-    A name in TARGET is that of a partition or, if there is no partition of that name, of a topic, which stands for
-    all of its partitions. `logs` has them in the order of the names, those of a topic by their numbers.
+    A name in TARGET is that of a partition or, if no partition has that name, of a topic, which stands for all of its
+    partitions. `logs` has the partitions in the order of the names, those of a topic by number.
     """
 
     def __init__(self, words: Sequence[str], isolation: str, *, groups: bool = False) -> None:
         """Open the store, and find the partitions.
 
         `words` are those of a TARGET, `isolation` is the name of an isolation level. With `groups`, the other log
-        directories of the store are opened, too: the offsets that a group has committed may be there. Raises
+        directories of the store are opened, too: the committed offsets of a group may be there. Raises
         `InvalidSetting` for an unknown level, `UnknownPartition`, the error that keeps a partition offline, and the
         errors of opening a store read-only.
         """
@@ -62,7 +62,7 @@ class OpenLogs:
             self._target = self._target._replace(log_dirs=with_whole_store(self._target.log_dirs))
         self._isolation = isolation_level(isolation)
         self._names = self._target.name.split(",")
-        # To open one partition of a large directory takes less time than to open all.
+        # Open only one partition if possible: to open all partitions of a large directory takes long.
         only = self._names[0] if self._is_one_partition() else None
         self.store: Store = Store(
             self._target.log_dirs, read_only=True, only=only, progress=recovery_progress()
@@ -87,7 +87,7 @@ class OpenLogs:
 
     @property
     def log_dirs(self) -> Sequence[Path]:
-        """The log directories of the TARGET."""
+        """The log directories of the TARGET; with `groups`, all those of the store."""
         return self._target.log_dirs
 
     @property
@@ -112,7 +112,7 @@ class OpenLogs:
             return False
         name = self._names[0]
         if any(isinstance(path, BucketPath) for path in self._target.log_dirs):
-            # To list a bucket costs requests, so the form of the name decides.
+            # The listing of a bucket costs requests, so decide by the form of the name.
             return _NUMBERED.fullmatch(name) is not None
         found = directories_in(self._target.log_dirs)
         return not found or names.partitions_named(name, found) == [name]
@@ -134,9 +134,9 @@ class OpenLog:
     def ask(self, question: Callable[[Reader], T]) -> T:
         """Return the result of `question`, which is called with the partition's reader.
 
-        If files leave the log meanwhile (`Gone`), the reader is brought up to date and `question` is called again, up
-        to `TRIES` times in all. Raises `Gone` if the last call also fails, and `UnknownPartition` if the partition is
-        gone.
+        If files leave the log meanwhile (`Gone`), the reader is refreshed and `question` is called again, up to
+        `TRIES` times in all. Raises `Gone` if the last call also fails, and `UnknownPartition` if the partition was
+        deleted.
         """
         for left in reversed(range(TRIES)):
             try:
@@ -148,12 +148,10 @@ class OpenLog:
         raise AssertionError("the last try returns or raises")
 
     def look_again(self, *, refresh: bool = True) -> bool:
-        """Bring the reader up to date. Return True if the reader now reads another log, else False.
+        """Refresh the reader. Return True if the partition was deleted and created again, so its log is another one.
 
-        Without `refresh`, the caller has refreshed the store.
-
-        A partition that was deleted and created again is another log; one that was moved is the same. Raises
-        `UnknownPartition` if the partition is gone.
+        Without `refresh`, the caller has refreshed the store. A partition that was moved to another log directory has
+        the same log. Raises `UnknownPartition` if the partition was deleted.
         """
         if refresh:
             self.store.refresh()
@@ -173,7 +171,7 @@ class OpenLog:
         for _ in range(TRIES):
             if self._target.name in self.store:
                 break
-            # Look for the move before the refresh: if the move ends in between, the refresh finds the partition.
+            # Check for a move before the refresh: if the move ends in between, the refresh finds the partition.
             is_moving = _is_moving(self._target)
             self.store.refresh()
             if not is_moving:
@@ -183,7 +181,7 @@ class OpenLog:
 
 
 def _is_moving(wanted: Target) -> bool:
-    """Return whether a log directory has the partition under a name that is used only during a move."""
+    """Return whether a log directory has an entry of the partition that exists only during a move."""
 
     def is_on_the_way(entry: str) -> bool:
         return entry.startswith(f"{wanted.name}.") and entry.endswith(_ON_THE_WAY)

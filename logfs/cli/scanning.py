@@ -1,4 +1,4 @@
-"""Reads the records of a log, and skips ranges that cannot be read, while other processes change the log."""
+"""Reads the records of a log, which other processes may change, and skips ranges that cannot be read."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _TEXT_BYTES = 1 << 20
 # The bytes of a log that are read at a time as columns.
 _SPLIT_BYTES = 64 << 20
-# Up to this many records are read one by one, which takes less time than loading the compiled kernels.
+# Up to so many records are read one by one: loading the compiled kernels would take longer.
 FEW = 64
 # The limit on rounds of reading. Each round after the first reads up to the new end of a log that was compacted
 # during the round before.
@@ -35,11 +35,11 @@ _ROUNDS = 20
 
 
 class LogScan(Generic[T]):
-    """The records [start, end) of a log, in parts; `whole` is whether all of them could be read so far.
+    """The records at the offsets [start, end) of a log, in parts. `whole` is False once a range was skipped.
 
     Damaged ranges, and ranges that retention drops before they are read, are reported on standard error and skipped.
-    If the log is compacted meanwhile, a record may be removed before it is read; without an `end`, reading then goes
-    on to the new log end, where the key has a newer record.
+    If the log is compacted meanwhile, a record may be removed before it is read. Without an `end`, reading therefore
+    continues to the new log end, which has a newer record of the key.
     """
 
     def __init__(
@@ -51,10 +51,10 @@ class LogScan(Generic[T]):
     ) -> None:
         """Set the function that reads: `read(reader, start, stop, by_record)`. Nothing is read yet.
 
-        `read` yields pairs (offset, part). A part has the next records of [start, stop), and the parts so far have
-        all records below `offset`. With `by_record` it reads record by record, because a larger read would meet the
-        same damage again. It raises `DamagedRange`; `Gone` if files have left the log; and `OffsetOutOfRange` if
-        files leave the log after a part of a segment was yielded.
+        `read` yields pairs (offset, part). A part has the next records of [start, stop); this part and those before
+        it have all records below `offset`. With `by_record` it must read record by record, because a larger read
+        would meet the same damage again. It raises `DamagedRange`; `Gone` if files have left the log; and
+        `OffsetOutOfRange` if files leave the log after a part of a segment was yielded.
         """
         self.log = log
         self._start = start
@@ -84,8 +84,8 @@ class LogScan(Generic[T]):
                 first = reader.log_start_offset
                 if start < first:
                     self._report(
-                        f"{reader.name.directory}: offsets {start} to {min(first, stop) - 1} left the log before "
-                        "they could be printed"
+                        f"{reader.name.directory}: offsets {start} to {min(first, stop) - 1} left the log (retention "
+                        "or deletion) before they could be printed"
                     )
                     start = first
                     continue
@@ -151,7 +151,7 @@ def read_chunks(
 def read_text(
     reader: Reader, start: int, stop: int, view: View
 ) -> Iterator[tuple[int, bytes]] | None:
-    """Read the text of the next segment, as `LogScan` describes; None if the text would hide damage."""
+    """Read the text view of the next segment, as `LogScan` describes; return None if it would hide damage."""
     segment = reader.log.state.segments_from(start)[0]
     if _may_hide_damage(segment, segment.size_bytes):
         return None
@@ -177,13 +177,14 @@ def _text(
 
 @lru_cache(maxsize=1)
 def _may_hide_damage(segment: Segment, size_bytes: int) -> bool:
-    """Return whether there is damage among batches without text, such as control batches.
+    """Return whether there is damage beside batches without text, such as control batches.
 
-    `size_bytes` is the present size of the segment. The result is cached until the segment grows.
+    `size_bytes` is the present size of the segment: as a key of the cache, it makes a segment that has grown be
+    searched again.
 
     The text view skips these batches, and the damage with them. A segment with fewer records in its text than offsets
-    has such batches, or has lost batches, and is searched. A segment with `gaps` is not searched, because it always
-    has fewer records than offsets.
+    has such batches, or has lost batches, and is searched. A segment with `gaps` always has fewer records, and is not
+    searched.
     """
     from logfs.log.segment import batch_scanner
 

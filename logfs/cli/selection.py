@@ -1,4 +1,4 @@
-"""Which records are printed: where they begin and end, and what they must contain."""
+"""The options that select records: ranges of offsets or times, and filters by key, value and headers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _RANGE = re.compile(rf"({_BOUND})?\.\.({_BOUND})?")
 
 
 def add_bounds(parser: argparse.ArgumentParser) -> None:
-    """Add the options for offsets and times; a record must be within all that are given."""
+    """Add the options for ranges of offsets and times; a record must lie in all the given ranges."""
     parser.add_argument(
         "-o",
         "--offset",
@@ -54,7 +54,7 @@ def add_bounds(parser: argparse.ArgumentParser) -> None:
 
 
 def add_filter(parser: argparse.ArgumentParser) -> None:
-    """Add the options for what a record must contain."""
+    """Add the options that filter records by key, value and headers."""
     parser.add_argument(
         "-k", "--key", metavar="KEY", help="only records with that key; '' is the empty key"
     )
@@ -62,7 +62,7 @@ def add_filter(parser: argparse.ArgumentParser) -> None:
         "--grep",
         type=not_empty,
         metavar="REGEX",
-        help="only records in whose value a regular expression is found",
+        help="only records with a match of the regular expression in the value",
     )
     parser.add_argument(
         "--header",
@@ -75,10 +75,10 @@ def add_filter(parser: argparse.ArgumentParser) -> None:
 
 
 class Bounds:
-    """Where the records begin and end, by the options of `add_bounds`."""
+    """The range of offsets and times that the options of `add_bounds` give."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
-        """Parse the options. Raises `InvalidName` for what is neither an offset nor a time."""
+        """Parse the options. Raises `InvalidName` for a malformed offset or time."""
         self._offsets = None if arguments.offset is None else _offsets(arguments.offset)
         self.is_single = self._offsets is not None and self._offsets[2]
         now_ms = time.time_ns() // 1_000_000
@@ -92,9 +92,9 @@ class Bounds:
         ]
 
     def of(self, reader: Reader) -> tuple[int, int | None]:
-        """Return the offsets [start, end) of a log; an `end` of None stands for the log end.
+        """Return the range as offsets [start, end) of a log; an `end` of None stands for the log end.
 
-        Raises `OffsetOutOfRange` if a single offset is wanted that has no record.
+        Raises `OffsetOutOfRange` if a single offset is selected, and readers see no record at it.
         """
         start, end = reader.log_start_offset, None
         if self._offsets is not None:
@@ -103,7 +103,8 @@ class Bounds:
                 at = _resolve(first, reader)
                 if reader.record(at) is None:
                     raise OffsetOutOfRange(
-                        f"{reader.name.directory}: offset {at} was compacted away, or is not the offset of a record"
+                        f"{reader.name.directory}: offset {at} has no record: it was compacted away, or is hidden "
+                        "(aborted, or a marker)"
                     )
                 start, end = at, at + 1
             else:
@@ -120,7 +121,7 @@ class Bounds:
 
 
 def _offsets(text: str) -> tuple[str, str, bool]:
-    """Parse a range of offsets: its first and its last, "" for an open side, and whether it is one record."""
+    """Parse the value of `--offset`. Return the texts of both bounds, "" for none, and whether it is one record."""
     if _SINGLE.fullmatch(text):
         # `-N` is a range, the last N records, and not a single record.
         is_single = not text.startswith("-")
@@ -129,14 +130,14 @@ def _offsets(text: str) -> tuple[str, str, bool]:
     found = _RANGE.fullmatch(text)
     if found is None or text == "..":
         raise InvalidName(
-            f"{text!r} is not an offset: give N, A..B, A.., ..B, or -N for the last N; A and B may be {EARLIEST}, "
-            f"{LATEST} or -N"
+            f"--offset: {text!r} is not an offset: give N, A..B, A.., ..B, or -N for the last N; A and B may be "
+            f"{EARLIEST}, {LATEST} or -N"
         )
     return found[1] or "", found[2] or "", False
 
 
 def _resolve(text: str, reader: Reader) -> int:
-    """Return the offset that a word stands for. Raises `OffsetOutOfRange` if the log has no records to count."""
+    """Return the offset that the text of a bound stands for. Raises `OffsetOutOfRange` if the log has no records."""
     if text == EARLIEST:
         offset = reader.first_offset_from(reader.log_start_offset)
     elif text == LATEST:
@@ -151,16 +152,16 @@ def _resolve(text: str, reader: Reader) -> int:
 
 
 def _at_time(reader: Reader, timestamp: int) -> int:
-    """Return the offset of the first record that readers see at or after a time; the log end if there is none."""
+    """Return the first offset at or after a time (ms) that readers see; the log end if there is none."""
     found = reader.offset_for_time(timestamp, shown=True)
     return reader.log_end_offset if found is None else found.offset
 
 
 @dataclass(frozen=True)
 class RecordSelector:
-    """What a record must contain: a key, a match of a regular expression in its value, and headers.
+    """A filter of records: a key, a regular expression that matches in the value, and headers.
 
-    Each header is a name, and a value or None for any.
+    Each header is a name and a value; None stands for any value.
     """
 
     key: bytes | None
@@ -169,7 +170,7 @@ class RecordSelector:
 
     @classmethod
     def of(cls, arguments: argparse.Namespace) -> RecordSelector | None:
-        """Make the filter of the options of `add_filter`; None if there are none.
+        """Return the filter for the options of `add_filter`; None if none is given.
 
         Raises `InvalidName` for a malformed regular expression.
         """
@@ -200,7 +201,7 @@ class RecordSelector:
         )
 
     def rows(self, chunk: Columns | list[Record]) -> NDArray[np.int64]:
-        """Return the numbers of the records in a chunk that `admits` accepts, in ascending order."""
+        """Return the indexes in a chunk of the records that `admits` accepts, ascending, as int64[matches]."""
         import numpy as np
 
         if isinstance(chunk, list):

@@ -32,10 +32,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the last records, and with `--follow` also those appended later, in new partitions of a topic, too.
+    """Print the last records, and with `--follow` also later ones, even of partitions that are created later.
 
-    Another process may append to the partitions: the files are checked for changes twice a second. The exit code is 1
-    if a record could not be read.
+    To notice appends of other processes, the files are checked for changes twice a second. The exit code is 1 if a
+    record could not be read.
     """
     if arguments.lines < 0:
         raise InvalidName(f"-n {arguments.lines}: give a number of records, 0 or more")
@@ -53,8 +53,8 @@ def run(arguments: argparse.Namespace) -> int:
                     ends[log] = log.reader.log_start_offset
             for log in opened.find_new():
                 ends[log] = log.reader.log_start_offset
-            # Read the ends before printing: records appended during the output belong to the next turn. An end is
-            # lower than before if the log was truncated.
+            # Read the ends before printing: records appended during the output are printed in the next turn. After a
+            # truncation the end is below the start, and nothing is printed.
             starts, ends = ends, {log: log.reader.log_end_offset for log in opened.logs}
             ranges = [(starts[log], ends[log]) for log in opened.logs]
             whole &= printer.print_logs(opened.logs, ranges)
