@@ -2,14 +2,14 @@
 
 Each command is one file, imported only when the command runs, so that `logfs --help` costs nothing. A command module
 has `add_arguments(parser)` and `run(arguments) -> int`, which returns the exit code: 0 for success, 1 for an error in
-the data or the system, 2 for wrong usage. `umount` also returns 3, `consume` 128 plus the number of a signal.
+the data or the system, 2 for wrong usage. `umount` also returns 3, `consume` 128 plus the number of a signal. Ctrl-C
+ends a command with 130.
 
-What commands share: `common` (arguments, opening a store, tables, errors), `service_manager` (messages to systemd)
-and `watch` (the samples that `status` and `top` show). What `cat`, `tail` and `consume` print comes through five
-modules: `selection` (where the records begin and end, and what they must contain, with `human_times`), `reading`
-(the partitions of a TARGET), `scanning` (their records, past damage), `decoding` (their values, by schemas) and
-`output` (the form). `members` shares partitions among those that consume. `dump` and `spark` are folders, with a
-file for each kind of file and each job.
+Commands share `common` (arguments, opening a store, tables, errors), `service_manager` (messages to systemd) and
+`watch` (the snapshots that `status` and `top` show). `cat`, `tail` and `consume` also share `selection` (which
+records are printed, with `human_times`), `reading` (the partitions of a TARGET), `scanning` (reads records, and skips
+damage), `decoding` (decodes keys and values by schemas) and `output` (the form of the output). `members` assigns
+partitions to the members of a group. `dump` and `spark` are folders, with a file for each kind of file and each job.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ COMMANDS = {
     "mount": "mount log directories as a filesystem",
     "umount": "unmount, and wait until everything is safely closed",
     "status": "show the state of mounts or of a log directory",
-    "top": "a live table of partitions",
+    "top": "show a live table of partitions",
     "create": "create a partition",
     "delete": "delete a partition",
     "delete-records": "make the records below an offset unreadable",
@@ -42,21 +42,21 @@ COMMANDS = {
     "compact": "keep only the newest record of each key",
     "tier": "copy sealed segments into an object store, or list what would be copied",
     "move": "move a partition to another log directory",
-    "describe": "sizes and offsets of partitions",
+    "describe": "print sizes and offsets of partitions",
     "append": "append lines or JSON envelopes",
     "cat": "print records by offset, time, range or key",
     "tail": "print the last records, and follow",
-    "consume": "read as a member of a consumer group, and commit what was taken",
+    "consume": "read as a member of a consumer group, and commit offsets",
     "dump": "print the contents of .log, .snapshot and index files, as kafka-dump-log does",
     "report": "draw sizes, rates, retention, lags, keys and damage on an HTML page",
-    "check": "audit everything, and change nothing",
-    "recover": "check and repair now, as after a crash",
+    "check": "audit log directories without changing them",
+    "recover": "run recovery now, as after a crash",
     "reindex": "rebuild all indexes of a partition",
     "config": "show or change settings",
     "spark": "verify, rebuild, compact, export, import and count with Spark",
     "mirror": "follow topics of a Kafka cluster, batch by batch",
     "push": "send topics into a Kafka cluster, batch by batch",
-    "promote": "make a mirrored topic a log of its own",
+    "promote": "make a mirrored topic an ordinary one, open to appends",
     "groups": "show the committed offsets and the lag of consumer groups",
     "volume-plugin": "serve log directories as volumes of Docker and Podman",
     "completion": "print a script that completes commands in a shell",
@@ -85,22 +85,23 @@ _AGAIN_SECONDS = 0.02
 _PRINTABLE = "logfs.printable"
 
 _EPILOG = """\
-A TARGET is a partition: its directory (LOGDIR/orders-0), or LOGDIR… and its name. All but recover, reindex
-and mirror work beside a mount; beside a broker, those that read do. 'logfs COMMAND --help' shows details.
+A TARGET is a partition: its directory (LOGDIR/orders-0), or LOGDIR… and its name; some commands take a topic,
+too. While a mount has the log directories, all commands but recover, reindex and mirror work; while a broker
+has them, only commands that read. 'logfs COMMAND --help' shows details.
 """
 
 
-# Of a URL that may have a password, only the scheme is shown.
+# A URL that may contain a password: messages show only its scheme, the first group.
 _SECRET = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+:[/\\]+)(\S*[@?#;%]\S*)")
 
 
 def without_secrets(message: str) -> str:
-    """Return a message in which `***` replaces all but the scheme of each URL with a user, a query or a parameter."""
+    """Return a message in which `***` replaces each URL with a user, a query or a parameter, after its scheme."""
     return _SECRET.sub(r"\1***", message)
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser of the command line."""
+    """A parser whose error messages show no passwords of URLs."""
 
     def error(self, message: str) -> NoReturn:
         """Print a usage error, and exit with 2."""
@@ -126,8 +127,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _resend_lost_ctrl_c(lost: sys.UnraisableHookArgs) -> None:
     """Send SIGINT again if its `KeyboardInterrupt` was raised while an object was freed.
 
-    Python lets no exception out of the code that runs at that time, so the first Ctrl-C has no effect. Any other
-    exception goes to Python's own hook.
+    Python discards exceptions that are raised while it frees an object, so this Ctrl-C would have no effect. Any
+    other exception goes to Python's own hook.
     """
     if not isinstance(lost.exc_value, KeyboardInterrupt):
         sys.__unraisablehook__(lost)
@@ -206,9 +207,9 @@ def _choose(
 
 
 def whole_parser() -> argparse.ArgumentParser:
-    """Return one parser with all commands, for what is made from it: completion and manual pages.
+    """Return one parser with all commands, from which completion and manual pages are made.
 
-    It imports every command, so a command itself runs with a parser of its own.
+    This imports every command. To start fast, a command itself runs with a parser of its own.
     """
     parser = argparse.ArgumentParser(prog="logfs", description="Kafka's log, as files.")
     parser.add_argument("--version", action="version", version=f"logfs {_version()}")
@@ -238,7 +239,7 @@ def _module_of(package: str, command: str) -> str:
 
 
 def _joined(words: Sequence[str]) -> list[str]:
-    """Return words with each value such as `-3..` joined to its option: argparse would take it for another option."""
+    """Return words with each value such as `-3..` joined to its `-o`: argparse would take it for another option."""
     joined: list[str] = []
     for word in words:
         if re.match(r"-[0-9]+\.\.", word) and joined and joined[-1] in ("-o", "--offset"):

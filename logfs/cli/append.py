@@ -57,13 +57,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--key-separator",
         type=not_empty,
         metavar="TEXT",
-        help="what comes before the first TEXT in a line is the key, the rest the value",
+        help="cut each line at the first TEXT into key and value",
     )
     parser.add_argument(
         "--start",
         type=not_empty,
         metavar="REGEX",
-        help="a record begins with a line that REGEX matches at its beginning; the lines up to the next belong to it",
+        help="a record has several lines: one that REGEX matches at its beginning, and those up to the next match",
     )
     parser.add_argument(
         "-H",
@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Append all input, flush it, and print the offsets [first, next) of the new records, if any.
 
     If TARGET is a topic, the records go to several partitions, and only their number is printed. After an error, the
-    records that were appended before it are flushed and printed, too.
+    records appended before it are also flushed, and their offsets printed. The exit code is 0 if all are durable.
     """
     from logfs.store.admin.appender import open_appender
 
@@ -111,7 +111,7 @@ def run(arguments: argparse.Namespace) -> int:
     except OSError as error:
         if not is_done:
             raise
-        # A caller that takes this for an error would append the records once more.
+        # Only the close failed. Return 0: after an error, a caller might append the records once more.
         print(
             f"logfs: the records are durable, but the log directory could not be closed ({error}); the next opening "
             "recovers it",
@@ -121,14 +121,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _keyed_lines(arguments: argparse.Namespace) -> KeyedLines | None:
-    """Return the object that makes envelopes from the lines; None if the lines are appended as they are."""
+    """Return the object that makes envelopes from lines; None if each line is a value or an envelope already."""
     if arguments.key_separator is None and not arguments.header and arguments.start is None:
         return None
     from logfs.format.text.keyed_lines import KeyedLines
 
     if arguments.jsonl:
         raise InvalidName(
-            "--jsonl: an envelope is one line with its own headers; leave out -H and --start"
+            "--jsonl: an envelope is one line and has its own headers; leave out -H and --start"
         )
     headers = []
     for word in arguments.header:
@@ -144,7 +144,7 @@ def _keyed_lines(arguments: argparse.Namespace) -> KeyedLines | None:
 
 
 def _standard_input() -> BufferedReader:
-    # A larger pipe makes larger batches. If standard input is not a pipe, the call fails.
+    # A larger pipe gives larger batches. The call fails if standard input is not a pipe.
     with suppress(OSError):
         fcntl.fcntl(sys.stdin.fileno(), fcntl.F_SETPIPE_SZ, _READ_BYTES)
     return cast("BufferedReader", sys.stdin.buffer)
@@ -154,7 +154,7 @@ def _append(
     appender: Appender, lines: KeyedLines | None, file: BufferedReader, name: str, size: int | None
 ) -> None:
     with progress_bar(f"appending {name}", size) as bar:
-        # What a pipe has now is appended now: its writer may pause for hours.
+        # Append each piece of input at once: the writer of a pipe may pause for hours.
         while data := _read(file, appender, lines):
             appender.write(data if lines is None else lines.write(data))
             bar.update(len(data))
@@ -164,7 +164,7 @@ def _append(
 
 
 def _read(file: BufferedReader, appender: Appender, lines: KeyedLines | None) -> bytes:
-    """Return the next bytes. A record of several lines ends if no input comes for a second."""
+    """Return the next bytes of input, b"" at its end. If none come for a second, end a record of several lines."""
     if lines is not None and lines.is_waiting:
         ready, _, _ = select.select([file], [], [], _PAUSE_SECONDS)
         if not ready:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Target(NamedTuple):
-    """A partition's name, and the log directories to look for it in."""
+    """The name of a partition (or of a topic), and the log directories to search for it."""
 
     log_dirs: Sequence[Path]
     name: str
@@ -55,17 +55,17 @@ def regular_expression(option: str, text: str) -> re.Pattern[bytes]:
     try:
         return re.compile(os.fsencode(text))
     except re.error as error:
-        raise InvalidName(f"{option} {text!r}: is no regular expression: {error}") from None
+        raise InvalidName(f"{option} {text!r}: is no regular expression of Python: {error}") from None
 
 
 def add_target(parser: argparse.ArgumentParser, *, topics: bool = False) -> None:
     """Add the TARGET argument, which names a partition: LOGDIR/PARTITION, or LOGDIR… PARTITION.
 
-    With `topics`, topics may be named, too, and several of both, with commas.
+    With `topics`, it may also name a topic, or several partitions and topics, separated by commas.
     """
     what = "LOGDIR/PARTITION, or LOGDIR… PARTITION"
     if topics:
-        what += "; also a topic in place of the partition, or several with commas"
+        what += "; also a topic in place of the partition, or several of both, separated by commas"
     parser.add_argument("target", nargs="+", type=not_empty, metavar="TARGET", help=what)
 
 
@@ -80,14 +80,14 @@ def add_isolation(parser: argparse.ArgumentParser) -> None:
 
 
 def isolation_level(text: str) -> Isolation:
-    """Return the isolation level named `text`, such as `read_committed`; `InvalidSetting` for any other text."""
+    """Return the isolation level named `text`, such as `read_committed`. Raises `InvalidSetting` for other texts."""
     from logfs.log.read.read_committed import Isolation
 
     try:
         return Isolation(text)
     except ValueError:
         levels = ", ".join(level.value for level in Isolation)
-        raise InvalidSetting(f"isolation {text!r}: give one of {levels}") from None
+        raise InvalidSetting(f"isolation level {text!r}: give one of {levels}") from None
 
 
 def add_log_dirs(parser: argparse.ArgumentParser) -> None:
@@ -128,7 +128,7 @@ def target(words: Sequence[str], *, may_be_empty: bool = False) -> Target:
 def with_whole_store(log_dirs: Sequence[Path]) -> list[Path]:
     """Return the given log directories, then the other existing log directories of the same store.
 
-    The committed offsets of groups may be in any of them. Raises `OSError`.
+    Committed offsets of groups need this: they may be in any log directory of a store. Raises `OSError`.
     """
     from logfs.log.disk.disk import ReadOnlyDisk
     from logfs.store.directory.log_dir import store_dirs, whole_store
@@ -150,7 +150,7 @@ def directories_in(log_dirs: Iterable[Path]) -> set[str]:
 
 
 def check_names(wanted: Target) -> list[str]:
-    """Return the partitions that the name of a target stands for; raises what `check_partition_exists` raises."""
+    """Return the partitions that a target names: one, or those of a topic. Raises as `check_partition_exists`."""
     found = names.partitions_named(wanted.name, directories_in(wanted.log_dirs))
     for name in found:
         check_partition_exists(wanted._replace(name=name))
@@ -158,9 +158,9 @@ def check_names(wanted: Target) -> list[str]:
 
 
 def existing_target(words: Sequence[str]) -> Target:
-    """Return the partition that the words of a TARGET name, which a log directory must have.
+    """Return the partition that the words of a TARGET name, after a check that it exists.
 
-    Raises what `target` and `check_partition_exists` raise.
+    Raises the errors of `target` and `check_partition_exists`.
     """
     wanted = target(words)
     check_partition_exists(wanted)
@@ -168,7 +168,7 @@ def existing_target(words: Sequence[str]) -> Target:
 
 
 def _check_no_log_dir(path: Path) -> None:
-    """Raise `InvalidStore` if a TARGET is a log directory or a mountpoint, and so does not name a partition."""
+    """Raise `InvalidStore` if the path of a TARGET is a log directory or a mountpoint instead of a partition."""
     from logfs.store.directory.recognition import PathKind, recognise
 
     found = recognise(path)
@@ -180,7 +180,7 @@ def _check_no_log_dir(path: Path) -> None:
 
 
 def ask(log_dirs: Sequence[Path], request: Request, title: str = "") -> Answer:
-    """Execute an administrative request in the mount that holds the log directories, or else in this process.
+    """Execute an administrative request in the mount of the log directories, or else in this process.
 
     The progress of a long request is shown under `title`. Raises the errors of `client.call`.
     """
@@ -229,7 +229,7 @@ def open_for_writing(words: Sequence[str], *, recover: bool = False) -> tuple[St
 def partition(store: Store, wanted: Target) -> Log:
     """Return the partition `wanted` of an open store.
 
-    Raises `UnknownPartition`, which names the log directories searched, or the error that keeps it offline.
+    Raises `UnknownPartition`, whose message names the log directories, or the error that keeps it offline.
     """
     if wanted.name not in store and wanted.name not in store.offline:
         raise _unknown(wanted)
@@ -241,13 +241,13 @@ def check_partition_exists(wanted: Target) -> None:
 
     Raises `NotWritable` for a bucket.
 
-    This check comes before the store is opened for writing, which would rewrite the clean-shutdown marker: if the
-    partition is missing, nothing in the directories changes.
+    Call this before the store is opened for writing, which rewrites the clean-shutdown marker: a command for a
+    missing partition must not change the directories.
     """
     error = None
     for path in wanted.log_dirs:
         if isinstance(path, BucketPath):
-            raise NotWritable(f"{path}: a bucket can only be read")
+            raise NotWritable(f"{path}: a bucket can only be read; give a local log directory")
         try:
             # A `.UUID-stray` directory, left by an interrupted move, counts as the partition.
             left = any(entry.startswith(f"{wanted.name}.") for entry in os.listdir(path))
@@ -266,15 +266,15 @@ def _unknown(wanted: Target) -> UnknownPartition:
             f"{where}: {wanted.name} is a topic: name one of its partitions, such as {found[0]}"
         )
     return UnknownPartition(
-        f"{where}: has no partition {wanted.name!r}; 'logfs create' creates one"
+        f"{where}: has no partition {wanted.name!r}; 'logfs describe' lists all, 'logfs create' creates one"
     )
 
 
 def recovery_progress() -> Callable[[str, int, int], None]:
     """Return a callback that shows the progress of a store's recovery while the store opens.
 
-    It takes the name of a partition, the bytes read and the bytes in all. The bar is on standard error, and only if
-    that is a terminal.
+    The callback takes the name of a partition, the bytes read so far, and the bytes to read. It draws a bar on
+    standard error, but only on a terminal.
     """
     bar: Any = None
 
@@ -296,8 +296,8 @@ def recovery_progress() -> Callable[[str, int, int], None]:
 def parse_changes(words: Iterable[str], *, of_topic: bool) -> list[tuple[str, str]]:
     """Return the (name, value) pairs of words of the form NAME=VALUE.
 
-    With `of_topic` the names are topic-level settings, otherwise broker-level ones. An empty VALUE stands for the
-    default. Raises `InvalidSetting` for a word without "=", an unknown name, or a value that is not allowed.
+    With `of_topic` the names are topic settings, otherwise broker settings. An empty VALUE stands for the default.
+    Raises `InvalidSetting` for a word without "=", an unknown name, or a value that is not allowed.
     """
     from logfs.setting import broker_setting, topic_setting
 
@@ -320,7 +320,7 @@ def progress_bar(title: str, total_bytes: int | None) -> Any:
     """
     from tqdm import tqdm
 
-    # Use no monitor thread and no lock between processes: when memory runs out, either may never start.
+    # Use no monitor thread and no lock between processes: when memory runs out, the start of either may hang.
     tqdm.monitor_interval = 0
     tqdm.set_lock(threading.RLock())
     return tqdm(

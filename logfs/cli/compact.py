@@ -1,4 +1,4 @@
-"""`logfs compact`: keep only the newest record of each key. Compact now, however small the gain is."""
+"""`logfs compact`: keep only the newest record of each key. It compacts at any dirty ratio."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`logfs completion`: print the script by which a shell completes commands, options and paths."""
+"""`logfs completion`: print the script with which a shell completes commands, options and paths."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the script. Raises `LogfsError` if the library that makes it is missing."""
+    """Print the script. Raises `LogfsError` if shtab, which makes it, is not installed."""
     print(script_for(arguments.shell))
     return 0
 
 
 def script_for(shell: str) -> str:
-    """Return the script for a shell. Raises `LogfsError` if the library that makes it is missing."""
+    """Return the script for a shell of `SHELLS`. Raises `LogfsError` if shtab is not installed."""
     try:
         import shtab
     except ImportError as error:
@@ -37,7 +37,7 @@ def script_for(shell: str) -> str:
 
     parser = whole_parser()
     for action in _actions(parser):
-        # What an argument takes is known by its name in the help.
+        # The name of an argument's value in the help tells whether it is a path.
         name = str(action.metavar or action.dest)
         if _DIRECTORIES.search(name):
             action.complete = shtab.DIRECTORY  # type: ignore[attr-defined]

@@ -28,14 +28,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Set each NAME=VALUE, then show each NAME with its value in force and source; without settings, show all."""
+    """Set each NAME=VALUE, then print each NAME with its value in force and source; without settings, print all."""
     from logfs.store.admin.requests import Configure, check_topic
     from logfs.store.store import Store
 
     settings = [word for word in arguments.words if _is_setting(word)]
     directories = [path_argument(word) for word in arguments.words if not _is_setting(word)]
     if not directories:
-        raise InvalidSetting(f"{settings[0]}: give the log directories first")
+        raise InvalidSetting(f"{settings[0]}: give the log directories before the settings")
     # Check the changes before an empty directory becomes a store.
     changes = parse_changes(
         [word for word in settings if "=" in word], of_topic=bool(arguments.topic)
@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _is_setting(word: str) -> bool:
-    """Whether a word is a setting, and not the path of a log directory; a slash makes it a path."""
+    """Whether a word is a setting and not the path of a log directory. A slash in its name makes it a path."""
     from logfs.setting import TOPIC_SETTINGS
 
     name, equals, _ = word.partition("=")
@@ -74,7 +74,7 @@ def _show(store: Store, topic: str | None, names: list[str]) -> None:
     known = setting.TOPIC_SETTINGS if topic else setting.BROKER_SETTINGS
     for name in names:
         if name not in known:
-            raise InvalidSetting(f"{name}: no such setting; 'logfs config' without names lists all")
+            raise InvalidSetting(f"{name}: no such setting; 'logfs config' without a NAME lists all")
     for name in names or known:
         if topic:
             value = config.value_in_force(name, overrides, broker)

@@ -1,4 +1,4 @@
-"""`logfs create`: create a partition, or a topic with several."""
+"""`logfs create`: create a partition, or a topic with several partitions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--partitions",
         type=int,
         metavar="N",
-        help="TARGET is a topic, LOGDIR/TOPIC, which gets the partitions 0 to N-1; those that exist stay",
+        help="TARGET is a topic, LOGDIR/TOPIC: create its partitions 0 to N-1, except those that exist",
     )
     parser.add_argument(
         "-c",
@@ -34,12 +34,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-p",
         "--parents",
         action="store_true",
-        help="create the log directory, too, if missing; without -p only an empty directory becomes a new store",
+        help="create a missing log directory, too; without -p only an empty directory becomes a new store",
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Create the partition, or those of the topic that are missing, and set the settings of its topic."""
+    """Set the settings of the topic, create the partition or the missing ones of the topic, and print their paths."""
     from logfs.format.base import names
     from logfs.store.admin.requests import Create, CreateTopic
 
@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _make_log_dirs(words: Sequence[str]) -> None:
     """Create the missing log directories of a TARGET, except in a mount.
 
-    Raises `InvalidStore` for one that would lie in another log directory or in a partition.
+    Raises `InvalidStore` for a log directory that would lie in another one or in a partition.
     """
     from logfs.log.disk.disk import DIRECTORY_MODE
     from logfs.store.directory.recognition import PathKind, check_place, recognise

@@ -22,16 +22,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Rename the directories of the partitions to names that end in `-delete`.
+    """Delete the partitions: rename their directories to names that end in `-delete`.
 
-    The next upkeep or opening after `file.delete.delay.ms` removes the files.
+    The next upkeep or opening of the store after `file.delete.delay.ms` removes the files.
     """
     from logfs.store.admin.requests import Delete
 
     wanted = target(arguments.target)
     check_names(wanted)
-    # The offsets that groups have committed for a partition are deleted with it. They may be in any log directory.
+    # Ask with all log directories of the store: the committed offsets, which are deleted too, may be in any of them.
     done = ask(with_whole_store(wanted.log_dirs), Delete(wanted.name))
     for directory in done["directories"]:
-        print(f"{directory}: will be removed after file.delete.delay.ms")
+        print(f"{directory}: deleted; its files will be removed after file.delete.delay.ms")
     return 0

@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Raise the log start offset to the given offset, and drop the segments that lie below it.
 
-    Retention runs too, so segments that have expired by the topic's settings are also dropped.
+    This runs retention, which also drops segments that have expired by the topic's settings.
     """
     from logfs.store.admin.requests import DeleteRecords
 

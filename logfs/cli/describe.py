@@ -1,4 +1,4 @@
-"""`logfs describe`: print what kafka-log-dirs prints, as a table or as the JSON of that tool."""
+"""`logfs describe`: print sizes and offsets of partitions, as a table or as the JSON of kafka-log-dirs."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _print_json(store: Store, topics: set[str] | None) -> None:
 
 
 def _error(log_dir: LogDir) -> str | None:
-    """Return what Kafka's tool prints for a failed log directory, the name of an exception; otherwise None."""
+    """Return the name of the exception that Kafka's tool prints for a failed log directory; None if it works."""
     failed = log_dir.failure is not None
     return "org.apache.kafka.common.errors.KafkaStorageException" if failed else None
 
@@ -92,12 +92,12 @@ def _print_table(store: Store, topics: set[str] | None) -> None:
     from logfs.format.base.times import format_time
 
     chosen = [name for name in store if topics is None or store[name].topic in topics]
-    # The log directory holds only a part of a tiered log.
+    # Only a part of a tiered log is in the log directory.
     shows_local = any(store[name].is_tiered for name in chosen)
     local = ["LOCAL"] if shows_local else []
     rows = [["PARTITION", "START", "END", "SIZE", *local, "SEGMENTS", "LAST RECORD", "LOG DIR"]]
     for name in chosen:
-        # One moment of the log: its numbers agree with each other.
+        # Use one state for all numbers: the log may change meanwhile.
         state = store[name].state
         rows.append(
             [

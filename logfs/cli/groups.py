@@ -1,4 +1,4 @@
-"""`logfs groups`: show the committed offsets and the lag of consumer groups, commit offsets, or forget them."""
+"""`logfs groups`: show the committed offsets and the lag of consumer groups, or commit or delete offsets."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _COLUMNS = ("GROUP", "TOPIC", "PARTITION", "CURRENT-OFFSET", "LOG-END-OFFSET", "
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments: log directories, what to show, the form of the output, and a change to make."""
+    """Add the arguments: log directories, the offsets to show, the form of the output, and a change of offsets."""
     add_log_dirs(parser)
     parser.add_argument(
         "-p", "--partition", type=not_empty, metavar="NAME", help="this partition or topic only"
@@ -41,8 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--commit",
         nargs=3,
         metavar=("GROUP", "NAME", "OFFSET"),
-        help="commit, for a partition or each one of a topic, a number, earliest, latest, or the first offset at or "
-        "after a time, @2021-11-28T11:53:20Z",
+        help="commit an offset for a partition, or for each one of a topic: a number, earliest, latest, or the first "
+        "offset at or after a time, @2021-11-28T11:53:20Z",
     )
     change.add_argument(
         "--forget",
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Show the committed offsets, or commit or forget some; exit code 1 if there was no offset to forget."""
+    """Print the committed offsets, or commit or delete some; exit code 1 if there was no offset to delete."""
     from logfs.store.store import Store
 
     log_dirs = with_whole_store(log_dirs_of(arguments.log_dirs))
@@ -94,10 +94,10 @@ def _forget(log_dirs: list[Path], group: str, name: str) -> int:
 def _rows(
     store: Store, name: str | None, group: str | None
 ) -> Iterator[tuple[GroupOffset, int | None]]:
-    """Yield each committed offset with the log end offset of its partition, or with None if the store lacks it.
+    """Yield each committed offset with the log end offset of its partition, None if the store lacks the partition.
 
-    With `name` only the offsets of that partition or topic are yielded; raises `UnknownPartition` if the store lacks
-    it. With `group` only those of that group.
+    `name` (a partition or a topic) and `group` restrict the offsets. Raises `UnknownPartition` if the store lacks
+    `name`.
     """
     wanted = None if name is None else names.partitions_named(name, store.registry.homes)
     for each in wanted or ():

@@ -30,13 +30,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_source(parser)
     parser.add_argument(
-        "--once", action="store_true", help="stop at the ends that the topics have now"
+        "--once", action="store_true", help="stop at the present ends of the topics"
     )
     add_log_dirs(parser)
 
 
 def add_source(parser: argparse.ArgumentParser, verb: str = "mirror") -> None:
-    """Add the arguments for topics and for the connection. `verb` is what the command does with topics."""
+    """Add the arguments for topics and for the connection. `verb` is the command's word in the help, as "push"."""
     parser.add_argument(
         "--topics",
         metavar="REGEX",
@@ -61,13 +61,13 @@ def source_of(arguments: argparse.Namespace) -> tuple[re.Pattern[str], dict[str,
         topics = re.compile(".*" if arguments.topics is None else arguments.topics)
     except (re.error, OverflowError, RecursionError) as error:
         raise InvalidName(
-            f"--topics {arguments.topics!r}: is no regular expression: {error}"
+            f"--topics {arguments.topics!r}: is no regular expression of Python: {error}"
         ) from None
     return topics, read_options(arguments.command_config)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Mirror until Ctrl-C, or with `--once` until everything is here that the cluster had at the start.
+    """Mirror until Ctrl-C, or with `--once` up to the ends that the partitions in the cluster had at the start.
 
     The exit code is 1 if a topic or a partition could not be mirrored. Raises `InvalidName` for a malformed regular
     expression, and the errors of opening a store and of `Mirror`.
@@ -81,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
     topics, options = source_of(arguments)
     log_dirs = log_dirs_of(arguments.log_dirs, may_be_empty=True)
     shown = _Shown()
-    # A cluster that cannot be reached must not leave a new log directory.
+    # Connect first: if the cluster cannot be reached, no new store may be created in the log directory.
     Cluster(arguments.servers, options).close()
     with (
         Store(log_dirs, progress=recovery_progress()) as store,
@@ -103,13 +103,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 class _Shown:
-    """One line on a terminal about a mirror, which is kept up to date."""
+    """A line on the terminal that shows the progress of a mirror."""
 
     def __init__(self) -> None:
         self._bar: Any = None
 
     def update(self, progress: MirrorProgress) -> None:
-        """Show the progress of a mirror."""
+        """Draw the line again; do nothing if standard error is no terminal."""
         if not sys.stderr.isatty():
             return
         if self._bar is None:

@@ -44,8 +44,8 @@ _IGNORED = frozenset(
     }
 )
 _IGNORED_BEGINNINGS = ("x-", "X-", "user=", "uhelper=", "comment=")
-# `_FUSE_OPTIONS` are passed to FUSE unchanged. Those in `_REMOUNT_ONLY` are in force anyway, or change nothing; only
-# a remount acts on them.
+# `_FUSE_OPTIONS` are passed to FUSE unchanged. Those in `_REMOUNT_ONLY` are the defaults of a new mount, or change
+# nothing there; only a remount acts on them.
 _FUSE_OPTIONS = frozenset({"noexec", "noatime", "nodiratime", "sync", "dirsync"})
 _REMOUNT_ONLY = frozenset(
     {"exec", "atime", "diratime", "relatime", "norelatime", "strictatime", "nostrictatime"}
@@ -111,7 +111,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Mount, or change an existing mount. Returns when the mount is ready, or with `-f` when it has ended."""
+    """Mount, or change an existing mount. Return 0 when the mount is ready, or with `-f` when it has ended.
+
+    Return 1 if the daemon does not get ready. Raises `InvalidStore` and `InvalidSetting` for wrong arguments.
+    """
     import logging
 
     logging.basicConfig(
@@ -181,7 +184,7 @@ def _store_session(arguments: argparse.Namespace, words: list[str]) -> Callable[
         raise InvalidStore(f"{mountpoint}: give at least one LOGDIR before the MOUNTPOINT")
     if arguments.linger_ms is not None:
         raise InvalidStore(
-            "--linger-ms: only a --write-behind mount waits before it sends lines; leave the option out"
+            "--linger-ms: only a --write-behind mount collects writes for that time; leave the option out"
         )
     read_only = arguments.read_only
     allow_other = nonempty = False
@@ -216,15 +219,17 @@ def _store_session(arguments: argparse.Namespace, words: list[str]) -> Callable[
 
 
 def _mirror(arguments: argparse.Namespace, *, read_only: bool) -> MirrorOptions | None:
-    """Return what the mount mirrors; None without `--mirror`. Raises `InvalidStore` and the errors of `source_of`."""
+    """Return the options of `--mirror`, None without it. Raises `InvalidStore` and the errors of `source_of`."""
     from logfs.mount.mounted_mirror import MirrorOptions
 
     if arguments.mirror is None:
         if arguments.topics is not None or arguments.command_config is not None:
-            raise InvalidStore("--topics, --command-config: need --mirror HOST:PORT")
+            raise InvalidStore(
+                "--topics, --command-config: need --mirror HOST:PORT; give it, or leave them out"
+            )
         return None
     if read_only:
-        raise InvalidStore("--mirror: a read-only mount cannot mirror")
+        raise InvalidStore("--mirror: a read-only mount cannot mirror; mount it writable")
     return MirrorOptions(arguments.mirror, *source_of(arguments))
 
 
@@ -246,7 +251,9 @@ def _write_behind_session(arguments: argparse.Namespace, words: list[str]) -> Ca
         elif word not in ("write_behind", "allow_other", "nonempty", "rw", *_REMOUNT_ONLY):
             raise _no_such_option(word)
     if arguments.read_only:
-        raise InvalidStore("--write-behind: a mount that takes appends cannot be read-only")
+        raise InvalidStore(
+            "--write-behind: a mount for appends cannot be read-only; leave out --read-only"
+        )
     if arguments.mirror is not None:
         raise InvalidStore(
             "--mirror: not with --write-behind; give it to the mount of the log directories"
@@ -290,9 +297,9 @@ def _who_may_enter(log_dir: Path) -> str:
 
 
 def _in_background(serve: Callable[..., None]) -> int:
-    """Start the daemon by two forks, and wait until it reports. Return 0 if it is ready, 1 after printing its error.
+    """Fork twice to start the daemon, and wait until the mount is ready. Return 0, or 1 after printing its error.
 
-    Call it before any lock, mount or thread exists. Only the original process returns; the daemon never does.
+    Call it before any lock, mount or thread exists: a fork would lose them. Only the original process returns.
     """
     reading, writing = os.pipe()
     if os.fork():
@@ -320,7 +327,7 @@ def _in_background(serve: Callable[..., None]) -> int:
 def _daemon(serve: Callable[..., None], parent: TextIO) -> int:
     """Serve the mount until it is unmounted, and return the exit code.
 
-    The message to `parent` is the word `ready` or one line with an error; then the pipe is closed.
+    It writes to the pipe `parent` the word `ready`, or one line with an error, and closes the pipe.
     """
     import logging
 
@@ -329,7 +336,7 @@ def _daemon(serve: Callable[..., None], parent: TextIO) -> int:
     logger = logging.getLogger(__name__)
 
     def tell(text: str) -> None:
-        # Write only once: another file, perhaps a segment, may soon have the pipe's descriptor.
+        # Write only once: after the close, another file, perhaps a segment, may get the descriptor of the pipe.
         if parent.closed:
             logger.error("the daemon ends: %s", text)
             return
@@ -349,7 +356,7 @@ def _daemon(serve: Callable[..., None], parent: TextIO) -> int:
         tell(f"logfs: {where}{text}")
         return 1
     except BaseException as error:
-        logger.exception("the daemon ends")
+        logger.exception("unexpected error: the daemon ends")
         tell(f"logfs: internal error: {error!r}")
         return 1
     return 0

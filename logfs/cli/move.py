@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     log_dirs, name = existing_target(arguments.target)
     wanted = arguments.to.absolute()
-    # An empty directory is accepted: the move makes it a log directory.
+    # Accept an empty directory: the move makes it a log directory.
     check_log_dirs([wanted], may_be_empty=True)
     known = [path.absolute() for path in log_dirs]
     known += [wanted] if wanted not in known else []

@@ -1,4 +1,4 @@
-"""`logfs promote`: make a mirrored topic a log of its own, to which everybody may append."""
+"""`logfs promote`: make a mirrored topic an ordinary one, to which any process may append."""
 
 from __future__ import annotations
 
@@ -11,17 +11,20 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments: a log directory or several, and the topics."""
+    """Add the arguments: log directories, and the topics."""
     parser.add_argument("target", nargs="+", type=not_empty, metavar="LOGDIR… TOPIC[,TOPIC]")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Promote topics, and print their names. Raises `InvalidSetting` for a topic that is no mirror."""
+    """Promote the topics one after the other, and print their names.
+
+    Raises `InvalidSetting` for a topic that is not a mirror; the topics before it stay promoted.
+    """
     from logfs.store.admin.requests import Promote
 
     *words, topics = arguments.target
     log_dirs = log_dirs_of(words)
     for topic in topics.split(","):
         ask(log_dirs, Promote(topic))
-        print(f"{topic}: is a log of its own now")
+        print(f"{topic}: is an ordinary topic now")
     return 0

@@ -1,4 +1,4 @@
-"""`logfs push`: send topics into a Kafka cluster, batch for batch and offset for offset."""
+"""`logfs push`: send topics into a Kafka cluster, with the same batches and offsets if possible."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--translate",
         type=path_argument,
         metavar="MAP",
-        help="give records new offsets where batches cannot go as they are, and tell which in this file",
+        help="give records new offsets if batches cannot be sent as they are, and map old to new ones in this file",
     )
     parser.add_argument(
         "--replication-factor",
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="the replicas of new topics (default: the cluster's)",
     )
-    parser.add_argument("--dry-run", action="store_true", help="only tell what would be done")
+    parser.add_argument("--dry-run", action="store_true", help="only print what would be sent")
     add_log_dirs(parser)
 
 
@@ -48,11 +48,11 @@ def _replicas(text: str) -> int:
     with suppress(ValueError):
         if 0 < int(text) < 1 << 15:
             return int(text)
-    raise argparse.ArgumentTypeError(f"{text!r}: give a number of replicas")
+    raise argparse.ArgumentTypeError(f"{text!r}: give a number of replicas from 1 to 32767")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Push topics, and print what was done. The exit code is 1 if a topic cannot be pushed: then nothing is sent.
+    """Push topics, and print how much was sent of each. If one cannot be pushed, send nothing, and return 1.
 
     Raises `InvalidName` for a malformed regular expression, and the errors of opening a store and of `Push`.
     """
@@ -106,14 +106,14 @@ def _tell_reasons(plan: TopicPlan, *, may_translate: bool) -> None:
 
 
 class _Shown:
-    """A bar on a terminal for the work that is being done."""
+    """A progress bar on the terminal for the present step of a push."""
 
     def __init__(self) -> None:
         self._bar: Any = None
         self._work = ""
 
     def update(self, progress: PushProgress) -> None:
-        """Show the progress of a push."""
+        """Update the bar, or begin another one if the step has changed."""
         if progress.work != self._work:
             self.close()
             self._work = progress.work

@@ -1,4 +1,4 @@
-"""`logfs report`: a picture of log directories, as one HTML page."""
+"""`logfs report`: write a report about log directories as one HTML page."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAME = Path("logfs-report.html")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments: log directories, the file to write, and whether to read the logs."""
+    """Add the arguments: log directories, the file to write, and `--quick`, which reads no logs."""
     add_log_dirs(parser)
     parser.add_argument(
         "-o",
@@ -31,12 +31,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="read only indexes: no audit, and no numbers of keys and of compression",
+        help="read only indexes: no audit, and no numbers of keys and compression",
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the page; exit code 1 if the audit has found an error, or a part could not be opened."""
+    """Write the page; exit code 1 for an error in the audit, an offline partition, or a failed log directory."""
     import logfs
     from logfs.report.contents import read_report, size_of
     from logfs.report.page import render
@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.output == Path("-"):
         sys.stdout.write(page)
     elif arguments.output.exists() and not arguments.output.is_file():
-        # A device or a pipe.
+        # A device or a pipe cannot be replaced by a rename.
         arguments.output.write_text(page, encoding="utf-8")
     else:
         _replace(Path(os.path.realpath(arguments.output)), page)

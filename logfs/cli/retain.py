@@ -1,4 +1,4 @@
-"""`logfs retain`: drop the segments eligible for deletion, or only list them with the reason."""
+"""`logfs retain`: drop the segments eligible for deletion, or only list them with the reasons."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print each segment eligible for deletion with the reason, after dropping them all, unless `--dry-run` is given.
+    """Drop the segments eligible for deletion, unless `--dry-run` is given, and print each with the reason.
 
-    For each partition, also print the oldest segment that stays, and why. The exit code is 1 if a log directory has
+    For each partition, also print the oldest segment that is kept, and why. The exit code is 1 if a log directory has
     failed.
     """
     from logfs.store.admin.requests import Retain, retention_plans

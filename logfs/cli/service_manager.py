@@ -1,4 +1,4 @@
-"""What a command tells the service manager that has started it (systemd's sd_notify)."""
+"""Messages to the service manager that has started a command (systemd's sd_notify)."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import socket
 
 
 def notify(*states: str) -> None:
-    """Send states such as `READY=1` to the service manager; do nothing if none asks for them.
+    """Send states such as `READY=1` to the service manager; do nothing without NOTIFY_SOCKET.
 
-    The variable NOTIFY_SOCKET names the manager's datagram socket; `@` begins an abstract name. Raises `OSError`.
+    This variable has the path of the manager's datagram socket; `@` begins an abstract name. Raises `OSError`.
     """
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address:

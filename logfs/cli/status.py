@@ -23,14 +23,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         help="a mount or a log directory; without it, all mounts",
     )
-    parser.add_argument("--json", action="store_true", help="print the status.json of each")
+    parser.add_argument("--json", action="store_true", help="print the status of each as JSON, as in its status.json")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the state of a mount or a log directory; without an argument, of all mounts.
 
     The exit code is 1 if a mount cannot be read, a partition is offline, or a log directory has failed; with `--json`
-    only if a mount cannot be read.
+    only if a mount cannot be read. Raises the errors of `watch.source`.
     """
     from logfs.cli.watch import MountSource, mounts, source
 
@@ -59,7 +59,7 @@ def _print(source: Source, *, json: bool) -> int:
         elif isinstance(error, TimeoutError):
             print(f"{path}: {error.strerror}")
         else:
-            print(f"{path}: dead ({error.strerror}); 'logfs umount {path}' removes it")
+            print(f"{path}: its daemon is dead ({error.strerror}); 'logfs umount {path}' removes the mount")
         return 1
     status = look.status
     if json:
@@ -76,7 +76,7 @@ def _print(source: Source, *, json: bool) -> int:
         print(f"  errors      {status['errors']} (see {os.path.join(path, '.logfs/errors')})")
     waiting = f", {status['unloaded']} not loaded yet" if status["unloaded"] else ""
     print(f"  partitions  {status['partitions']}{waiting}")
-    # The status of a daemon of an earlier release lacks this entry.
+    # The daemon may be of an earlier release, whose status lacks this entry.
     failed = status.get("offline_log_dirs", {})
     for directory, reason in failed.items():
         print(f"  failed      {directory}: {reason}")

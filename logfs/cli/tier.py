@@ -1,4 +1,4 @@
-"""`logfs tier`: copy the sealed segments of tiered topics into their object store, and delete expired ones there."""
+"""`logfs tier`: copy sealed segments of tiered topics into the object store, and delete expired ones there."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--partition",
         action="append",
         metavar="NAME",
-        help="only this partition; may be given several times (default: all of tiered topics)",
+        help="only this partition; may be given several times (default: all partitions of tiered topics)",
     )
     either = parser.add_mutually_exclusive_group()
     either.add_argument(
         "--take-over",
         action="store_true",
-        help="first become the owner of the bucket, in place of a log directory that is not used any more",
+        help="first become the owner of the bucket, in place of a log directory that is no longer used",
     )
     either.add_argument(
         "-n",
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Copy what is due in each partition, then drop local segments and delete remote ones as retention asks.
+    """Copy the segments that are due, then drop local segments and delete remote ones by the retention settings.
 
     A mount does the same in the background. The exit code is 1 if a log directory has failed, or a partition is
     offline. Raises `InvalidSetting` for a partition whose topic is not tiered, `NotWritable` if the bucket belongs to
@@ -54,8 +54,8 @@ def run(arguments: argparse.Namespace) -> int:
     _print_offline(done["offline"], done["partitions"])
     for each in done["partitions"]:
         print(
-            f"{each['name']}: {each['segments']} segments of {each['bytes']} bytes copied; the next one stays: "
-            f"{each['stays']}"
+            f"{each['name']}: {each['segments']} segments of {each['bytes']} bytes copied; the next one is not "
+            f"copied: {each['stays']}"
         )
     print(
         f"dropped {done['dropped']} segments here, and deleted {done['deleted']} in the object store"
@@ -74,7 +74,7 @@ def _list(log_dirs: list[Path], names: list[str]) -> int:
             plan = store.remote_log_manager.plan(name)
             for segment in plan.segments:
                 print(f"{name}: {segment.path.name} ({segment.size_bytes} bytes) would be copied")
-            print(f"{name}: {len(plan.segments)} segments; the next one stays: {plan.stays}")
+            print(f"{name}: {len(plan.segments)} segments; the next one is not copied: {plan.stays}")
         return int(bool(store.registry.failed or store.offline))
 
 

@@ -28,10 +28,10 @@ _BYTES_OUT = "kafka_server_brokertopicmetrics_bytesout_total"
 class Row(NamedTuple):
     """One partition in the table. None stands for an unknown value.
 
-    `size` is in bytes, and so is `remote`, what the object store has of a tiered log. `start` and `end` are the log
-    start and end offsets. `records` (appended), `bytes_in` and `bytes_out` are rates per second. `dirty` is the
+    `size` is in bytes, and so is `remote`, the part of a tiered log in the object store. `start` and `end` are the
+    log start and end offsets. `records` (appended), `bytes_in` and `bytes_out` are rates per second. `dirty` is the
     cleaner's dirty ratio, from 0 to 1, and `lag` the largest lag of a consumer group, in offsets. `state` has words
-    such as "offline" and "damaged", or is empty.
+    such as "offline" and "damaged", separated by commas, or is empty.
     """
 
     name: str

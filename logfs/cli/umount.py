@@ -1,4 +1,4 @@
-"""`logfs umount`: unmount, and wait until the daemon has closed its store or, for a write-behind mount, has ended."""
+"""`logfs umount`: unmount, and wait until the daemon has closed its store, if it has one, and ended."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # Exit code: the mountpoint is unmounted, but the filesystem is still mounted elsewhere, so the log directories stay
 # locked.
 SERVED_ELSEWHERE = 3
-# The time until a mount that remains elsewhere is reported, and the longest wait without a message.
+# How long the daemon may take to end before mounts elsewhere are searched for, and before a message is printed.
 _GRACE_SECONDS = 1.0
 _SILENT_SECONDS = 5.0
 _POLL_MS = 200
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments: the mountpoint, and whether to unmount lazily."""
     parser.add_argument("mountpoint", type=path_argument)
     parser.add_argument(
-        "-l", "--lazy", action="store_true", help="detach the mountpoint now, even if it is busy"
+        "-l", "--lazy", action="store_true", help="detach the mountpoint now, even if it is busy, and do not wait"
     )
 
 
@@ -43,7 +43,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     With `--lazy`, or if the mount was dead, there is no wait. The exit code is 3 if the daemon continues because the
     filesystem is also mounted elsewhere: in another mount namespace, such as a container's, or by a bind mount on
-    another directory. It is 1 if a log directory could not be closed properly.
+    another directory. It is 1 if a log directory was left without its clean-shutdown marker. Raises `InvalidStore` if
+    no logfs is mounted there, and the errors of `unmount`.
     """
     try:
         from logfs.mount.mounting import unmount
@@ -58,11 +59,11 @@ def run(arguments: argparse.Namespace) -> int:
     if mount is None:
         raise InvalidStore(f"{mountpoint}: no logfs is mounted here")
     if arguments.lazy:
-        # Do not ask the daemon for its status: it may be stopped.
+        # Do not read the status: a stopped daemon would never answer.
         unmount(mountpoint, lazy=True)
         return 0
     with _telling(
-        f"{mountpoint}: its daemon does not respond: it is stopped or waiting for its disk; still waiting"
+        f"{mountpoint}: its daemon does not respond: it is stopped or waits for its disk; still waiting for it"
     ):
         status = _status(mountpoint)
         pid = status.get("pid")
@@ -82,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 @contextmanager
 def _telling(words: str) -> Iterator[None]:
-    """Print `words` if the context lasts longer than `_SILENT_SECONDS`."""
+    """Print `words` to standard error if the context lasts longer than `_SILENT_SECONDS`."""
     timer = threading.Timer(_SILENT_SECONDS, print, (f"logfs: {words}",), {"file": sys.stderr})
     timer.daemon = True
     timer.start()
@@ -103,7 +104,7 @@ def _status(mountpoint: Path) -> dict[str, Any]:
 
 
 def _check_closed(status: dict[str, Any]) -> int:
-    """Print each log directory without the clean-shutdown marker to standard error; return 1 if there is one, else 0.
+    """Print to standard error each log directory without the clean-shutdown marker. Return 1 if one lacks it, else 0.
 
     `status` is the `status.json` of the mount, read before the unmount. A read-only mount and a write-behind mount
     leave no marker, and give 0.
@@ -112,15 +113,15 @@ def _check_closed(status: dict[str, Any]) -> int:
 
     if "write_behind" in status or status["read_only"]:
         return 0
-    # `exists` is also False if the disk has failed.
+    # `exists` is also False on a failed disk: then the directory is reported, too.
     left = [
         path
         for path in status["log_dirs"]
-        # The next process that opens the directory removes the marker.
+        # A process that has opened the directory since has removed the marker.
         if not os.path.exists(f"{path}/{CLEAN_SHUTDOWN}") and not _is_in_use(path)
     ]
     if status["unloaded"] and not status["offline"]:
-        why = "unmounted before all of its partitions were recovered: nothing is lost, and the next mount goes on"
+        why = "unmounted before all of its partitions were recovered: nothing is lost, the next mount continues"
     else:
         why = (
             "unmounted, but could not be closed properly: no fsynced data is lost, and the next mount recovers the "
@@ -143,7 +144,7 @@ def _is_in_use(log_dir: str) -> bool:
 
 
 def _wait(mount: MountEntry, pid: int, daemon: int) -> int:
-    """Wait until the daemon ends or turns out to serve the filesystem elsewhere; return the exit code.
+    """Wait until the daemon ends, or is found to serve the filesystem elsewhere; return the exit code.
 
     `daemon` is a pidfd, which becomes readable when the process ends.
     """
@@ -170,7 +171,7 @@ def _wait(mount: MountEntry, pid: int, daemon: int) -> int:
 def _tell(mountpoint: str, daemon: int, others: dict[str, list[int]]) -> None:
     """Print, in one line, where the filesystem is still mounted.
 
-    `others` maps each of these paths to the processes of other mount namespaces that see it.
+    `others` maps each path where it is mounted to the process ids of other mount namespaces that see it.
     """
     places = []
     for path, pids in sorted(others.items()):

@@ -1,4 +1,4 @@
-"""`logfs volume-plugin`: log directories as volumes of Docker and Podman."""
+"""`logfs volume-plugin`: serve log directories as volumes of Docker and Podman."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ LOGS = Path("/var/lib/logfs")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments: the socket, and where the plugin keeps its state and logs."""
+    """Add the arguments: the socket, the directory of the plugin's state, and that of new log directories."""
     parser.add_argument(
         "--socket",
         type=path_argument,
         default=SOCKET,
         metavar="PATH",
-        help=f"the socket for container engines, {SOCKET} by default; one from systemd has precedence",
+        help=f"the socket for container engines, {SOCKET} by default; a socket passed by systemd has precedence",
     )
     parser.add_argument(
         "--state",
@@ -40,12 +40,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=path_argument,
         default=LOGS,
         metavar="DIR",
-        help=f"where the log directory of a volume without the option logdir is made, {LOGS} by default",
+        help=f"the parent of the log directories of volumes without the option logdir, {LOGS} by default",
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serve until SIGTERM or Ctrl-C. The volumes stay mounted. Raises `Corrupt`, `InvalidStore` and `OSError`."""
+    """Serve until SIGTERM or Ctrl-C. Volumes stay mounted after that.
+
+    Raises `Corrupt`, `InvalidStore` and `OSError`, as `VolumeDriver` and `VolumeServer` do.
+    """
     from logfs.volume.driver import VolumeDriver
     from logfs.volume.server import VolumeServer
 
@@ -55,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     with VolumeServer(driver, arguments.socket.absolute()) as server:
 
         def stop(*_: object) -> None:
-            # `shutdown` waits for `serve_forever`, which this handler interrupts.
+            # Call `shutdown` in a thread: it waits for `serve_forever`, which this signal handler interrupts.
             threading.Thread(target=server.shutdown).start()
 
         for number in (signal.SIGTERM, signal.SIGINT):

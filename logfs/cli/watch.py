@@ -40,7 +40,7 @@ class Source(Protocol):
         """Return the present status and metrics of the store."""
 
     def close(self) -> None:
-        """Release the resources that the source holds."""
+        """Release the resources of the source, which is not used again."""
 
 
 def parse_metrics(text: str) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
@@ -81,7 +81,7 @@ class MountSource:
         own = Path(self.name) / ".logfs"
         status = json.loads((own / "status.json").read_bytes())
         if "upkeep" not in status:
-            # The status of a daemon of an older release lacks these entries.
+            # The daemon may be of an older release, whose status lacks these entries.
             status |= {"upkeep": None, "background": []}
         return StoreSnapshot(status, parse_metrics((own / "metrics").read_text()))
 
@@ -130,7 +130,7 @@ def mounts() -> list[str]:
 
 
 def source(path: Path | None) -> Source:
-    """Return the mount or log directory at `path`; without a path, the only mount.
+    """Return a source for the mount or log directory at `path`; without a path, for the only mount.
 
     Raises `InvalidStore` if `path` is neither a mount nor a log directory. Without a path, raises `InvalidStore` if
     there is no mount or more than one.
@@ -141,7 +141,9 @@ def source(path: Path | None) -> Source:
         found = mounts()
         if len(found) != 1:
             which = ", ".join(found) or "none"
-            raise InvalidStore(f"give a mount or a log directory (mounted: {which})")
+            raise InvalidStore(
+                f"give a mount or a log directory: without one, exactly one logfs must be mounted (mounted: {which})"
+            )
         return MountSource(found[0])
     # Compare the unresolved path first: resolving a mountpoint asks its daemon, which may be stopped.
     for resolve in (os.path.abspath, os.path.realpath):
