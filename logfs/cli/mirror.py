@@ -117,7 +117,7 @@ class _Shown:
 
             self._bar = tqdm(unit="B", unit_scale=True, bar_format="{desc}{n_fmt}, {rate_fmt}")
         self._bar.set_description_str(
-            f"{progress.partitions} partitions, {progress.lag} records behind, ", refresh=False
+            f"{progress.partitions} partitions, {progress.lag} offsets behind, ", refresh=False
         )
         self._bar.update(progress.fetched_bytes - self._bar.n)
 

@@ -133,7 +133,7 @@ def read_records(
 def read_chunks(
     reader: Reader, start: int, stop: int, by_record: bool, *, split_bytes: int = _SPLIT_BYTES
 ) -> Iterator[tuple[int, Chunk]]:
-    """Read columns of about `split_bytes` bytes of the log, or few records, as `LogScan` describes."""
+    """Read records as columns, `split_bytes` of the log at a time, or a few one by one, as `LogScan` describes."""
     if by_record or stop - start <= FEW:
         yield from read_records(reader, start, stop, by_record)
         return

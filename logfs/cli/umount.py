@@ -104,7 +104,7 @@ def _status(mountpoint: Path) -> dict[str, Any]:
 
 
 def _check_closed(status: dict[str, Any]) -> int:
-    """Print to standard error each log directory without the clean-shutdown marker. Return 1 if one lacks it, else 0.
+    """Print to standard error each log directory without a clean-shutdown marker; return 1 if there are any, else 0.
 
     `status` is the `status.json` of the mount, read before the unmount. A read-only mount and a write-behind mount
     leave no marker, and give 0.

@@ -80,7 +80,7 @@ class Fetcher:
                 is_current = self._turn(cluster)
                 self.problem, self._failing_since = "", None
             except Exception as error:
-                # An unexpected error must not end the thread: its partitions would silently be mirrored no more.
+                # An unexpected error must not end the thread: its partitions would silently no longer be mirrored.
                 self.problem, is_current = (
                     _explain(error, f"broker {self.node}", self.problem),
                     False,
@@ -100,7 +100,7 @@ class Fetcher:
         _close(cluster)
 
     def _turn(self, cluster: Cluster) -> bool:
-        """Ask the broker once: where logs differ that must be compared, and for new batches of the others.
+        """Send one round of requests: compare the logs that need it with the leader's, and fetch for the others.
 
         Return False if the metadata are out of date.
         """

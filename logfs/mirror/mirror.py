@@ -45,9 +45,10 @@ _GIVE_UP_SECONDS = 30.0
 
 
 class MirrorProgress(NamedTuple):
-    """The progress of a mirror: bytes fetched since it began, the lag of all partitions in offsets, their number.
+    """The progress of a mirror. `fetched_bytes` counts from its start.
 
-    `problems` maps the name of a partition, a topic or a broker, or a word such as "groups", to its present error.
+    `lag` is the sum over all partitions, in offsets, and `partitions` is their number. `problems` maps the name of a
+    partition, a topic or a broker, or a word such as "groups", to its present error.
     """
 
     fetched_bytes: int

@@ -120,7 +120,7 @@ class PartitionMirror:
         return not self._agrees and self.partition.epochs.latest != _NO_EPOCH
 
     def wanted(self) -> Wanted:
-        """Return the next request: a fetch from the log end on, or the epochs to compare."""
+        """Return the state of the copy for the next request: its log end, its last epoch, and the leader's epoch."""
         partition = self.partition
         return Wanted(
             *self.place,
@@ -147,7 +147,7 @@ class PartitionMirror:
         if found.error != NONE:
             return self._failed(found.error)
         if found.end_offset < 0:
-            # The copy's epoch is above all of the leader's, which tells nothing about the records: drop none.
+            # The copy's last epoch is above all of the leader's, so the answer tells no offset: drop nothing.
             self._return_to_range(cluster)
         else:
             self._agree_up_to(found.epoch, found.end_offset)

@@ -18,7 +18,7 @@ _LEADER_EPOCH = slice(12, 16)
 
 
 def first_offset(reader: Reader) -> int:
-    """Return the base offset of the batch that holds the log start offset, or that offset if no batch holds it."""
+    """Return the base offset of the batch with the log start offset, or the log start offset if no batch has it."""
     start = reader.log_start_offset
     for batch in reader.batches(start):
         return min(batch.header.base_offset, start)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 _HEADING = "topic,partition,offset,records,to_partition,to_offset,check"
 _TOPIC = "# topic "
-# The most digits that an offset may have.
+# An offset (64 bits) has at most this many digits.
 _MOST_DIGITS = 19
 
 
@@ -165,7 +165,7 @@ class TranslationMap:
         self._runs.setdefault((run.topic, run.partition, run.to_partition), []).append(run)
 
     def _lines(self, runs: Iterable[Run], known: set[str]) -> Iterator[str]:
-        """Yield lines to append for runs. The topic ids of `known` are written already; others are yielded first."""
+        """Yield lines to append for runs. The topic ids of `known` are written already, and the others come first."""
         for run in runs:
             head = ""
             if run.topic not in known:

@@ -78,7 +78,7 @@ NOT_FOUND = DumpFinding(
     "Indexed offset: {indexOffset}, found log offset: {logOffset}",
     "notFound",
 )
-# Not an error: compaction leaves such gaps, and the tool counts the offsets of each segment from -1 on.
+# Not an error: compaction leaves such gaps, and the tool reports the first record of a file unless it has offset 0.
 NON_CONSECUTIVE = DumpFinding(
     "Non-consecutive offsets in {}",
     "  {offset} is followed by {nextOffset}",
