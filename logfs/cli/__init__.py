@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 COMMANDS = {
     "mount": "mount log directories as a filesystem",
-    "umount": "unmount, and wait until everything is safely closed",
+    "umount": "unmount, and wait until the store is safely closed",
     "status": "show the state of mounts or of a log directory",
     "top": "show a live table of partitions",
     "create": "create a partition",

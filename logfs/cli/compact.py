@@ -28,6 +28,6 @@ def run(arguments: argparse.Namespace) -> int:
     )
     print(
         f"{wanted.name}: {done['bytes_before']} bytes in {done['segments_before']} segments became "
-        f"{done['bytes_after']} in {done['segments_after']}; clean up to offset {done['first_dirty']}"
+        f"{done['bytes_after']} in {done['segments_after']}; compacted up to offset {done['first_dirty']}"
     )
     return 0

@@ -31,5 +31,5 @@ def run(arguments: argparse.Namespace) -> int:
 
     wanted = existing_target(arguments.target)
     done = ask(wanted.log_dirs, DeleteRecords(wanted.name, arguments.before))
-    print(f"{wanted.name}: starts at {done['log_start_offset']}")
+    print(f"{wanted.name}: the log start offset is {done['log_start_offset']}")
     return 0

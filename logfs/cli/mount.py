@@ -252,7 +252,7 @@ def _write_behind_session(arguments: argparse.Namespace, words: list[str]) -> Ca
             raise _no_such_option(word)
     if arguments.read_only:
         raise InvalidStore(
-            "--write-behind: a mount for appends cannot be read-only; leave out --read-only"
+            "--write-behind: this mount takes appends, so it cannot be read-only; leave out --read-only"
         )
     if arguments.mirror is not None:
         raise InvalidStore(
@@ -278,7 +278,9 @@ def _milliseconds(word: str) -> int:
 
 
 def _no_such_option(word: str) -> InvalidStore:
-    return InvalidStore(f"-o {word}: no such mount option; 'logfs mount --help' lists them")
+    return InvalidStore(
+        f"-o {word}: no such mount option for this kind of mount; 'logfs mount --help' lists them"
+    )
 
 
 def _who_may_enter(log_dir: Path) -> str:

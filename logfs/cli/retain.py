@@ -33,11 +33,11 @@ def run(arguments: argparse.Namespace) -> int:
     log_dirs = log_dirs_of(arguments.log_dirs)
     if not arguments.dry_run:
         done = ask(log_dirs, Retain(list(map(str, log_dirs))))
-        _explain(done["partitions"], "is dropped", "is dropped here, and is copied")
+        _explain(done["partitions"], "is dropped", "is dropped here, and stays in the object store")
         return int(done["failed"])
     with Store(log_dirs, read_only=True, progress=recovery_progress(), create=False) as store:
         plans = retention_plans(store, store)
-        _explain(plans, "would be dropped", "would be dropped here, and is copied")
+        _explain(plans, "would be dropped", "would be dropped here, and stays in the object store")
         return int(bool(store.registry.failed))
 
 

@@ -55,7 +55,7 @@ def _print(source: Source, *, json: bool) -> int:
         if not is_mount:
             raise
         if isinstance(error, PermissionError):
-            print(f"{path}: owned by another user ({error.strerror})")
+            print(f"{path}: cannot be read, because it belongs to another user ({error.strerror})")
         elif isinstance(error, TimeoutError):
             print(f"{path}: {error.strerror}")
         else:

@@ -131,7 +131,7 @@ class Sender:
     def _leader(self, place: Place) -> tuple[int, int]:
         node, epoch = self._leaders.get(place, (-1, _NO_EPOCH))
         if node < 0:
-            raise ClusterError(f"{place[0]}-{place[1]}: has no leader")
+            raise ClusterError(f"{place[0]}-{place[1]}: has no leader in the cluster")
         return node, epoch
 
     def last_batch(self, place: Place, end: int) -> bytes:
@@ -237,6 +237,6 @@ class Sender:
 
 
 _NOT_ALONE = (
-    "{}: the next batch must have offset {}, but the log is at {}: another program writes to the topic. Delete the "
-    "topic in the cluster, stop that program, and push again"
+    "{}: the next batch must have offset {}, but the log has reached {}: another program writes to the topic. Stop that "
+    "program, delete the topic in the cluster, and push again"
 )

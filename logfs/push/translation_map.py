@@ -246,7 +246,8 @@ class TranslationMap:
             if name == topic and runs and runs[-1].end > end:
                 raise ClusterError(
                     f"{self._path}: has records of {topic}-{number} up to offset {runs[-1].end}, but the log here "
-                    f"ends at {end}: it has lost records, or the map is that of another log"
+                    f"ends at {end}: it has lost records, or the map is of another log. Name the map of its own "
+                    "pushes, or delete the topic in the cluster and the map, and push again"
                 )
 
     def keep_sent(self, topic: str, ends: Mapping[int, int]) -> None:

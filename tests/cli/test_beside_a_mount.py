@@ -185,7 +185,7 @@ def test_append_beside_other_writers(mount: Mount) -> None:
         offsets = [n for n, (who, _) in enumerate(found) if int(who) == writer]
         assert [int(found[n][1]) for n in offsets] == list(range(20_000))
         told = re.fullmatch(
-            r"orders-0: (\d+)\.\.(\d+)( \(20000 records, beside other writers\))?\n", text
+            r"orders-0: (\d+)\.\.(\d+)( \(20000 records, among those of other writers\))?\n", text
         )
         assert told is not None, text
         assert (int(told[1]), int(told[2])) == (offsets[0], offsets[-1] + 1)
@@ -223,7 +223,7 @@ def test_ctrl_c_ends_a_long_request(mount: Mount, slow: Path) -> None:
     wait_for(lambda: not _compacting(mount))
     assert (mount.path / "slow-0/records").read_bytes() == before
     (mount.path / ".logfs/config/log.cleaner.io.max.bytes.per.second").write_text("\n")
-    assert "clean up to offset" in ok("compact", slow, "--roll")
+    assert "compacted up to offset" in ok("compact", slow, "--roll")
     assert len((mount.path / "slow-0/records").read_bytes().splitlines()) == 1000
 
 

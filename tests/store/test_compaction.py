@@ -453,9 +453,9 @@ def test_logfs_compact(log_dir: Path, clock: Clock, capsys: pytest.CaptureFixtur
     assert main(["compact", str(log_dir / "orders-0")]) == 0
     out = capsys.readouterr().out
     assert out.startswith(f"orders-0: {before} bytes in 2 segments became ")
-    assert out.endswith(" in 1; clean up to offset 40\n")
+    assert out.endswith(" in 1; compacted up to offset 40\n")
     assert main(["compact", "--roll", str(log_dir), "orders-0"]) == 0
-    assert capsys.readouterr().out.endswith("clean up to offset 41\n")
+    assert capsys.readouterr().out.endswith("compacted up to offset 41\n")
     with Store(log_dir, read_only=True) as store:
         assert keys_of(store["orders-0"]) == [
             *((35 + n, b"%d" % n) for n in range(1, 5)),

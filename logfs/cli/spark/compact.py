@@ -51,5 +51,5 @@ def run(arguments: argparse.Namespace) -> int:
 def _describe(done: Cleaned) -> str:
     return (
         f"{done.bytes_before} bytes in {done.segments_before} segments became {done.bytes_after} in "
-        f"{done.segments_after}; clean up to offset {done.first_dirty}"
+        f"{done.segments_after}; compacted up to offset {done.first_dirty}"
     )
