@@ -227,7 +227,10 @@ class _Consumer:
         return _Place(min(found.offset, end), found.offset)
 
     def _take(self, log: OpenLog) -> bool:
-        """Print the next batch of a partition, or run the command for it; return False without one, or if it fails."""
+        """Print the next batch of a partition, or run the command for it.
+
+        Return False if there is no batch, or the command fails.
+        """
         place, left = self._places[log], self._printer.left
         most = _PRINTED if self._arguments.exec is None else self._arguments.batch
         # Limit the offsets: a range never has more records than offsets.

@@ -237,6 +237,6 @@ class Sender:
 
 
 _NOT_ALONE = (
-    "{}: the next batch must have offset {}, but the log has reached {}: another program writes to the topic. Stop that "
-    "program, delete the topic in the cluster, and push again"
+    "{}: the next batch must have offset {}, but the log has reached {}: another program writes to the topic. Stop "
+    "that program, delete the topic in the cluster, and push again"
 )
