@@ -178,5 +178,9 @@ def _print(name: str, appended: Appended, *, is_topic: bool) -> None:
     if is_topic:
         print(f"{name}: {appended.count} records")
         return
-    beside = "" if appended.is_contiguous else f" ({appended.count} records, among those of other writers)"
+    beside = (
+        ""
+        if appended.is_contiguous
+        else f" ({appended.count} records, among those of other writers)"
+    )
     print(f"{name}: {appended.first}..{appended.next_offset}{beside}")

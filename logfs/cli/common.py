@@ -55,7 +55,9 @@ def regular_expression(option: str, text: str) -> re.Pattern[bytes]:
     try:
         return re.compile(os.fsencode(text))
     except re.error as error:
-        raise InvalidName(f"{option} {text!r}: is no regular expression of Python: {error}") from None
+        raise InvalidName(
+            f"{option} {text!r}: is no regular expression of Python: {error}"
+        ) from None
 
 
 def add_target(parser: argparse.ArgumentParser, *, topics: bool = False) -> None:

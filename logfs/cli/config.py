@@ -74,7 +74,9 @@ def _show(store: Store, topic: str | None, names: list[str]) -> None:
     known = setting.TOPIC_SETTINGS if topic else setting.BROKER_SETTINGS
     for name in names:
         if name not in known:
-            raise InvalidSetting(f"{name}: no such setting; 'logfs config' without a NAME lists all")
+            raise InvalidSetting(
+                f"{name}: no such setting; 'logfs config' without a NAME lists all"
+            )
     for name in names or known:
         if topic:
             value = config.value_in_force(name, overrides, broker)

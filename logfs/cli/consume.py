@@ -87,7 +87,9 @@ def run(arguments: argparse.Namespace) -> int:
         # All members of a group must lock the same file, even if they name the log directories in another order.
         home = min(opened.log_dirs)
         if opened.store.disk.is_remote:
-            raise NotWritable(f"{home}: nothing can be committed in a bucket; use 'logfs cat', or 'logfs tail -f'")
+            raise NotWritable(
+                f"{home}: nothing can be committed in a bucket; use 'logfs cat', or 'logfs tail -f'"
+            )
         with Membership(home, arguments.group) as member:
             consumer = _Consumer(opened, member, arguments)
             with _Signals() as signals:

@@ -139,6 +139,4 @@ class RecordDecoder:
 
 
 def _not_installed(error: ImportError) -> Unsupported:
-    return Unsupported(
-        f"--schemas: {error.name} is not installed: pip install 'logfs[schema]'"
-    )
+    return Unsupported(f"--schemas: {error.name} is not installed: pip install 'logfs[schema]'")

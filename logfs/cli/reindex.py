@@ -23,5 +23,7 @@ def run(arguments: argparse.Namespace) -> int:
         # Drop the key indexes, too: the next lookup by key rebuilds them.
         partition.forget_keys()
         name = partition.name.directory
-        print(f"{name}: {len(partition.segments)} segments, log end offset {partition.log_end_offset}")
+        print(
+            f"{name}: {len(partition.segments)} segments, log end offset {partition.log_end_offset}"
+        )
         return 1 if partition.state.damaged else 0

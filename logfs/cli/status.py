@@ -23,7 +23,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         help="a mount or a log directory; without it, all mounts",
     )
-    parser.add_argument("--json", action="store_true", help="print the status of each as JSON, as in its status.json")
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print the status of each as JSON, as in its status.json",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -59,7 +63,9 @@ def _print(source: Source, *, json: bool) -> int:
         elif isinstance(error, TimeoutError):
             print(f"{path}: {error.strerror}")
         else:
-            print(f"{path}: its daemon is dead ({error.strerror}); 'logfs umount {path}' removes the mount")
+            print(
+                f"{path}: its daemon is dead ({error.strerror}); 'logfs umount {path}' removes the mount"
+            )
         return 1
     status = look.status
     if json:

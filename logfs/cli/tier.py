@@ -74,7 +74,9 @@ def _list(log_dirs: list[Path], names: list[str]) -> int:
             plan = store.remote_log_manager.plan(name)
             for segment in plan.segments:
                 print(f"{name}: {segment.path.name} ({segment.size_bytes} bytes) would be copied")
-            print(f"{name}: {len(plan.segments)} segments; the next one is not copied: {plan.stays}")
+            print(
+                f"{name}: {len(plan.segments)} segments; the next one is not copied: {plan.stays}"
+            )
         return int(bool(store.registry.failed or store.offline))
 
 

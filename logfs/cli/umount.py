@@ -34,7 +34,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments: the mountpoint, and whether to unmount lazily."""
     parser.add_argument("mountpoint", type=path_argument)
     parser.add_argument(
-        "-l", "--lazy", action="store_true", help="detach the mountpoint now, even if it is busy, and do not wait"
+        "-l",
+        "--lazy",
+        action="store_true",
+        help="detach the mountpoint now, even if it is busy, and do not wait",
     )
 
 

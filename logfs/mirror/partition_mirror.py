@@ -236,7 +236,9 @@ class PartitionMirror:
             self.problem = ""
         elif ours > end:
             # Drop nothing: the source may have a new leader that lags. Only epochs prove that records differ.
-            self.fail(f"the source ends at offset {end}, below the end of the copy, {ours}; trying again")
+            self.fail(
+                f"the source ends at offset {end}, below the end of the copy, {ours}; trying again"
+            )
         else:
             latest = self.partition.epochs.latest
             self.fail(

@@ -19,9 +19,7 @@ _OLD = "batches of formats before Kafka 0.11"
 _TRANSACTIONS = "batches of transactions or their markers, which only a coordinator can write"
 _GAPS = "places where offsets are missing, after compaction or a loss"
 _LOG_TIME = "batches with LogAppendTime, for which brokers set the time themselves"
-_SEQUENCES = (
-    "batches whose producer epoch or sequence does not continue the log, as after the expiry of the producer id"
-)
+_SEQUENCES = "batches whose producer epoch or sequence does not continue, as after the expiry of the producer id"
 
 
 class Obstacles(NamedTuple):

@@ -119,7 +119,9 @@ class TranslationMap:
 
     def _read(self) -> None:
         if not self._path.is_file():
-            raise ClusterError(f"{self._path}: is no map of offsets, but a directory or a device; give a file")
+            raise ClusterError(
+                f"{self._path}: is no map of offsets, but a directory or a device; give a file"
+            )
         # The last line may have been cut off by a crash, before its records were sent.
         *lines, _ = self._path.read_bytes().decode("utf-8", "replace").split("\n")
         if lines[:2] != [self._first_line, _HEADING]:

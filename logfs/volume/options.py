@@ -68,7 +68,9 @@ def parse_options(name: str, given: Mapping[str, str], root: Path) -> VolumeOpti
             raise InvalidSetting(f"volume {name}: {each}: give a value")
     logdir = text["logdir"] or str(root / name)
     if not logdir.isprintable():
-        raise InvalidSetting(f"volume {name}: logdir={logdir!r}: has control characters; give another path")
+        raise InvalidSetting(
+            f"volume {name}: logdir={logdir!r}: has control characters; give another path"
+        )
     if not os.path.isabs(logdir):
         raise InvalidSetting(f"volume {name}: logdir={logdir}: give an absolute path")
     if text["topic"] and text["partition"]:

@@ -359,7 +359,8 @@ def test_commands_drop_segments_and_records(log_dir: Path, store: Store, orders:
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
     assert (
-        logfs("delete-records", str(log_dir / NAME), "--before", "12") == f"{NAME}: the log start offset is 12\n"
+        logfs("delete-records", str(log_dir / NAME), "--before", "12")
+        == f"{NAME}: the log start offset is 12\n"
     )
     assert "set no limit" in logfs("retain", str(log_dir))
     assert logfs("cat", str(log_dir / NAME), "--offset", "12") == "12\n"

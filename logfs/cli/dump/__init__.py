@@ -43,7 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--deep-iteration", action="store_true", help="also print a line for each record"
     )
-    parser.add_argument("--print-data-log", action="store_true", help="also print keys and values of records")
+    parser.add_argument(
+        "--print-data-log", action="store_true", help="also print keys and values of records"
+    )
     parser.add_argument(
         "--offsets-decoder",
         action="store_true",
