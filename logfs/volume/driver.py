@@ -151,7 +151,7 @@ class VolumeDriver:
         path = self._mounts.mount(options.logdir, ro=options.ro) / options.shown
         if options.ro and not path.is_dir():
             raise InvalidStore(
-                f"{options.logdir}: has no topic or partition {path.name}, and a read-only volume creates none"
+                f"{options.logdir}: has no {path.name}, and a read-only volume creates no topic or partition"
             )
         if options.shown and not options.ro:
             _make(path, options)

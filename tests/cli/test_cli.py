@@ -669,7 +669,7 @@ def test_reindex(orders: Path, log_dir: Path, tmp_path: Path) -> None:
         path = orders / f"00000000000000000000.{suffix}"
         path.write_bytes(b"\x7f" * 240)
     assert call("check", log_dir).returncode == 1
-    assert ok("reindex", orders) == "orders-0: 1 segments, 10 offsets\n"
+    assert ok("reindex", orders) == "orders-0: 1 segments, log end offset 10\n"
     assert ok("check", log_dir) == "clean\n"
     assert ok("cat", orders, "-t", f"{NOON + 8000}") == lines(8, 9)
     assert "users-0" in fails("reindex", log_dir, "users-0")
