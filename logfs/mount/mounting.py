@@ -6,11 +6,13 @@ import errno
 import logging
 import os
 import re
+import signal
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyfuse3
+import trio
 
 from logfs.errors import InvalidStore
 from logfs.log.disk.bucket_path import BucketPath
@@ -18,10 +20,13 @@ from logfs.store.directory.mount_table import MountState, mounted_at
 from logfs.store.directory.recognition import PathKind, recognise
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 
 _SPACE = ("f_blocks", "f_bfree", "f_bavail", "f_files", "f_ffree", "f_favail")
 _STATVFS = ("f_bsize", "f_frsize", "f_namemax", *_SPACE)
+
+# The signals that stop a mount.
+_STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 logger = logging.getLogger(__name__)
 
@@ -118,6 +123,29 @@ class _Option(str):
 
     def encode(self, encoding: str = "utf-8", errors: str = "strict") -> bytes:
         return str.encode(self, "utf-8", "surrogateescape")
+
+
+@contextmanager
+def one_stop() -> Iterator[Callable[[], Awaitable[None]]]:
+    """Yield a function that waits for SIGTERM, SIGINT or SIGHUP. All further ones are ignored until the process ends.
+
+    Otherwise a second Ctrl-C would end the daemon before it has unmounted and closed the store.
+    """
+    received: list[int] = []
+    for each in _STOP:
+        signal.signal(each, lambda number, _: received.append(number))
+
+    async def stop_wanted() -> None:
+        with trio.open_signal_receiver(*_STOP) as signals:
+            number = received[0] if received else await anext(signals)
+        logger.info("stopping on %s", signal.Signals(number).name)
+
+    try:
+        yield stop_wanted
+    finally:
+        # Unlike a function, this stays in force while the interpreter ends.
+        for each in _STOP:
+            signal.signal(each, signal.SIG_IGN)
 
 
 @contextmanager

@@ -294,7 +294,7 @@ class Operations(Handlers[Node]):
                 # The file was removed after `opendir` had listed it.
                 continue
             except Exception as error:
-                self._errors.note(f"{directory.path}/{names[number]}", error)
+                self._errors.note(directory.path_of(names[number]), error)
                 continue
             name = pyfuse3.FileNameT(os.fsencode(names[number]))
             if not pyfuse3.readdir_reply(token, name, entry, number + 1):

@@ -7,10 +7,9 @@ import gc
 import logging
 import os
 import resource
-import signal
 import sys
 import threading
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -27,7 +26,13 @@ from logfs.mount import threads
 from logfs.mount.admin_requests import AdminRequests
 from logfs.mount.errnos import ErrorLog
 from logfs.mount.mounted_mirror import MirrorOptions, MountedMirror
-from logfs.mount.mounting import first_error, mounted, prepare_mountpoint, start_notifier
+from logfs.mount.mounting import (
+    first_error,
+    mounted,
+    one_stop,
+    prepare_mountpoint,
+    start_notifier,
+)
 from logfs.mount.nodes.base import Context
 from logfs.mount.nodes.root import RootDirectory
 from logfs.mount.protocol import Operations
@@ -96,11 +101,13 @@ def run(
     _raise_file_limit()
     with (
         watchdog() as watch,
+        ExitStack() as after_closing,
         Store(options.log_dirs, read_only=options.read_only, lazy=True) as store,
     ):
+        stop_wanted = after_closing.enter_context(one_stop())
         store.disk.forbid_blocking()
         try:
-            _mount(options, mountpoint, store, watch, ready)
+            _mount(options, mountpoint, store, watch, stop_wanted, ready)
         finally:
             # Closing the store waits for the disk. This thread may wait: it serves no more requests.
             store.disk.allow_blocking()
@@ -113,9 +120,13 @@ def _mount(
     mountpoint: Path,
     store: Store,
     watch: Callable[[Path], None],
+    stop_wanted: Callable[[], Awaitable[None]],
     ready: Callable[[], None],
 ) -> None:
-    """Mount a store, and serve requests until the mount ends. `watch` gets the path that the mount table shows."""
+    """Mount a store, and serve requests until the mount ends or `stop_wanted` returns.
+
+    `watch` gets the path that the mount table shows.
+    """
     mirror = None if options.mirror is None else MountedMirror(store, options.mirror)
     errors, requests = ErrorLog(store.clock), AdminRequests()
     context = Context(store, errors, logfs.__version__, requests, options.isolation, mirror)
@@ -127,7 +138,7 @@ def _mount(
     with mounted(operations, mountpoint, FILESYSTEM_TYPE, source, words):
         watch(place)
         try:
-            trio.run(_serve, operations, store, mountpoint, ready)
+            trio.run(_serve, operations, store, mountpoint, stop_wanted, ready)
         except BaseExceptionGroup as group:
             raise first_error(group) from group
 
@@ -198,11 +209,15 @@ def _fuse_options(options: MountOptions) -> set[str]:
 
 
 async def _serve(
-    operations: Operations, store: Store, mountpoint: Path, ready: Callable[[], None]
+    operations: Operations,
+    store: Store,
+    mountpoint: Path,
+    stop_wanted: Callable[[], Awaitable[None]],
+    ready: Callable[[], None],
 ) -> None:
     stopping = threading.Event()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(_stop_on_signal, operations)
+        nursery.start_soon(_stop, operations, stop_wanted)
         interval = _REFRESH_SECONDS if store.read_only else _UPKEEP_SECONDS
         nursery.start_soon(_upkeep, lambda: store.upkeep(compaction=False), interval)
         nursery.start_soon(_upkeep, lambda: update_key_indexes(store.registry), interval)
@@ -249,12 +264,10 @@ async def _warm_up(operations: Operations, stopping: threading.Event) -> None:
         operations.is_cold = False
 
 
-async def _stop_on_signal(operations: Operations) -> None:
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
-        async for number in signals:
-            logger.info("stopping on %s", signal.Signals(number).name)
-            await operations.stop_growth()
-            pyfuse3.terminate()
+async def _stop(operations: Operations, stop_wanted: Callable[[], Awaitable[None]]) -> None:
+    await stop_wanted()
+    await operations.stop_growth()
+    pyfuse3.terminate()
 
 
 async def _announce(store: Store, mountpoint: Path, ready: Callable[[], None]) -> None:

@@ -7,15 +7,17 @@ answer of the daemon may have locked that page.
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 
 from logfs.store.directory.log_dir import CLEAN_SHUTDOWN
-from tests.support.mounts import Mount
+from tests.support.mounts import Mount, is_mounted
 from tests.support.processes import wait_for
 from tests.support.requirements import need_fuse
 from tests.support.stores import assert_clean
@@ -98,4 +100,28 @@ def test_a_mount_that_ends_does_not_wait_for_the_compiler(
     assert (log_dir / CLEAN_SHUTDOWN).exists()
     # The loop that is compiled last.
     assert not list(compiled.rglob("*write_batches*"))
+    assert_clean(log_dir)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_more_signals_while_a_mount_stops_change_nothing(tmp_path: Path, seed: int) -> None:
+    """However many signals follow the first one, the daemon unmounts, closes the store cleanly, and ends with 0."""
+    need_fuse()
+    chance = random.Random(seed)
+    log_dir, mountpoint = tmp_path / "log", tmp_path / "mnt"
+    for each in (log_dir, mountpoint):
+        each.mkdir()
+    for _ in range(3):
+        command = [sys.executable, "-m", "logfs", "mount", "-f", log_dir, mountpoint]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as daemon:
+            assert daemon.stdout is not None
+            assert daemon.stdout.readline()
+            (mountpoint / NAME).mkdir(exist_ok=True)
+            (mountpoint / NAME / "append").write_bytes(b"a line\n" * 1000)
+            while daemon.poll() is None:
+                daemon.send_signal(chance.choice([signal.SIGTERM, signal.SIGINT, signal.SIGHUP]))
+                time.sleep(chance.random() * 0.01)
+            assert daemon.returncode == 0
+        assert not is_mounted(mountpoint)
+        assert (log_dir / CLEAN_SHUTDOWN).exists()
     assert_clean(log_dir)

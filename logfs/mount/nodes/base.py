@@ -106,7 +106,7 @@ class Node:
         """The path below the mountpoint, for messages."""
         if self.parent is None:
             return "/"
-        return f"{self.parent.path.rstrip('/')}/{self.name}"
+        return self.parent.path_of(self.name)
 
     def stat(self) -> Stat:
         """Return the attributes of the node: file type and permission bits, owner, size (bytes) and mtime."""
@@ -227,6 +227,10 @@ class DirectoryNode(Node):
         """
         raise NotImplementedError
 
+    def path_of(self, name: str) -> str:
+        """Return the path below the mountpoint of a name in the directory, for messages."""
+        return f"{self.path.rstrip('/')}/{name}"
+
     def adopt(self, name: str, node: Node | None) -> Node:
         """Store `node`, which `find` made for `name`, and return it.
 
@@ -234,7 +238,7 @@ class DirectoryNode(Node):
         None.
         """
         if node is None:
-            raise OSError(errno.ENOENT, f"{self.path.rstrip('/')}/{name}: no such file")
+            raise OSError(errno.ENOENT, f"{self.path_of(name)}: no such file")
         known = self.known(name)
         if known is not None:
             return known
@@ -280,12 +284,15 @@ class DirectoryNode(Node):
 
     def rmdir(self, name: str) -> None:
         """Remove a directory. Raises EPERM by default."""
-        raise refuse(errno.EPERM, f"{self.path}/{name}: only partitions and topics can be removed")
+        raise refuse(
+            errno.EPERM, f"{self.path_of(name)}: only partitions and topics can be removed"
+        )
 
     def unlink(self, name: str) -> None:
         """Remove a file. Raises EPERM by default."""
         raise refuse(
-            errno.EPERM, f"{self.path}/{name}: the log is append-only; nothing here can be removed"
+            errno.EPERM,
+            f"{self.path_of(name)}: the log is append-only; nothing here can be removed",
         )
 
 

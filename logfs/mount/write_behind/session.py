@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import signal
 import time
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,7 +15,13 @@ import trio
 from logfs.errors import InvalidStore
 from logfs.mount import threads
 from logfs.mount.errnos import ErrorLog
-from logfs.mount.mounting import first_error, mounted, prepare_mountpoint, start_notifier
+from logfs.mount.mounting import (
+    first_error,
+    mounted,
+    one_stop,
+    prepare_mountpoint,
+    start_notifier,
+)
 from logfs.mount.threads import run_in_thread
 from logfs.mount.watchdog import watchdog
 from logfs.mount.write_behind.linger import Linger
@@ -25,9 +29,8 @@ from logfs.mount.write_behind.operations import WriteBehindOperations, check_mai
 from logfs.store.directory.mount_table import WRITE_BEHIND_TYPE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
-logger = logging.getLogger(__name__)
 
 # The default `linger.ms` of Kafka's producer since Kafka 4.0.
 DEFAULT_LINGER_MS = 5
@@ -64,7 +67,7 @@ def run(options: WriteBehindOptions, *, ready: Callable[[], None] = lambda: None
     words = {"default_permissions", "nosuid", "nodev", *options.fuse_options}
     if options.allow_other:
         words.add("allow_other")
-    with watchdog() as watch:
+    with watchdog() as watch, one_stop() as stop_wanted:
         linger = Linger(options.linger_ms)
         errors = ErrorLog(lambda: time.time_ns() // 1_000_000)
         operations = WriteBehindOperations(main, linger, options.linger_ms, errors)
@@ -73,7 +76,7 @@ def run(options: WriteBehindOptions, *, ready: Callable[[], None] = lambda: None
         with mounted(operations, mountpoint, WRITE_BEHIND_TYPE, str(main), words):
             watch(place)
             try:
-                trio.run(_serve, linger, place, ready)
+                trio.run(_serve, linger, place, stop_wanted, ready)
             except BaseExceptionGroup as group:
                 raise first_error(group) from group
 
@@ -92,23 +95,24 @@ def _check_main(mount: Path) -> None:
         )
 
 
-async def _serve(linger: Linger, mountpoint: Path, ready: Callable[[], None]) -> None:
+async def _serve(
+    linger: Linger,
+    mountpoint: Path,
+    stop_wanted: Callable[[], Awaitable[None]],
+    ready: Callable[[], None],
+) -> None:
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(_stop_on_signal, linger)
+        nursery.start_soon(_stop, linger, stop_wanted)
         nursery.start_soon(linger.run)
         nursery.start_soon(_announce, linger, mountpoint, ready)
         await pyfuse3.main(max_tasks=_MAX_TASKS)
         nursery.cancel_scope.cancel()
 
 
-async def _stop_on_signal(linger: Linger) -> None:
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
-        async for number in signals:
-            logger.info("stopping on %s", signal.Signals(number).name)
-            await linger.stop()
-            pyfuse3.terminate()
-            # A second signal must not cause a second stop: the mount no longer answers.
-            await trio.sleep_forever()
+async def _stop(linger: Linger, stop_wanted: Callable[[], Awaitable[None]]) -> None:
+    await stop_wanted()
+    await linger.stop()
+    pyfuse3.terminate()
 
 
 async def _announce(linger: Linger, mountpoint: Path, ready: Callable[[], None]) -> None:
