@@ -50,6 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _print(source: Source, *, json: bool) -> int:
     from logfs.cli.watch import MountSource
+    from logfs.store.directory.mount_table import DEAD_ERRORS
 
     path = source.name
     is_mount = isinstance(source, MountSource)
@@ -60,7 +61,7 @@ def _print(source: Source, *, json: bool) -> int:
             raise
         if isinstance(error, PermissionError):
             print(f"{path}: cannot be read, because it belongs to another user ({error.strerror})")
-        elif isinstance(error, TimeoutError):
+        elif error.errno not in DEAD_ERRORS:
             print(f"{path}: {error.strerror}")
         else:
             print(

@@ -290,6 +290,7 @@ class Mirror:
                     store.create(name, mirror_of=self._cluster_id, mirrored_id=topic.topic_id)
                 mirror = PartitionMirror(store, store.writable(name), self._cluster_id)
                 with self._lock:
+                    self._past_bytes += known.fetched_bytes if known is not None else 0
                     self._partitions[name] = mirror
             self._partitions[name].follow(leader, leader_epoch)
 

@@ -261,7 +261,7 @@ class TranslationMap:
         last: dict[int, int] = {}
         changed = False
         for place, runs in self._runs.items():
-            if place[0] != topic:
+            if place[0] != topic or not runs:
                 continue
             kept = [run for run in runs if run.to_offset < ends[place[2]]]
             changed |= len(kept) < len(runs)

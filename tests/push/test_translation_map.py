@@ -116,7 +116,9 @@ def test_a_map_that_was_cut_off_goes_on(
         n: end if data.draw(st.booleans()) else last_start(lines, n) for n, end in ends.items()
     }
     offsets = opened(path)
-    offsets.keep_sent(TOPIC, arrived)
+    for _ in range(2):
+        # The second time there is nothing to remove.
+        offsets.keep_sent(TOPIC, arrived)
     for here in range(3):
         for there in range(3):
             sent = [
