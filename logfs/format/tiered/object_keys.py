@@ -69,15 +69,15 @@ def aiven_directory(partition: RemotePartition, prefix: str = "") -> str:
     return f"{prefix}{topic}/{partition.partition}/"
 
 
-def local_key(segment: SegmentKey, suffix: str) -> str:
+def local_key(segment: SegmentKey, suffix: str, prefix: str = "") -> str:
     """Return the path of a file of a segment below the directory of a `LocalTieredStorage`."""
     name = f"{segment.start_offset:020}-{uuid_to_text(segment.segment_id)}"
-    return f"{local_directory(segment.partition)}{name}{suffix}"
+    return f"{local_directory(segment.partition, prefix)}{name}{suffix}"
 
 
-def local_directory(partition: RemotePartition) -> str:
-    """Return the common beginning of the paths of a partition's files in a `LocalTieredStorage`."""
-    return f"{partition.topic}-{partition.partition}-{uuid_to_text(partition.topic_id)}/"
+def local_directory(partition: RemotePartition, prefix: str = "") -> str:
+    """Return what the paths of all files of a partition begin with in a `LocalTieredStorage`."""
+    return f"{prefix}{partition.topic}-{partition.partition}-{uuid_to_text(partition.topic_id)}/"
 
 
 def parse_aiven_key(key: str, prefix: str = "") -> tuple[SegmentKey, str] | None:
@@ -89,9 +89,9 @@ def parse_aiven_key(key: str, prefix: str = "") -> tuple[SegmentKey, str] | None
     return _segment(topic, topic_id, partition, offset, segment_id, suffix)
 
 
-def parse_local_key(key: str) -> tuple[SegmentKey, str] | None:
-    """Return the segment and the suffix of a file of `LocalTieredStorage` by its path; None for any other path."""
-    match = _LOCAL.fullmatch(key)
+def parse_local_key(key: str, prefix: str = "") -> tuple[SegmentKey, str] | None:
+    """Return the segment and the suffix of a file of `LocalTieredStorage`; None for any other file."""
+    match = _LOCAL.fullmatch(key.removeprefix(prefix)) if key.startswith(prefix) else None
     if match is None:
         return None
     topic, partition, topic_id, offset, segment_id, suffix = match.groups()

@@ -9,23 +9,14 @@ from logfs.format.base import names
 from logfs.format.tiered import manifest, object_keys
 from logfs.format.tiered.chunk_index import ChunkIndex
 from logfs.format.tiered.custom_metadata import EPOCHS, MANIFEST, Layout
-from logfs.format.tiered.object_keys import (
-    LOCAL_TEXT,
-    SegmentKey,
-    aiven_directory,
-    aiven_key,
-    local_directory,
-    local_key,
-    parse_aiven_key,
-    parse_local_key,
-)
+from logfs.format.tiered.object_keys import LOCAL_TEXT, SegmentKey
 from logfs.locks import Level, make_lock
 from logfs.log.remote.chunk_reader import StoredFile
 from logfs.log.remote.encryption import OVERHEAD_BYTES, unwrap
 from logfs.log.remote.object_store import StoredObject
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Self
 
     from logfs.format.tiered.custom_metadata import StoredSegment
@@ -73,6 +64,10 @@ class BucketSegment:
     # The suffixes of its objects, that of the .log file first, and of the objects that every complete copy has.
     stored: ClassVar[Sequence[str]]
     required: ClassVar[frozenset[str]]
+    # The functions of `object_keys` for the layout; the last argument of each is the prefix of the keys.
+    directory: ClassVar[Callable[[RemotePartition, str], str]]
+    key: ClassVar[Callable[[SegmentKey, str, str], str]]
+    parse: ClassVar[Callable[[str, str], tuple[SegmentKey, str] | None]]
 
     def __init__(self, key: SegmentKey, objects: Mapping[str, StoredObject]) -> None:
         """Make a segment of `objects`, by the suffixes of their keys."""
@@ -133,20 +128,6 @@ class BucketSegment:
         """Return the sizes of the objects of a copy by their suffixes, without those that it does not have."""
         raise NotImplementedError
 
-    @staticmethod
-    def directory(partition: RemotePartition, place: str) -> str:
-        """Return what the keys of all objects of a partition begin with."""
-        raise NotImplementedError
-
-    @staticmethod
-    def key(segment: SegmentKey, suffix: str, place: str) -> str:
-        """Return the key of an object, below the prefix `place`."""
-        raise NotImplementedError
-
-    @staticmethod
-    def parse(key: str, place: str) -> tuple[SegmentKey, str] | None:
-        """Return the segment and the suffix of a key below the prefix `place`; None if the key is of no segment."""
-        raise NotImplementedError
 
     def description(self, disk: BucketDisk) -> RemoteSegment | None:
         """Return what a manifest tells of the segment; None if there is none, or if it is of another segment.
@@ -175,6 +156,9 @@ class AivenSegment(BucketSegment):
         object_keys.MANIFEST,
     )
     required = frozenset(object_keys.AIVEN_SUFFIXES)
+    directory = staticmethod(object_keys.aiven_directory)
+    key = staticmethod(object_keys.aiven_key)
+    parse = staticmethod(object_keys.parse_aiven_key)
 
     def __init__(self, key: SegmentKey, objects: Mapping[str, StoredObject]) -> None:
         super().__init__(key, objects)
@@ -204,17 +188,6 @@ class AivenSegment(BucketSegment):
         text = stored.sizes.get(names.TEXT_INDEX)
         return sizes | ({object_keys.TEXT: text + longer} if text else {})
 
-    @staticmethod
-    def directory(partition: RemotePartition, place: str) -> str:
-        return aiven_directory(partition, place)
-
-    @staticmethod
-    def key(segment: SegmentKey, suffix: str, place: str) -> str:
-        return aiven_key(segment, suffix, place)
-
-    @staticmethod
-    def parse(key: str, place: str) -> tuple[SegmentKey, str] | None:
-        return parse_aiven_key(key, place)
 
     def file(self, suffix: str, disk: BucketDisk) -> StoredFile | None:
         if suffix == names.TEXT_INDEX and object_keys.TEXT not in self.objects:
@@ -308,6 +281,9 @@ class LocalSegment(BucketSegment):
 
     suffixes = stored = (*object_keys.LOCAL_SUFFIXES, LOCAL_TEXT)
     required = frozenset(object_keys.LOCAL_SUFFIXES) - {names.TXN_INDEX}
+    directory = staticmethod(object_keys.local_directory)
+    key = staticmethod(object_keys.local_key)
+    parse = staticmethod(object_keys.parse_local_key)
 
     @staticmethod
     def _sizes(segment: RemoteSegment, stored: StoredSegment) -> dict[str, int]:
@@ -315,17 +291,6 @@ class LocalSegment(BucketSegment):
         empty = dict.fromkeys(LocalSegment.required, 0)
         return empty | {names.LOG: segment.size_bytes, **stored.sizes}
 
-    @staticmethod
-    def directory(partition: RemotePartition, place: str) -> str:
-        return place + local_directory(partition)
-
-    @staticmethod
-    def key(segment: SegmentKey, suffix: str, place: str) -> str:
-        return place + local_key(segment, suffix)
-
-    @staticmethod
-    def parse(key: str, place: str) -> tuple[SegmentKey, str] | None:
-        return parse_local_key(key.removeprefix(place))
 
     def file(self, suffix: str, disk: BucketDisk) -> StoredFile | None:
         found = self.objects.get(suffix)
