@@ -7,7 +7,7 @@ off has none.
 
 from __future__ import annotations
 
-from functools import partial
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 import crc32c
@@ -73,10 +73,13 @@ def upload(
     `spend` is called with the number of bytes before they are sent or read back; it may wait, and raise an error to
     stop. Raises `RemoteStorageError`, also if what is read back differs; some objects may be there then.
     """
-    sender = _Sender(store, segment, options, spend)
     if options.layout is Layout.LOCAL:
-        return sender.send_files(content)
-    return sender.send_objects(content)
+        # This layout has no manifest, which would tell the size of a chunk, the compression and the key.
+        options = UploadOptions(options.place, Layout.LOCAL)
+    sender = _Sender(store, segment, content, options, spend)
+    if options.layout is Layout.LOCAL:
+        return sender.send_files()
+    return sender.send_objects()
 
 
 def delete_copy(store: ObjectStore, segment: RemoteSegment, place: str) -> None:
@@ -90,34 +93,29 @@ def delete_copy(store: ObjectStore, segment: RemoteSegment, place: str) -> None:
             store.delete(layout.key(key_of(segment), suffix, place))
 
 
+@dataclass(slots=True, eq=False)
 class _Sender:
-    def __init__(
-        self,
-        store: ObjectStore,
-        segment: RemoteSegment,
-        options: UploadOptions,
-        spend: Callable[[int], None],
-    ) -> None:
-        self._store = store
-        self._segment = segment
-        self._options = options
-        self._spend = spend
-        # The CRC-32C of each object by its suffix, and of each chunk of the .log file.
-        self._crcs: dict[str, int] = {}
-        self._chunk_crcs: list[int] = []
+    store: ObjectStore
+    segment: RemoteSegment
+    content: SegmentContent
+    options: UploadOptions
+    spend: Callable[[int], None]
+    # The CRC-32C of each part of each object, by its suffix: the chunks of the .log file, or the whole object.
+    crcs: dict[str, list[int]] = field(default_factory=dict)
 
-    def send_files(self, content: SegmentContent) -> StoredSegment:
+    def send_files(self) -> StoredSegment:
         """Store each file as an object, as `LocalTieredStorage` does."""
         for suffix in LAYOUTS[Layout.LOCAL].stored:
             if suffix == names.LOG:
-                self._send_chunks(suffix, partial(self._chunks, content, CHUNK_BYTES))
-            elif suffix in content.files:
-                self._send_whole(suffix, content.files[suffix])
-        return self._stored(content, UploadOptions(self._options.place, Layout.LOCAL), {})
+                self._send(suffix, self._chunks)
+            elif suffix in self.content.files:
+                self._send_whole(suffix, self.content.files[suffix])
+        return self._stored({})
 
-    def send_objects(self, content: SegmentContent) -> StoredSegment:
+    def send_objects(self) -> StoredSegment:
         """Store the .log file in chunks, the joined indexes, the text index and the manifest, like Aiven's plugin."""
-        options, size = self._options, self._segment.size_bytes
+        options, size = self.options, self.segment.size_bytes
+        files = self.content.files
         key = new_data_key(options.key_id) if options.key_id else None
         sizes: list[int] = []
 
@@ -127,14 +125,14 @@ class _Sender:
         def transformed() -> Iterator[Buffer]:
             # An upload that is tried again begins anew.
             sizes.clear()
-            for chunk in self._chunks(content, options.chunk_bytes):
+            for chunk in self._chunks():
                 data = zstd_frame(chunk) if options.compress else chunk
                 if key is not None:
                     data = key.encrypt(data)
                 sizes.append(len(memoryview(data)))
                 yield data
 
-        self._send_chunks(object_keys.LOG, transformed)
+        self._send(object_keys.LOG, transformed)
         if options.compress:
             chunks = ChunkIndex(options.chunk_bytes, size, [*sizes], sizes[-1] if sizes else 0)
         else:
@@ -142,27 +140,26 @@ class _Sender:
             chunks = plain_chunks(options.chunk_bytes, size, longer)
         indexes, slices = manifest.join_indexes(
             {
-                name: sealed(content.files[suffix])
+                name: sealed(files[suffix])
                 for suffix, name in IN_MANIFEST.items()
-                if suffix in content.files
+                if suffix in files
             }
         )
         self._send_whole(object_keys.INDEXES, indexes)
-        text = content.files.get(names.TEXT_INDEX)
+        text = files.get(names.TEXT_INDEX)
         if text:
             self._send_whole(object_keys.TEXT, sealed(text))
         encryption = None if key is None else key.fields()
         described = manifest.encode(
-            manifest.Manifest(chunks, slices, options.compress, encryption, self._segment)
+            manifest.Manifest(chunks, slices, options.compress, encryption, self.segment)
         )
         self._send_whole(object_keys.MANIFEST, described)
-        return self._stored(content, options, {MANIFEST: len(described)})
+        return self._stored({MANIFEST: len(described)})
 
-    def _stored(
-        self, content: SegmentContent, options: UploadOptions, more: Mapping[str, int]
-    ) -> StoredSegment:
+    def _stored(self, more: Mapping[str, int]) -> StoredSegment:
+        content, options = self.content, self.options
         sizes = {suffix: len(data) for suffix, data in content.files.items()}
-        small = LAYOUTS[options.layout].stored[1:]
+        log, *small = LAYOUTS[options.layout].stored
         return StoredSegment(
             options.layout,
             options.chunk_bytes,
@@ -172,67 +169,62 @@ class _Sender:
             content.first_offset,
             content.time_offset,
             content.text,
-            [*(self._crcs.get(each, 0) for each in small), *self._chunk_crcs],
+            [*(self.crcs.get(each, [0])[0] for each in small), *self.crcs[log]],
         )
 
-    def _chunks(self, content: SegmentContent, chunk_bytes: int) -> Iterator[Buffer]:
-        size = self._segment.size_bytes
+    def _chunks(self) -> Iterator[Buffer]:
+        """Yield the .log file in chunks. Raises `RemoteStorageError` if it is shorter than its description says."""
+        size, chunk_bytes = self.segment.size_bytes, self.options.chunk_bytes
         for position in range(0, size, chunk_bytes):
             count = min(chunk_bytes, size - position)
-            self._spend(count)
-            data = memoryview(content.read(position, count))
+            self.spend(count)
+            data = memoryview(self.content.read(position, count))
             if len(data) != count:
-                place = self._segment.partition
+                place = self.segment.partition
                 raise RemoteStorageError(
-                    f"{place.topic}-{place.partition}: the .log file from offset {self._segment.start_offset} on "
+                    f"{place.topic}-{place.partition}: the .log file from offset {self.segment.start_offset} on "
                     f"ends at byte {position + len(data)}, not at {size}; it is not copied"
                 )
             yield data
-
-    def _send_chunks(self, suffix: str, body: Callable[[], Iterable[Buffer]]) -> None:
-        def noted() -> Iterator[Buffer]:
-            self._chunk_crcs.clear()
-            for chunk in body():
-                self._chunk_crcs.append(crc32c.crc32c(chunk))
-                yield chunk
-
-        self._send(suffix, noted)
 
     def _send_whole(self, suffix: str, data: bytes) -> None:
         self._send(suffix, lambda: [data])
 
     def _send(self, suffix: str, body: Callable[[], Iterable[Buffer]]) -> None:
         """Store an object, and read it back."""
-        layout = LAYOUTS[self._options.layout]
-        key = layout.key(key_of(self._segment), suffix, self._options.place)
-        sent = [0, 0]
+        layout = LAYOUTS[self.options.layout]
+        key = layout.key(key_of(self.segment), suffix, self.options.place)
+        sent = (0, 0)
 
         def counted() -> Iterator[Buffer]:
-            sent[:] = 0, 0
+            nonlocal sent
+            # An upload that is tried again begins anew.
+            sent, crcs = (0, 0), self.crcs.setdefault(suffix, [])
+            crcs.clear()
             for data in body():
-                sent[:] = sent[0] + len(memoryview(data)), crc32c.crc32c(data, sent[1])
+                sent = sent[0] + len(memoryview(data)), crc32c.crc32c(data, sent[1])
+                crcs.append(crc32c.crc32c(data))
                 yield data
 
-        self._store.put(key, counted)
-        self._crcs[suffix] = sent[1]
+        self.store.put(key, counted)
         try:
             found = self._read_back(key, sent[0])
         except FileNotFoundError:
             raise RemoteStorageError(
-                f"{self._store.url(key)}: was stored, but does not exist when it is read back; find out what deletes "
+                f"{self.store.url(key)}: was stored, but does not exist when it is read back; find out what deletes "
                 "objects, and copy again"
             ) from None
-        if found != tuple(sent):
+        if found != sent:
             raise RemoteStorageError(
-                f"{self._store.url(key)}: {sent[0]} bytes with the CRC-32C {sent[1]:08x} were stored, but "
+                f"{self.store.url(key)}: {sent[0]} bytes with the CRC-32C {sent[1]:08x} were stored, but "
                 f"{found[0]} bytes with {found[1]:08x} are there"
             )
 
     def _read_back(self, key: str, size: int) -> tuple[int, int]:
-        stored = self._store.size(key)
+        stored = self.store.size(key)
         crc = 0
         for position in range(0, min(stored, size), _READ_BYTES):
             count = min(_READ_BYTES, size - position)
-            self._spend(count)
-            crc = crc32c.crc32c(self._store.get(key, position, count), crc)
+            self.spend(count)
+            crc = crc32c.crc32c(self.store.get(key, position, count), crc)
         return stored, crc
