@@ -1,6 +1,6 @@
 """Compaction: which log to compact next and how much of it, and the rounds that do it (kafka-storage 8.1).
 
-`plan_compaction` and `choose_dirtiest` plan and change nothing; `Compactor` compacts.
+`plan_compaction` plans and changes nothing; `Compactor` compacts.
 """
 
 from __future__ import annotations
@@ -19,29 +19,18 @@ from logfs.store.maintenance.schedule import MaintenanceTask, Timer, due
 from logfs.store.maintenance.throttle import Throttle
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from logfs.config import LogConfig
     from logfs.log.append.partition import Partition
     from logfs.log.segment.segment import Segment
+    from logfs.log.state.log_state import LogState
     from logfs.store.registry import BackgroundOperation
 
     Progress = Callable[[int], None]
 
 logger = logging.getLogger(__name__)
 
-
-class CompactionInput(NamedTuple):
-    """What `plan_compaction` needs to know of a log: its segments, settings and offsets.
-
-    `checkpoint` is the offset up to which the log was cleaned, None if it never was.
-    """
-
-    segments: Sequence[Segment]
-    config: LogConfig
-    log_start_offset: int
-    last_stable_offset: int
-    checkpoint: int | None
 
 
 class CompactionPlan(NamedTuple):
@@ -74,53 +63,44 @@ class CompactionPlan(NamedTuple):
         return overdue or self.ratio > config.min_cleanable_dirty_ratio
 
 
-def plan_compaction(log: CompactionInput, now_ms: int) -> CompactionPlan:
-    """Return which part of a log a round of compaction would clean at the time `now_ms` (ms since the epoch)."""
-    first_dirty = _first_dirty(log)
+def plan_compaction(
+    log: LogState, config: LogConfig, checkpoint: int | None, now_ms: int
+) -> CompactionPlan:
+    """Return which part of a log a round of compaction would clean at the time `now_ms` (ms since the epoch).
+
+    `checkpoint` is the offset up to which the log was cleaned, None if it never was. A checkpoint outside of the log
+    does not count.
+    """
+    first_dirty = log.log_start_offset
+    if checkpoint is not None and first_dirty <= checkpoint <= log.segments[-1].next_offset:
+        first_dirty = checkpoint
     sealed = log.segments[:-1]
     dirty = [segment for segment in sealed if segment.next_offset > first_dirty]
-    bound = max(_first_uncleanable(log, dirty, now_ms), first_dirty)
+    bound = max(_first_uncleanable(log, config, dirty, now_ms), first_dirty)
     # Only whole segments are cleaned, so the bound moves down to the base offset of the segment that it lies in.
     # If the log starts within a segment, the bound may then be below the first dirty offset, and nothing is due.
     bound = max(s.base_offset for s in log.segments if s.base_offset <= bound)
     cleanable = sum(segment.size_bytes for segment in dirty if segment.base_offset < bound)
     clean = sum(segment.size_bytes for segment in sealed if segment.base_offset < first_dirty)
     times = [time for segment in dirty if (time := segment.first_batch_timestamp) > 0]
-    delay_ms = max(now_ms - log.config.max_compaction_lag_ms - min(times, default=now_ms), 0)
+    delay_ms = max(now_ms - config.max_compaction_lag_ms - min(times, default=now_ms), 0)
     return CompactionPlan(Dirty(first_dirty, bound), clean, cleanable, delay_ms)
 
 
-def _first_dirty(log: CompactionInput) -> int:
-    """Return the checkpoint, or the log start offset if there is no checkpoint within the log."""
-    end = log.segments[-1].next_offset
-    known = log.checkpoint
-    if known is None or not log.log_start_offset <= known <= end:
-        return log.log_start_offset
-    return known
-
-
-def _first_uncleanable(log: CompactionInput, dirty: Sequence[Segment], now_ms: int) -> int:
+def _first_uncleanable(
+    log: LogState, config: LogConfig, dirty: Sequence[Segment], now_ms: int
+) -> int:
     """Return the offset at which cleaning must stop.
 
     Open transactions, the active segment and segments younger than `min.compaction.lag.ms` are not cleaned.
     """
     bound = min(log.last_stable_offset, log.segments[-1].base_offset)
-    lag_ms = log.config.min_compaction_lag_ms
+    lag_ms = config.min_compaction_lag_ms
     if lag_ms > 0:
         young = (s.base_offset for s in dirty if s.largest_timestamp > now_ms - lag_ms)
         bound = min(bound, next(young, bound))
     return bound
 
-
-def choose_dirtiest(
-    plans: Mapping[str, CompactionPlan], configs: Mapping[str, LogConfig]
-) -> str | None:
-    """Return the name of the log with the highest dirty ratio among those that are due, or None if no log is due.
-
-    The keys of both mappings are the names of the logs.
-    """
-    due = [name for name, each in plans.items() if each.is_due(configs[name])]
-    return max(due, key=lambda name: plans[name].ratio, default=None)
 
 
 # Execution.
@@ -179,14 +159,8 @@ class Compactor(Maintenance):
         """Return which part of a partition's log a round of compaction would clean now; clean nothing."""
         partition = self._registry[name]
         state = partition.stable_state
-        log = CompactionInput(
-            state.segments,
-            partition.config,
-            state.log_start_offset,
-            state.last_stable_offset,
-            self._checkpoints.cleaner_offset(name),
-        )
-        return plan_compaction(log, self._registry.clock())
+        checkpoint = self._checkpoints.cleaner_offset(name)
+        return plan_compaction(state, partition.config, checkpoint, self._registry.clock())
 
     def run_due(self) -> None:
         """Compact the requested logs and, if `log.cleaner.backoff.ms` has passed since last time, those that are due.
@@ -254,13 +228,14 @@ class Compactor(Maintenance):
             )
 
     def _dirtiest(self, passed: set[str]) -> str | None:
-        plans: dict[str, CompactionPlan] = {}
-        configs: dict[str, LogConfig] = {}
+        """Return the log with the highest dirty ratio among those that are due, without the logs in `passed`."""
+        ratios: dict[str, float] = {}
 
         def look(name: str, partition: Partition) -> None:
             if partition.config.is_compacted:
-                plans[name] = self.plan(name)
-                configs[name] = partition.config
+                plan = self.plan(name)
+                if plan.is_due(partition.config):
+                    ratios[name] = plan.ratio
 
         for name, partition in self._registry.written().items():
             if (
@@ -270,7 +245,7 @@ class Compactor(Maintenance):
                 and name not in passed
             ):
                 self._try(name, partial(look, name, partition))
-        return choose_dirtiest(plans, configs)
+        return max(ratios, key=ratios.__getitem__, default=None)
 
     def _try(self, name: str, work: Callable[[], object]) -> None:
         """Call `work` for one log. An error is logged, and does not keep the other logs from being compacted.
@@ -300,14 +275,14 @@ class Compactor(Maintenance):
             registry = self._registry
             partition = registry.writable(name)
             self._commits.clear_place(name)
-            plan_compaction = self.plan(name)
+            plan = self.plan(name)
             if self._checkpoints.cleaner_offset(name) is None:
                 # Written before a round removes records: loading expects gaps only in a log with a checkpoint.
-                self._checkpoints.set_cleaner_offset(partition, plan_compaction.dirty.first_dirty)
+                self._checkpoints.set_cleaner_offset(partition, plan.dirty.first_dirty)
             began = time.monotonic()
-            with registry.doing("compacting", name, plan_compaction.work_bytes) as work:
+            with registry.doing("compacting", name, plan.work_bytes) as work:
                 try:
-                    cleaned = self._clean(partition, plan_compaction, work, progress)
+                    cleaned = self._clean(partition, plan.dirty, work, progress)
                 except CleaningAborted:
                     self.aborted += 1
                     raise
@@ -335,7 +310,7 @@ class Compactor(Maintenance):
     def _clean(
         self,
         partition: Partition,
-        plan_compaction: CompactionPlan,
+        dirty: Dirty,
         work: BackgroundOperation,
         progress: Progress | None,
     ) -> Cleaned:
@@ -361,7 +336,7 @@ class Compactor(Maintenance):
 
         return clean(
             partition,
-            plan_compaction.dirty,
+            dirty,
             self._registry.clock(),
             memory_bytes=broker.log_cleaner_dedupe_buffer_size
             // max(broker.log_cleaner_threads, 1),
