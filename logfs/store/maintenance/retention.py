@@ -17,7 +17,7 @@ import logging
 from collections import Counter
 from enum import Enum
 from functools import partial
-from itertools import pairwise, repeat, takewhile
+from itertools import pairwise, takewhile
 from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.errors import LogfsError
@@ -49,6 +49,11 @@ class RetentionCause(Enum):
     TIME = "retention.ms"
     LOCAL_SIZE = "local.retention.bytes"
     LOCAL_TIME = "local.retention.ms"
+
+
+# The passes for size and age, over a whole log and over its local segments. Their values are the settings' names.
+_TOTAL = RetentionCause.SIZE, RetentionCause.TIME
+_LOCAL = RetentionCause.LOCAL_SIZE, RetentionCause.LOCAL_TIME
 
 
 class Expired(NamedTuple):
@@ -107,33 +112,17 @@ def plan_retention(
     # Segments that are not copied yet, or not read yet by the groups, are not dropped by size or age.
     copied = copied_end if copied_end is not None and config.copies_segments else LONG_MAX
     end = copied if unread is None else min(copied, unread.offset)
-    total = _Limits(config.retention_bytes, config.retention_ms, "")
-    for cause, reasons in ((RetentionCause.SIZE, _too_large), (RetentionCause.TIME, _too_old)):
-        kept = segments[len(expired) :]
-        found = map(Expired, kept, repeat(cause), reasons(kept, total, now_ms))
-        expired += takewhile(lambda each: each.segment.next_offset <= end, found)
+    limits = config.retention_bytes, config.retention_ms
+    found = _beyond_limits(segments[len(expired) :], limits, _TOTAL, now_ms)
+    expired += takewhile(lambda each: each.segment.next_offset <= end, found)
     left = segments[len(expired) :]
     released: list[Expired] = []
     if copied_end is not None:
         local = [segment for segment in left if not segment.is_tiered]
-        limits = _Limits(*config.local_limits, "local.")
-        for cause, reasons in (
-            (RetentionCause.LOCAL_SIZE, _too_large),
-            (RetentionCause.LOCAL_TIME, _too_old),
-        ):
-            kept = local[len(released) :]
-            found = map(Expired, kept, repeat(cause), reasons(kept, limits, now_ms))
-            released += takewhile(lambda each: each.segment.next_offset <= copied_end, found)
+        found = _beyond_limits(local, config.local_limits, _LOCAL, now_ms)
+        released += takewhile(lambda each: each.segment.next_offset <= copied_end, found)
     stays = _why_it_stays(left, config, now_ms, unread, copied) if left else ""
     return RetentionPlan(expired, stays, starts[len(expired)], released)
-
-
-class _Limits(NamedTuple):
-    """The limits of a pass in bytes and in ms (negative for no limit), and the prefix of their settings' names."""
-
-    size_bytes: int
-    age_ms: int
-    prefix: str
 
 
 def _below_start(segments: Sequence[Segment], log_start_offset: int) -> Iterator[Expired]:
@@ -145,33 +134,38 @@ def _below_start(segments: Sequence[Segment], log_start_offset: int) -> Iterator
         )
 
 
-def _too_large(segments: Sequence[Segment], limits: _Limits, now_ms: int) -> Iterator[str]:
-    limit = limits.size_bytes
-    if limit < 0:
-        return
-    excess = sum(segment.size_bytes for segment in segments) - limit
-    for segment in segments:
-        if excess < segment.size_bytes or not segment.size_bytes:
-            return
-        yield f"the log exceeds {limits.prefix}retention.bytes={limit} by {excess} bytes"
-        excess -= segment.size_bytes
+def _beyond_limits(
+    segments: Sequence[Segment],
+    limits: tuple[int, int],
+    causes: tuple[RetentionCause, RetentionCause],
+    now_ms: int,
+) -> Iterator[Expired]:
+    """Yield the segments of the pass for size, and then those of the pass for age (`causes`).
 
-
-def _too_old(segments: Sequence[Segment], limits: _Limits, now_ms: int) -> Iterator[str]:
-    limit = limits.age_ms
-    if limit < 0:
-        return
+    `limits` are in bytes and in ms, negative for no limit.
+    """
+    (most_bytes, most_ms), (by_size, by_age) = limits, causes
+    excess = sum(segment.size_bytes for segment in segments) - most_bytes if most_bytes >= 0 else -1
     for segment in segments:
-        if not segment.size_bytes:
+        size = segment.size_bytes
+        if not size:
             return
-        is_small = segment.size_bytes <= _SMALL_BYTES
-        if not is_small and now_ms - segment.largest_timestamp <= limit:
+        if excess >= size:
+            reason = f"the log exceeds {by_size.value}={most_bytes} by {excess} bytes"
+            yield Expired(segment, by_size, reason)
+            excess -= size
+            continue
+        # The pass for size ends at the first segment that it does not delete.
+        excess = -1
+        is_small = size <= _SMALL_BYTES
+        if most_ms < 0 or (not is_small and now_ms - segment.largest_timestamp <= most_ms):
             return
         # An index is a cache, and never the only reason to delete a segment.
         newest = _newest_timestamp(segment, whole=is_small)
-        if now_ms - newest <= limit:
+        if now_ms - newest <= most_ms:
             return
-        yield f"its newest record, of {format_time(newest)}, is older than {limits.prefix}retention.ms={limit}"
+        reason = f"its newest record, of {format_time(newest)}, is older than {by_age.value}={most_ms}"
+        yield Expired(segment, by_age, reason)
 
 
 def _newest_timestamp(segment: Segment, *, whole: bool) -> int:
@@ -221,11 +215,10 @@ def _why_it_stays(
     if not config.is_deleted:
         return f"cleanup.policy={','.join(sorted(config.cleanup_policy))} deletes nothing by age or size"
     if segment.next_offset > copied_end:
-        limits = _Limits(config.retention_bytes, config.retention_ms, "")
-        due = next(_too_large(segments, limits, now_ms), None)
-        due = due or next(_too_old(segments, limits, now_ms), None)
+        limits = config.retention_bytes, config.retention_ms
+        due = next(_beyond_limits(segments, limits, _TOTAL, now_ms), None)
         if due is not None:
-            return f"{due}, but it is not in the object store yet, where the copies end at offset {copied_end}"
+            return f"{due.reason}, but it is not in the object store yet, where the copies end at offset {copied_end}"
     reasons = []
     if config.retention_bytes >= 0:
         total = sum(each.size_bytes for each in segments)
@@ -235,10 +228,9 @@ def _why_it_stays(
         )
     if config.retention_ms >= 0:
         newest = segment.largest_timestamp
-        due = format_time(newest + config.retention_ms)
         reasons.append(
-            f"its newest record, of {format_time(newest)}, may be deleted after {due} "
-            f"(retention.ms={config.retention_ms})"
+            f"its newest record, of {format_time(newest)}, may be deleted after "
+            f"{format_time(newest + config.retention_ms)} (retention.ms={config.retention_ms})"
         )
     return "; ".join(reasons) or "retention.ms and retention.bytes set no limit"
 
