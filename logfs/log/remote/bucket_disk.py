@@ -20,8 +20,7 @@ import logging
 import os
 import stat
 import time
-from bisect import bisect_right
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
@@ -58,19 +57,13 @@ _DOUBT_SECONDS = 1.0
 _SECOND_NS = 1_000_000_000
 
 
-class _NoLock(AbstractContextManager[bool]):
+class _NoLock(nullcontext[None]):
     """A lock that never blocks: a name in a bucket never comes to stand for another object."""
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         return True
 
     def release(self) -> None:
-        pass
-
-    def __enter__(self) -> bool:
-        return True
-
-    def __exit__(self, *_: object) -> None:
         pass
 
 
@@ -138,10 +131,14 @@ class _Listing(Generic[T]):
 
 
 class StoredEntry(NamedTuple):
-    """A file of a partition: the file of `segment` with `suffix` or, without a segment, the bytes `content`."""
+    """A file of a partition: the file of `segment` with `suffix` or, without a segment, the bytes `content`.
+
+    `following` is the segment after `segment`, None for the last.
+    """
 
     segment: BucketSegment | None
     suffix: str
+    following: BucketSegment | None = None
     content: bytes = b""
 
 
@@ -158,14 +155,15 @@ class _Partition(NamedTuple):
 
 def _partition_of(place: PartitionPlace, segments: Sequence[BucketSegment]) -> _Partition:
     metadata = format_partition_metadata(text_to_uuid(place.topic_id))
-    files = {names.PARTITION_METADATA: StoredEntry(None, "", metadata)}
+    files = {names.PARTITION_METADATA: StoredEntry(None, "", content=metadata)}
     for segment, following in zip(segments, [*segments[1:], None], strict=True):
         for suffix in segment.files:
+            entry = StoredEntry(segment, suffix, following)
             if suffix in names.SEGMENT_FILES:
-                files[names.stem(segment.start_offset) + suffix] = StoredEntry(segment, suffix)
+                files[names.stem(segment.start_offset) + suffix] = entry
             elif suffix == names.SNAPSHOT and following is not None:
                 # The state of the producers after the segment.
-                files[names.stem(following.start_offset) + suffix] = StoredEntry(segment, suffix)
+                files[names.stem(following.start_offset) + suffix] = entry
     if segments:
         files[names.LEADER_EPOCHS] = StoredEntry(segments[-1], EPOCHS)
     return _Partition(identity_of(place.prefix), segments, files)
@@ -176,8 +174,6 @@ class BucketFile(File):
     """An open file of a bucket. It has no descriptor."""
 
     entry: StoredEntry
-    # The segment after the file's own, None for the last.
-    following: BucketSegment | None
 
 
 class BucketDisk(ReadOnlyDisk):
@@ -263,18 +259,14 @@ class BucketDisk(ReadOnlyDisk):
         if len(self._below(path)) != 2:
             raise missing(path)
         listing = self._partition(path.parent)
-        _, segments, files = listing.get()
-        if path.name not in files:
+        entry = listing.get().files.get(path.name)
+        if entry is None:
             # Another process may know a newer listing.
             listing.doubt()
-            _, segments, files = listing.get()
-        entry = files.get(path.name)
+            entry = listing.get().files.get(path.name)
         if entry is None:
             raise missing(path)
-        start = -1 if entry.segment is None else entry.segment.start_offset
-        number = bisect_right(segments, start, key=lambda segment: segment.start_offset)
-        following = segments[number] if number < len(segments) else None
-        return BucketFile(path, -1, entry, following)
+        return BucketFile(path, -1, entry)
 
     def _below(self, path: Path) -> tuple[str, ...]:
         return path.relative_to(self.root).parts
@@ -334,23 +326,22 @@ class BucketDisk(ReadOnlyDisk):
         stored = self._stored(file)
         if isinstance(stored, bytes):
             return len(stored)
-        entry, following = _entry(file)
+        entry = _entry(file)
         if entry.suffix == names.LOG and not stored.size:
             raise Corrupt(
                 f"{stored.key}: the object is empty, but a segment has at least one batch; restore the object"
             )
-        if entry.suffix != names.LOG or following is None:
+        segment, following = entry.segment, entry.following
+        if entry.suffix != names.LOG or segment is None or following is None:
             return stored.size
-        segment = entry.segment
-        assert segment is not None
         if segment.shown_bytes is None:
             with self._noticing_loss(file):
                 segment.shown_bytes = self._end_before(segment, stored, following.start_offset)
         return segment.shown_bytes
 
     def described_end(self, file: File) -> tuple[int, int] | None:
-        entry, following = _entry(file)
-        if entry.segment is None or following is not None:
+        entry = _entry(file)
+        if entry.segment is None or entry.following is not None:
             return None
         with self._noticing_loss(file):
             found = entry.segment.description(self)
@@ -362,23 +353,18 @@ class BucketDisk(ReadOnlyDisk):
         return not isinstance(stored, bytes) and self.size(file) < stored.size
 
     def stat_file(self, file: File) -> Status:
-        entry, _ = _entry(file)
+        entry = _entry(file)
         changed_ns = entry.segment.modified_ms * 1_000_000 if entry.segment else 0
         return _status(_FILE, _identity(entry), self.size(file), changed_ns)
 
-    def read_file(self, path: Path) -> bytes:
-        return bytes(self.read_all(self.open(path)))
 
     def read_all(self, file: File) -> bytes:
         return bytes(self.read(file, 0, self.size(file)))
 
-    def free_bytes(self, path: Path) -> int:
-        """Return 0: nothing can be written."""
-        return 0
 
     def _stored(self, file: File) -> StoredFile | bytes:
         """Return where the bytes of a file are, or its bytes. Raises `WouldBlock` and the errors of a manifest."""
-        entry, _ = _entry(file)
+        entry = _entry(file)
         if entry.segment is None:
             return entry.content
         with self._noticing_loss(file):
@@ -405,10 +391,10 @@ class BucketDisk(ReadOnlyDisk):
 
     def _following(self, file: File) -> StoredFile | None:
         """Return the .log file after that of a segment."""
-        entry, following = _entry(file)
-        if following is None or entry.suffix != names.LOG:
+        entry = _entry(file)
+        if entry.following is None or entry.suffix != names.LOG:
             return None
-        return following.file(names.LOG, self)
+        return entry.following.file(names.LOG, self)
 
     def _end_before(self, segment: BucketSegment, log: StoredFile, offset: int) -> int:
         """Return the position in a .log file at which the batches at or after `offset` begin, usually its end."""
@@ -444,9 +430,9 @@ _FILE = stat.S_IFREG | 0o444
 _DIRECTORY = stat.S_IFDIR | 0o755
 
 
-def _entry(file: File) -> tuple[StoredEntry, BucketSegment | None]:
+def _entry(file: File) -> StoredEntry:
     assert isinstance(file, BucketFile), "opened by this disk"
-    return file.entry, file.following
+    return file.entry
 
 
 def missing(path: Path) -> FileNotFoundError:

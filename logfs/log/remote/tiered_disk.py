@@ -109,7 +109,7 @@ class TieredDisk(BucketDisk):
             raise missing(path)
         end = segment.end_offset
         following = None if end is None else known.get(end + 1)
-        return BucketFile(path, -1, StoredEntry(segment, suffix), following)
+        return BucketFile(path, -1, StoredEntry(segment, suffix, following))
 
     def lost(self, file: File, error: FileNotFoundError) -> Exception:
         assert isinstance(file, BucketFile)
