@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from logfs.log.remote.encryption import DataKey
     from logfs.log.remote.object_store import ObjectStore
 
+    _ChunkId = tuple[str, str, int, int]
+
 logger = logging.getLogger(__name__)
 
 # The chunks that stay open. At 4 MiB each, they need no memory but the page cache.
@@ -80,16 +82,14 @@ class StoredFile(NamedTuple):
             return True
         return hashlib.md5(data, usedforsecurity=False).hexdigest() == version
 
+    def chunk_id(self, number: int) -> _ChunkId:
+        """Return what tells a chunk from all others of the bucket."""
+        return self.key, self.version, self.begin, number
+
 
 class _ArrivedWrong(Corrupt):
     """The bytes that arrived are not those that were stored, by their CRC or by a second request."""
 
-
-class _ChunkId(NamedTuple):
-    key: str
-    version: str
-    begin: int
-    number: int
 
 
 class ChunkReader:
@@ -171,10 +171,7 @@ class ChunkReader:
         changed = False
         numbers = stored.chunks.chunks(stored.position + start, stored.position + end)
         for number in numbers[:_MOST_AHEAD]:
-            which, chunk = (
-                _ChunkId(stored.key, stored.version, stored.begin, number),
-                stored.chunks[number],
-            )
+            which, chunk = stored.chunk_id(number), stored.chunks[number]
             with self._lock:
                 since, tries = self._tries.get(which, (0.0, 0))
                 if time.monotonic() - since > _TRY_SECONDS:
@@ -192,8 +189,11 @@ class ChunkReader:
         self, stored: StoredFile, number: int, following: Callable[[], StoredFile | None]
     ) -> File:
         """Return the open file of a chunk. If it is not open, load it from the cache or fetch it."""
-        which = _ChunkId(stored.key, stored.version, stored.begin, number)
-        file = self._opened(which)
+        which = stored.chunk_id(number)
+        with self._lock:
+            file = self._open.get(which)
+            if file is not None:
+                self._open.move_to_end(which)
         if file is None:
             self._disk.check_may_fetch()
             coming = self._begin(stored, number)
@@ -206,23 +206,16 @@ class ChunkReader:
     def _drop(self, stored: StoredFile, number: int) -> File | None:
         """Forget a chunk, here and in the cache; return its file if it was open."""
         with self._lock:
-            file = self._open.pop(_ChunkId(stored.key, stored.version, stored.begin, number), None)
+            file = self._open.pop(stored.chunk_id(number), None)
         self._cache.forget(self._name(stored, number))
         return file
-
-    def _opened(self, which: _ChunkId) -> File | None:
-        with self._lock:
-            file = self._open.get(which)
-            if file is not None:
-                self._open.move_to_end(which)
-            return file
 
     def _begin(self, stored: StoredFile, number: int) -> Future[File]:
         """Begin to fetch a chunk, if that has not begun yet; return what will be its open file.
 
         Raises `RemoteStorageError` if no thread can be started.
         """
-        which = _ChunkId(stored.key, stored.version, stored.begin, number)
+        which = stored.chunk_id(number)
         with self._lock:
             coming = self._coming.get(which)
             if coming is not None:
@@ -236,7 +229,7 @@ class ChunkReader:
             # other requests nor the end of the process. The chunk is noted last, so only if its thread has started.
             self._start(self._fetch, coming, stored, number)
             self._coming[which] = coming
-        return coming
+            return coming
 
     def _start(self, work: Callable[..., None], *arguments: object) -> None:
         try:
@@ -245,7 +238,7 @@ class ChunkReader:
             raise RemoteStorageError(f"{self._place}: nothing is fetched now: {error}") from None
 
     def _fetch(self, coming: Future[File], stored: StoredFile, number: int) -> None:
-        which = _ChunkId(stored.key, stored.version, stored.begin, number)
+        which = stored.chunk_id(number)
         try:
             file = self._get(stored, number)
         except BaseException as error:
@@ -259,7 +252,6 @@ class ChunkReader:
                 self._open.popitem(last=False)
             self._coming.pop(which, None)
         coming.set_result(file)
-
     def _name(self, stored: StoredFile, number: int) -> str:
         """Return the name of a chunk in the cache, which no other chunk of any bucket has."""
         part = f"{stored.version} {stored.begin} {number} {stored.chunks[number].size}"
