@@ -96,7 +96,8 @@ class Backoff:
     """
 
     def __init__(self) -> None:
-        self._failed: dict[tuple[MaintenanceTask, str], tuple[int, Timer]] = {}
+        # For each work that failed: how often, when it did so last, and how many ms it waits from then on.
+        self._failed: dict[tuple[MaintenanceTask, str], tuple[int, int, int]] = {}
 
     def __iter__(self) -> Iterator[tuple[MaintenanceTask, str]]:
         return iter(list(self._failed))
@@ -113,12 +114,14 @@ class Backoff:
         If the work fails, logs the error and returns how many ms the work now has to wait; otherwise returns None.
         `clock` returns the time in ms since the epoch.
         """
-        if self.holds(task, name, clock()):
+        count, since_ms, wait_ms = self._failed.get((task, name), (0, 0, 0))
+        if since_ms <= clock() < since_ms + wait_ms:
             return None
         try:
             work()
         except Exception as error:
-            wait_ms = self.failed(task, name, clock())
+            wait_ms = min(_FIRST_WAIT_MS << min(count, 16), _LONGEST_WAIT_MS)
+            self._failed[task, name] = count + 1, clock(), wait_ms
             known = isinstance(error, LogfsError | OSError)
             logger.error(
                 "upkeep: %s %sfailed, and is retried in %d s: %s",
@@ -129,29 +132,11 @@ class Backoff:
                 exc_info=None if known else error,
             )
             return wait_ms
-        self.succeeded(task, name)
-        return None
-
-    def holds(self, task: MaintenanceTask, name: str, now_ms: int) -> bool:
-        """Whether the work of a task for `name` failed before, and at `now_ms` still has to wait."""
-        if (task, name) not in self._failed:
-            return False
-        since_ms, wait_ms = self._failed[task, name][1]
-        return since_ms <= now_ms < since_ms + (wait_ms or 0)
-
-    def failed(self, task: MaintenanceTask, name: str, now_ms: int) -> int:
-        """Record a failure of `task` for `name`, and return how many ms the task has to wait for that name."""
-        count = self._failed[task, name][0] + 1 if (task, name) in self._failed else 0
-        wait_ms = min(_FIRST_WAIT_MS << min(count, 16), _LONGEST_WAIT_MS)
-        self._failed[task, name] = (count, Timer(now_ms, wait_ms))
-        return wait_ms
-
-    def succeeded(self, task: MaintenanceTask, name: str) -> None:
-        """Forget the failures of a task for `name`."""
         self._failed.pop((task, name), None)
+        return None
 
     def keep(self, names: Container[str]) -> None:
         """Forget the failures of work for partitions and directories not in `names`; keep those of whole tasks."""
         for task, name in self:
             if name and name not in names:
-                self.succeeded(task, name)
+                self._failed.pop((task, name), None)
