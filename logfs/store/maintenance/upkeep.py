@@ -28,10 +28,9 @@ from logfs.store.maintenance.schedule import (
 from logfs.store.registry import BackgroundOperation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
-    from logfs.config import LogConfig
     from logfs.log.append.partition import Partition
     from logfs.log.disk.disk import Disk
     from logfs.store.maintenance.compaction import Compactor
@@ -60,25 +59,19 @@ class MaintenanceScheduler(Maintenance):
         self.last_run_ms: int | None = None
         self.last_run_seconds = 0.0
         self.failures = 0
-        broker = context.registry.settings.broker_config
-        delay = Timer(context.registry.opened_ms, broker.log_initial_task_delay_ms)
-        self._timers = {
-            MaintenanceTask.FLUSH: Timer(context.registry.opened_ms),
-            MaintenanceTask.PRODUCERS: Timer(context.registry.opened_ms),
-            MaintenanceTask.CHECKPOINT: delay,
-            MaintenanceTask.ROLL: delay,
-            MaintenanceTask.RETENTION: delay,
-            MaintenanceTask.REMOVAL: Timer(context.registry.opened_ms),
-        }
         self._seen_version = context.registry.settings.version
         self._acts: dict[MaintenanceTask, Callable[[int], None]] = {
             MaintenanceTask.FLUSH: self._flush,
             MaintenanceTask.PRODUCERS: self._expire_producers,
-            MaintenanceTask.CHECKPOINT: self._checkpoint,
+            MaintenanceTask.CHECKPOINT: lambda _: self.checkpoint(),
             MaintenanceTask.ROLL: self._roll,
             MaintenanceTask.RETENTION: self._retain,
             MaintenanceTask.REMOVAL: self._remove,
         }
+        self._timers = dict.fromkeys(self._acts, Timer(context.registry.opened_ms))
+        delay_ms = context.registry.settings.broker_config.log_initial_task_delay_ms
+        for task in (MaintenanceTask.CHECKPOINT, MaintenanceTask.ROLL, MaintenanceTask.RETENTION):
+            self._timers[task] = Timer(context.registry.opened_ms, delay_ms)
 
     def ask(self, *tasks: MaintenanceTask) -> None:
         """Make tasks due at the next `run_due`."""
@@ -129,25 +122,31 @@ class MaintenanceScheduler(Maintenance):
             if not partition.is_paused and partition.failure is None
         ]
 
-    def _flush(self, now_ms: int) -> None:
-        for name, partition in self._registry.written().items():
-            if partition.flusher.is_overdue(now_ms):
-                self._attempt(
-                    MaintenanceTask.FLUSH, name, partial(self._flush_one, name, partition)
-                )
-        self._attempt(MaintenanceTask.FLUSH, "", partial(self._commits.upkeep, now_ms))
+    def _attempt_each(
+        self,
+        task: MaintenanceTask,
+        partitions: Iterable[tuple[str, Partition]],
+        work: Callable[[str, Partition], None],
+    ) -> None:
+        for name, partition in partitions:
+            self._attempt(task, name, partial(work, name, partition))
 
-    def _flush_one(self, name: str, partition: Partition) -> None:
-        logger.debug("%s: flushed up to offset %d", name, partition.flush())
+    def _flush(self, now_ms: int) -> None:
+        def flush(name: str, partition: Partition) -> None:
+            logger.debug("%s: flushed up to offset %d", name, partition.flush())
+
+        written = self._registry.written().items()
+        overdue = (each for each in written if each[1].flusher.is_overdue(now_ms))
+        self._attempt_each(MaintenanceTask.FLUSH, overdue, flush)
+        self._attempt(MaintenanceTask.FLUSH, "", partial(self._commits.upkeep, now_ms))
 
     def _expire_producers(self, now_ms: int) -> None:
         expiration_ms = self._registry.settings.broker_config.producer_id_expiration_ms
-        for name, partition in self._registry.written().items():
-            work = partial(partition.expire_producers, now_ms, expiration_ms)
-            self._attempt(MaintenanceTask.PRODUCERS, name, work)
 
-    def _checkpoint(self, now_ms: int) -> None:
-        self.checkpoint()
+        def expire(_: str, partition: Partition) -> None:
+            partition.expire_producers(now_ms, expiration_ms)
+
+        self._attempt_each(MaintenanceTask.PRODUCERS, self._registry.written().items(), expire)
 
     def checkpoint(self) -> None:
         """Write the checkpoints of all log directories now."""
@@ -156,44 +155,46 @@ class MaintenanceScheduler(Maintenance):
         logger.debug("checkpoints written")
 
     def _roll(self, now_ms: int) -> None:
-        for name, partition in self._partitions():
-            self._attempt(
-                MaintenanceTask.ROLL, name, partial(self._roll_one, name, partition, now_ms)
-            )
+        """Roll the active segments of partitions without appends, where an append would roll them.
 
-    def _roll_one(self, name: str, partition: Partition, now_ms: int) -> None:
-        if not rolls_when_quiet(partition.config, is_brokers=self._registry.is_brokers(name)):
-            return
-        with partition.lock:
-            active = partition.active
-            # For records that were appended before the opening, the file's mtime counts.
-            since_ms = partition.appended_ms
-            idle_ms = now_ms - (active.mtime_ms() if since_ms is None else since_ms)
-            if is_roll_overdue(active, partition.config, idle_ms, now_ms):
-                partition.roll(now_ms)
-                limit = partition.config.segment_ms
-                logger.info("%s: rolled: older than segment.ms=%d", active.path, limit)
+        Kafka checks `segment.ms` only at the next append (kafka-storage 4.1), so the last segment of a quiet
+        partition stays active for ever and is never compacted. With `logfs.roll.quiet` at its default, `auto`, this
+        rolls no segment in a log directory that a broker uses.
+        """
+
+        def roll(name: str, partition: Partition) -> None:
+            quiet = partition.config.logfs_roll_quiet
+            if quiet != "always" and (quiet != "auto" or self._registry.is_brokers(name)):
+                return
+            with partition.lock:
+                active = partition.active
+                # For records that were appended before the opening, the file's mtime counts.
+                since_ms = partition.appended_ms
+                idle_ms = now_ms - (active.mtime_ms() if since_ms is None else since_ms)
+                if is_roll_overdue(active, partition.config, idle_ms, now_ms):
+                    partition.roll(now_ms)
+                    limit = partition.config.segment_ms
+                    logger.info("%s: rolled: older than segment.ms=%d", active.path, limit)
+
+        self._attempt_each(MaintenanceTask.ROLL, self._partitions(), roll)
 
     def _retain(self, now_ms: int) -> None:
         names = [name for name, _ in self._partitions()]
         self._retainer.retain(names, partial(self._attempt, MaintenanceTask.RETENTION))
 
     def _remove(self, now_ms: int) -> None:
-        for name, partition in self._partitions():
-            self._attempt(
-                MaintenanceTask.REMOVAL, name, partial(self._remove_files, name, partition, now_ms)
-            )
+        def remove(name: str, partition: Partition) -> None:
+            count = partition.remove_dropped(now_ms)
+            if count:
+                logger.info("%s: removed the files of %d dropped segments", name, count)
+
+        self._attempt_each(MaintenanceTask.REMOVAL, self._partitions(), remove)
         disks = {log_dir.path: log_dir.disk for log_dir in self._registry.working}
         for path, due_ms in self._registry.deletions.copy().items():
             disk = disks.get(path.parent)
             if disk is not None and due_ms <= now_ms:
                 work = partial(self._remove_directory, disk, path)
                 self._attempt(MaintenanceTask.REMOVAL, path.name, work)
-
-    def _remove_files(self, name: str, partition: Partition, now_ms: int) -> None:
-        count = partition.remove_dropped(now_ms)
-        if count:
-            logger.info("%s: removed the files of %d dropped segments", name, count)
 
     def _remove_directory(self, disk: Disk, path: Path) -> None:
         """Remove the directory of a partition that was deleted or moved; segments that are still read stay."""
@@ -214,21 +215,6 @@ class MaintenanceScheduler(Maintenance):
             is_deleted = topic_id != read_topic_id(home.disk, home.path / name.directory)
         if is_deleted:
             self._tiered.forget_partition(topic_id, name.directory)
-
-
-# Rolling the active segment of a partition without appends. Kafka checks `segment.ms` only at the next append
-# (kafka-storage 4.1), so the last segment of a quiet partition stays active for ever and is never compacted. Here
-# upkeep rolls such a segment when an append would roll it.
-
-
-def rolls_when_quiet(config: LogConfig, *, is_brokers: bool) -> bool:
-    """Whether upkeep rolls the active segment of a log that gets no appends, as `logfs.roll.quiet` says.
-
-    With the default, `auto`, upkeep rolls the segment only if no broker uses the log directory (`is_brokers`).
-    """
-    return config.logfs_roll_quiet == "always" or (
-        config.logfs_roll_quiet == "auto" and not is_brokers
-    )
 
 
 # The key indexes that are in use.
