@@ -95,11 +95,6 @@ class RemoteLogManager(Maintenance):
         self.deleted_segments = 0
         self.delete_errors = 0
 
-    def stop(self) -> None:
-        """End the copy that is running, and begin no other."""
-        self._stopped.set()
-        self.wake()
-
     # Copying.
 
     def plan(self, name: str) -> CopyPlan:
