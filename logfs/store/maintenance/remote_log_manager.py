@@ -70,9 +70,6 @@ class CopyPlan(NamedTuple):
         return sum(segment.size_bytes for segment in self.segments)
 
 
-class _Stopped(Exception):
-    """The store is being closed."""
-
 
 class RemoteLogManager(Maintenance):
     """The upkeep of the remote segments of a store. Any thread may call it.
@@ -150,12 +147,9 @@ class RemoteLogManager(Maintenance):
         `OSError`.
         """
         with self._running:
-            try:
-                return self._copy(name, progress)
-            except _Stopped:
-                raise PartitionFailed(f"{name}: is not copied: the store is closed") from None
+            return self._copy(name, progress)
 
-    def _copy(self, name: str, progress: Progress | None = None) -> Copied:
+    def _copy(self, name: str, progress: Progress | None) -> Copied:
         partition = self._registry.writable(name)
         log = self._log_of(partition)
         if partition.recovery_point < partition.active.base_offset:
@@ -176,7 +170,7 @@ class RemoteLogManager(Maintenance):
 
             def spend(size: int) -> None:
                 if self._stopped.is_set():
-                    raise _Stopped
+                    raise PartitionFailed(f"{name}: is not copied: the store is closed")
                 self._check_wanted(partition)
                 work.done_bytes += size
                 if progress is not None:
@@ -219,10 +213,9 @@ class RemoteLogManager(Maintenance):
                         f"{segment.path}: has left the log, or was cut, meanwhile"
                     )
                 metadata.update(copied, state=SegmentState.COPY_SEGMENT_FINISHED)
-        except _Stopped:
-            raise
         except Exception:
-            self.copy_errors += 1
+            if not self._stopped.is_set():
+                self.copy_errors += 1
             raise
         finally:
             self._copying.discard(remote.segment_id)
