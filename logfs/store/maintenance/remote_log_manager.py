@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from logfs.format.tiered.remote_segment import RemotePartition
     from logfs.log.append.partition import Partition
     from logfs.log.read.log import Log
-    from logfs.log.remote.segment_upload import SegmentContent, UploadOptions
+    from logfs.log.remote.segment_upload import SegmentContent
     from logfs.log.segment.segment import Segment
     from logfs.store.tiering.tiered_logs import TieredLog
 
@@ -194,15 +194,23 @@ class RemoteLogManager(Maintenance):
         self, partition: Partition, log: TieredLog, segment: Segment, spend: Callable[[int], None]
     ) -> None:
         """Copy one segment: its start is recorded, its objects are stored and read back, its end is recorded."""
-        from logfs.log.remote.segment_upload import upload
+        from logfs.log.remote.segment_upload import UploadOptions, upload
 
+        broker = self._registry.settings.broker_config
+        options = UploadOptions(
+            log.disk.place,
+            Layout(broker.remote_storage_layout),
+            broker.remote_storage_chunk_bytes,
+            broker.remote_storage_compression,
+            broker.remote_storage_encryption_key,
+        )
         metadata, before = self._tiered.metadata, segment.content
         content = _content(partition, segment, self._registry.clock())
         remote = _describe(partition, log.partition, segment, content, self._registry.clock())
         self._copying.add(remote.segment_id)
         try:
             metadata.add(remote)
-            stored = upload(log.disk.objects, remote, content, self._options(log), spend)
+            stored = upload(log.disk.objects, remote, content, options, spend)
             copied = remote._replace(custom=custom_metadata.encode(stored))
             with self._registry.lock:
                 # Truncations, deletions and moves hold this lock, so none happens between the checks and the record
@@ -223,17 +231,6 @@ class RemoteLogManager(Maintenance):
         self.copied_segments += 1
         logger.debug("%s: copied", segment.path)
 
-    def _options(self, log: TieredLog) -> UploadOptions:
-        from logfs.log.remote.segment_upload import UploadOptions
-
-        broker = self._registry.settings.broker_config
-        return UploadOptions(
-            log.disk.place,
-            Layout(broker.remote_storage_layout),
-            broker.remote_storage_chunk_bytes,
-            broker.remote_storage_compression,
-            broker.remote_storage_encryption_key,
-        )
 
     # Deleting.
 
