@@ -115,7 +115,7 @@ class BucketSegment:
         """Return all of an object as a file of one chunk. Raises `Corrupt` above 256 MiB, except for a .log file."""
         found = self.objects[suffix]
         size = found.size
-        if suffix != names.LOG and size > _MOST_SMALL_BYTES:
+        if suffix != self.stored[0] and size > _MOST_SMALL_BYTES:
             raise Corrupt(
                 f"{found.key}: has {size} bytes, more than the manifest or the indexes of a segment have"
             )
@@ -194,17 +194,11 @@ class AivenSegment(BucketSegment):
             return None
         described = self._manifest or self._read_manifest(disk)
         if suffix == names.LOG:
-            chunks = described.chunks
-            log = self.objects[object_keys.LOG]
-            return StoredFile(
-                log.key,
-                0,
-                chunks.file_bytes,
-                chunks,
-                described.is_compressed,
+            return self._whole(object_keys.LOG)._replace(
+                size=described.chunks.file_bytes,
+                chunks=described.chunks,
+                is_compressed=described.is_compressed,
                 data_key=self._data_key,
-                crcs=self.crcs.get(object_keys.LOG, ()),
-                version=log.version,
             )
         if suffix == names.TEXT_INDEX:
             stored = self._whole(object_keys.TEXT)
