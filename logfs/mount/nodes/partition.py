@@ -158,7 +158,7 @@ class PartitionDirectory(PartitionAccess, DirectoryNode):
         store, name = self.context.store, self.name
         lines = ["paused" if self.partition.is_paused else "upkeep"]
         lines += [str(work) for work in list(store.registry.background) if work.name == name]
-        if store.compactor.is_requested(name):
+        if name in store.compactor.requested:
             lines.append("compaction is requested")
         if self.partition.config.is_compacted:
             dirty = store.compactor.plan(name)
@@ -166,7 +166,7 @@ class PartitionDirectory(PartitionAccess, DirectoryNode):
                 f"dirty from offset {dirty.dirty.first_dirty}, {dirty.cleanable_bytes} bytes, "
                 f"ratio {dirty.ratio:.3f}"
             )
-        if store.mover.is_requested(name):
+        if name in store.mover.requested:
             lines.append("a move is requested")
         if name in store.mover.errors:
             lines.append(f"not moved: {store.mover.errors[name]}")

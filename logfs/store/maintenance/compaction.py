@@ -130,17 +130,17 @@ class Compactor(Maintenance):
         self.bytes_written = 0
         self.last: dict[str, CompactionResult] = {}
         self.is_dead = False
-        # The requested logs, and whether to roll the active segment of each log before its round.
-        self._wanted: dict[str, bool] = {}
+        # The logs whose compaction was requested and has not begun yet.
+        self.requested: set[str] = set()
 
-    def request(self, name: str, *, roll: bool = False) -> None:
+    def request(self, name: str) -> None:
         """Request that the next `run_due` compacts a log, whatever its dirty ratio.
 
-        With `roll` its active segment is sealed first, so that it is compacted, too. Raises `UnknownPartition`,
-        `InvalidSetting` if `cleanup.policy` has no `compact`, and for an offline log the error that keeps it offline.
+        Raises `UnknownPartition`, `InvalidSetting` if `cleanup.policy` has no `compact`, and for an offline log the
+        error that keeps it offline.
         """
         self._check(name)
-        self._wanted[name] = roll
+        self.requested.add(name)
         self.wake()
 
     def request_all(self) -> None:
@@ -148,12 +148,8 @@ class Compactor(Maintenance):
         for name in self._registry:
             partition = self._registry.find(name)
             if partition is not None and partition.config.is_compacted and not partition.failure:
-                self._wanted.setdefault(name, False)
+                self.requested.add(name)
         self.wake()
-
-    def is_requested(self, name: str) -> bool:
-        """Whether compaction of the log was requested and has not begun yet."""
-        return name in self._wanted
 
     def plan(self, name: str) -> CompactionPlan:
         """Return which part of a partition's log a round of compaction would clean now; clean nothing."""
@@ -176,10 +172,10 @@ class Compactor(Maintenance):
         self.is_dead = False
 
     def _run_due(self) -> None:
-        while self._wanted and not self._stopped.is_set():
-            name, roll = self._wanted.popitem()
+        while self.requested and not self._stopped.is_set():
+            name = self.requested.pop()
             if name in self._registry:
-                self._try(name, partial(self.compact, name, roll=roll))
+                self._try(name, partial(self.compact, name))
         registry = self._registry
         broker = registry.settings.broker_config
         is_paused = registry.is_paused or not broker.log_cleaner_enable

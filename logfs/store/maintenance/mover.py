@@ -50,8 +50,8 @@ class Mover(Maintenance):
         super().__init__(context)
         self._compactor = compactor
         self._running = make_lock(Level.MOVE)
-        # The requested moves, as partition -> log directory, in the order of the requests.
-        self._wanted: dict[str, Path] = {}
+        # The requested moves that are not over, as partition -> log directory, in the order of the requests.
+        self.requested: dict[str, Path] = {}
         # The reasons of the requested moves that failed, by partition.
         self.errors: dict[str, str] = {}
         # For each directory to be removed: the partition, and the segments that may still be read there.
@@ -64,17 +64,14 @@ class Mover(Maintenance):
         """
         self._check(name, log_dir)
         self.errors.pop(name, None)
-        self._wanted[name] = Path(log_dir)
+        self.requested[name] = Path(log_dir)
         self.wake()
 
-    def is_requested(self, name: str) -> bool:
-        """Whether a move of the partition was requested and is not over yet."""
-        return name in self._wanted
 
     def run_due(self) -> None:
         """Do the requested moves. If one fails, its error is logged and kept in `errors`, and the next is done."""
-        while self._wanted and not self._stopped.is_set():
-            name, log_dir = next(iter(self._wanted.items()))
+        while self.requested and not self._stopped.is_set():
+            name, log_dir = next(iter(self.requested.items()))
             try:
                 self.move(name, log_dir)
             except (LogfsError, OSError) as error:
@@ -82,8 +79,8 @@ class Mover(Maintenance):
                 logger.error("%s: was not moved to %s: %s", name, log_dir, error)
             finally:
                 # Another move of the partition may have been requested meanwhile: keep that request.
-                if self._wanted.get(name) == log_dir:
-                    del self._wanted[name]
+                if self.requested.get(name) == log_dir:
+                    del self.requested[name]
 
     def move(
         self, name: str, log_dir: str | os.PathLike[str], progress: Progress | None = None

@@ -69,7 +69,7 @@ def _partition_upkeep(store: Store, partition: Log) -> dict[str, Any]:
     cleaned, retained = store.compactor.last.get(name), store.retainer.last.get(name)
     return {
         "background": works,
-        "compaction_requested": store.compactor.is_requested(name),
+        "compaction_requested": name in store.compactor.requested,
         "copy_lag_bytes": store.remote_log_manager.lag_of(partition).size_bytes,
         "last_cleaning": cleaned and _cleaning(cleaned),
         "last_retention": retained and _retention(retained),
