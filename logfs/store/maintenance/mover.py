@@ -161,18 +161,13 @@ class Mover(Maintenance):
                     self._swap(partition, target, copy)
             partition.views.exchange(copy.copies)
         except BaseException:
-            self._discard(copy)
+            if not copy.is_needed:
+                try:
+                    copy.discard()
+                except (LogfsError, OSError) as error:
+                    what = "could not be removed; the next opening removes it"
+                    logger.error("%s: %s: %s", directory, what, error)
             raise
-
-    def _discard(self, copy: PartitionCopy) -> None:
-        if copy.is_needed:
-            return
-        try:
-            copy.discard()
-        except (LogfsError, OSError) as error:
-            logger.error(
-                "%s: could not be removed; the next opening removes it: %s", copy.directory, error
-            )
 
     def _swap(self, partition: Partition, target: LogDir, copy: PartitionCopy) -> None:
         """Put the copy in the partition's place, in the order that docs/durability.md describes."""
