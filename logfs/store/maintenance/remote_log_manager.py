@@ -354,9 +354,8 @@ class RemoteLogManager(Maintenance):
 
         A segment of a deleted partition is deleted after `file.delete.delay.ms`, even if a reader holds it.
         """
-        known = self._tiered.known(segment.partition)
         is_deleted = self._tiered.metadata.is_deleted(segment.partition)
-        if known is not None and known.is_read(segment.segment_id) and not is_deleted:
+        if self._tiered.is_read(segment) and not is_deleted:
             return True
         delay = self._registry.settings.log_config(segment.partition.topic).file_delete_delay_ms
         return self._registry.clock() < segment.event_timestamp + delay

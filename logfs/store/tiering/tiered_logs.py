@@ -21,7 +21,6 @@ from logfs.store.tiering.metadata import RemoteLogMetadata
 if TYPE_CHECKING:
     import uuid
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
     from logfs.format.tiered.object_keys import SegmentKey
     from logfs.format.tiered.remote_segment import RemoteSegment
@@ -38,19 +37,19 @@ logger = logging.getLogger(__name__)
 class TieredLog:
     """The remote segments of one partition. Any thread may call any method.
 
-    All except `is_read` first read the newest descriptions, and raise the errors of `RemoteLogMetadata.segments`.
+    All first read the newest descriptions, and raise the errors of `RemoteLogMetadata.segments`.
     """
 
     def __init__(
-        self, partition: RemotePartition, metadata: RemoteLogMetadata, disk: TieredDisk, root: Path
+        self, partition: RemotePartition, metadata: RemoteLogMetadata, disk: TieredDisk
     ) -> None:
         self.partition = partition
         self.disk = disk
         self._metadata = metadata
-        self._directory = root / f"{partition.topic}-{partition.partition}"
+        self._directory = disk.root / f"{partition.topic}-{partition.partition}"
         self._lock = make_lock(Level.TIERED)
         # By id: the segments that the log or a reader still holds, even if they have left the log.
-        self._known: weakref.WeakValueDictionary[uuid.UUID, TieredSegment] = (
+        self.known: weakref.WeakValueDictionary[uuid.UUID, TieredSegment] = (
             weakref.WeakValueDictionary()
         )
         # The first offset of the whole log; None if it is unknown, or another process may advance it.
@@ -122,15 +121,12 @@ class TieredLog:
             found.append(self._segment(copy))
         return found
 
-    def is_read(self, segment_id: uuid.UUID) -> bool:
-        """Whether a reader or the log holds a segment."""
-        return segment_id in self._known
 
     def _segment(self, remote: RemoteSegment) -> TieredSegment:
         from logfs.log.follow.tiered_segment import TieredSegment
 
         with self._lock:
-            segment = self._known.get(remote.segment_id)
+            segment = self.known.get(remote.segment_id)
             if segment is None:
                 try:
                     stored = custom_metadata.parse(remote.custom)
@@ -138,7 +134,7 @@ class TieredLog:
                     what = f"the remote segment from offset {remote.start_offset} on"
                     raise Corrupt(f"{self._directory}: {what}: {error}") from None
                 segment = TieredSegment(self.disk, self._directory, remote, stored)
-                self._known[remote.segment_id] = segment
+                self.known[remote.segment_id] = segment
             return segment
 
 
@@ -191,11 +187,12 @@ class TieredLogs:
             return None
         disk = self.disk()
         with self._lock:
-            return self._logs.setdefault(named, TieredLog(named, self.metadata, disk, disk.root))
+            return self._logs.setdefault(named, TieredLog(named, self.metadata, disk))
 
-    def known(self, partition: RemotePartition) -> TieredLog | None:
-        """Return the remote part of a partition if `of` has returned it before, or else None."""
-        return self._logs.get(partition)
+    def is_read(self, segment: RemoteSegment) -> bool:
+        """Whether a reader or the log holds a segment."""
+        log = self._logs.get(segment.partition)
+        return log is not None and segment.segment_id in log.known
 
     def disk(self) -> TieredDisk:
         """Return the disk of the bucket. Raises `InvalidStore` if `remote.storage.url` names no bucket."""
