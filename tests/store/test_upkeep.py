@@ -75,36 +75,35 @@ def test_durability_is_not_paused() -> None:
 
 def test_backoff_doubles_up_to_a_minute_for_each_task_and_partition() -> None:
     """Work that fails waits longer each time, and only this work; a success ends that."""
-    backoff = Backoff()
     calls = []
+    now_ms, is_broken = 0, True
+    backoff = Backoff(lambda: now_ms)
 
-    def attempt(
-        now_ms: int, *, task: MaintenanceTask = MaintenanceTask.RETENTION, name: str = "orders-0"
-    ) -> int | None:
-        def work() -> None:
-            calls.append(now_ms)
-            if is_broken:
-                raise OSError(errno.EIO, "broken")
+    def work() -> None:
+        calls.append(now_ms)
+        if is_broken:
+            raise OSError(errno.EIO, "broken")
 
-        return backoff.attempt(task, name, lambda: now_ms, work)
-
-    is_broken, now_ms, waits = True, 0, []
+    waits = []
     for _ in range(8):
-        waits.append(attempt(now_ms))
-        now_ms += waits[-1] or 0
+        waits.append(backoff.attempt(MaintenanceTask.RETENTION, "orders-0", work))
+        now_ms += waits[-1]
     assert waits == [1000, 2000, 4000, 8000, 16_000, 32_000, 60_000, 60_000]
-    is_broken = False
     calls.clear()
-    assert attempt(now_ms - 1) is None
+    is_broken = False
+    now_ms -= 1
+    assert backoff.attempt(MaintenanceTask.RETENTION, "orders-0", work) is None
     assert not calls
-    attempt(now_ms - 1, name="orders-1")
-    attempt(now_ms - 1, task=MaintenanceTask.ROLL)
+    assert list(backoff) == [(MaintenanceTask.RETENTION, "orders-0")]
+    backoff.attempt(MaintenanceTask.RETENTION, "orders-1", work)
+    backoff.attempt(MaintenanceTask.ROLL, "orders-0", work)
     assert len(calls) == 2
-    attempt(-1)
+    now_ms = -1
+    backoff.attempt(MaintenanceTask.RETENTION, "orders-0", work)
     assert calls[-1] == -1, "the clock was put back"
     assert not list(backoff)
     is_broken = True
-    assert attempt(now_ms) == 1000
+    assert backoff.attempt(MaintenanceTask.RETENTION, "orders-0", work) == 1000
 
 
 # The loop.

@@ -82,7 +82,7 @@ class RemoteLogManager(Maintenance):
         self._running = make_lock(Level.COPY)
         self._expiring = make_lock(Level.EXPIRE)
         self.timer = Timer(context.registry.opened_ms, 0)
-        self.backoff = Backoff()
+        self.backoff = Backoff(context.registry.clock)
         # The ids of the remote segments that are being copied now.
         self._copying: set[uuid.UUID] = set()
         # Totals since the store was opened; the metrics with Kafka's names show them.
@@ -395,15 +395,15 @@ class RemoteLogManager(Maintenance):
         if not due(timers, broker, registry.clock(), is_paused=registry.is_paused):
             return
         task, clock = MaintenanceTask.TIERING, registry.clock
-        self.backoff.attempt(task, "", clock, self._claim_once)
+        self.backoff.attempt(task, "", self._claim_once)
         if self._tiered.owner.refusal:
             self.timer = Timer(clock())
             return
         for name in list(registry.partitions):
             if self._stopped.is_set():
                 return
-            self.backoff.attempt(task, name, clock, partial(self._copy_due, name))
-        self.backoff.attempt(task, "", clock, self.expire)
+            self.backoff.attempt(task, name, partial(self._copy_due, name))
+        self.backoff.attempt(task, "", self.expire)
         self.backoff.keep(registry.partitions)
         self.timer = Timer(clock())
 

@@ -95,33 +95,28 @@ class Backoff:
     Work is identified by its task and the name of its partition or directory, or "" for the task as a whole.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], int]) -> None:
+        """Make the waits; `clock` returns the time in ms since the epoch."""
+        self._clock = clock
         # For each work that failed: how often, when it did so last, and how many ms it waits from then on.
         self._failed: dict[tuple[MaintenanceTask, str], tuple[int, int, int]] = {}
 
     def __iter__(self) -> Iterator[tuple[MaintenanceTask, str]]:
         return iter(list(self._failed))
 
-    def attempt(
-        self,
-        task: MaintenanceTask,
-        name: str,
-        clock: Callable[[], int],
-        work: Callable[[], object],
-    ) -> int | None:
+    def attempt(self, task: MaintenanceTask, name: str, work: Callable[[], object]) -> int | None:
         """Call `work`, unless it has to wait after a failure.
 
         If the work fails, logs the error and returns how many ms the work now has to wait; otherwise returns None.
-        `clock` returns the time in ms since the epoch.
         """
         count, since_ms, wait_ms = self._failed.get((task, name), (0, 0, 0))
-        if since_ms <= clock() < since_ms + wait_ms:
+        if since_ms <= self._clock() < since_ms + wait_ms:
             return None
         try:
             work()
         except Exception as error:
             wait_ms = min(_FIRST_WAIT_MS << min(count, 16), _LONGEST_WAIT_MS)
-            self._failed[task, name] = count + 1, clock(), wait_ms
+            self._failed[task, name] = count + 1, self._clock(), wait_ms
             known = isinstance(error, LogfsError | OSError)
             logger.error(
                 "upkeep: %s %sfailed, and is retried in %d s: %s",

@@ -54,7 +54,7 @@ class MaintenanceScheduler(Maintenance):
         self._retainer = retainer
         self._compactor = compactor
         self._mover = mover
-        self.backoff = Backoff()
+        self.backoff = Backoff(context.registry.clock)
         # When the last run ended and how long it took, for status and metrics.
         self.last_run_ms: int | None = None
         self.last_run_seconds = 0.0
@@ -107,7 +107,7 @@ class MaintenanceScheduler(Maintenance):
 
     def _attempt(self, task: MaintenanceTask, name: str, work: Callable[[], None]) -> None:
         """Do the work of a task for the partition or file of that name, unless it has to wait after a failure."""
-        wait_ms = self.backoff.attempt(task, name, self._registry.clock, work)
+        wait_ms = self.backoff.attempt(task, name, work)
         if wait_ms is not None:
             self.failures += 1
             # Try again after the wait, but never later than usual: the other partitions must not wait longer.
