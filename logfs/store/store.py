@@ -486,7 +486,7 @@ class Store:
         not tiered, and `RemoteStorageError`. `RemoteLogManager.copy` also reports progress.
         """
         self._check_writable(name)
-        return self.remote_log_manager.copy(name).segments
+        return len(self.remote_log_manager.copy(name).segments)
 
     def compact(self, name: str, *, roll: bool = False) -> None:
         """Compact a partition now, whatever its dirty ratio.

@@ -216,7 +216,7 @@ class Tier(Request):
             copied.append(
                 {
                     "name": name,
-                    "segments": done.segments,
+                    "segments": len(done.segments),
                     "bytes": done.size_bytes,
                     "stays": plan.stays,
                 }

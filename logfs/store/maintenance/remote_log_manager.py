@@ -51,15 +51,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class Copied(NamedTuple):
-    """What was copied: the number of segments, and the bytes of their .log files."""
-
-    segments: int
-    size_bytes: int
-
-
 class CopyPlan(NamedTuple):
-    """The segments that would be copied now, in order; `stays` says why the segment after them is not copied."""
+    """The segments to copy now, in order; `stays` says why the segment after them is not copied."""
 
     segments: Sequence[Segment]
     stays: str
@@ -99,13 +92,10 @@ class RemoteLogManager(Maintenance):
         partition = self._registry[name]
         return self._plan(partition, self._log_of(partition))
 
-    def lag_of(self, partition: Log) -> Copied:
-        """Return how much of a partition waits to be copied; 0 if it is not tiered. Raises as `TieredLogs.of`."""
+    def lag_of(self, partition: Log) -> CopyPlan:
+        """Return what waits to be copied, as `plan`, but nothing if the partition is not tiered."""
         log = self._tiered.of(partition) if partition.config.copies_segments else None
-        if log is None:
-            return Copied(0, 0)
-        plan = self._plan(partition, log)
-        return Copied(len(plan.segments), plan.size_bytes)
+        return CopyPlan((), "the topic is not tiered") if log is None else self._plan(partition, log)
 
     def _log_of(self, partition: Log) -> TieredLog:
         log = self._tiered.of(partition)
@@ -138,8 +128,8 @@ class RemoteLogManager(Maintenance):
             found.append(segment)
         return CopyPlan(found, "it is the active segment")
 
-    def copy(self, name: str, progress: Progress | None = None) -> Copied:
-        """Copy the segments of a partition that are due, one after another, and return how much that was.
+    def copy(self, name: str, progress: Progress | None = None) -> CopyPlan:
+        """Copy the segments of a partition that are due, one after another, and return the plan that was carried out.
 
         Before each part of a segment is sent or read back, `progress` is called with the size of the part in bytes.
         Segments that were copied before an error stay copied. Raises `InvalidSetting` if the topic is not tiered,
@@ -149,16 +139,15 @@ class RemoteLogManager(Maintenance):
         with self._running:
             return self._copy(name, progress)
 
-    def _copy(self, name: str, progress: Progress | None) -> Copied:
+    def _copy(self, name: str, progress: Progress | None) -> CopyPlan:
         partition = self._registry.writable(name)
         log = self._log_of(partition)
         if partition.recovery_point < partition.active.base_offset:
             # Flush first: after a power cut, the local log must not end before its copies in the bucket.
             partition.flush()
         plan = self._plan(partition, log)
-        done = Copied(0, 0)
         if not plan.segments:
-            return done
+            return plan
         try:
             self._tiered.owner.claim()
         except Exception:
@@ -179,9 +168,9 @@ class RemoteLogManager(Maintenance):
 
             for segment in plan.segments:
                 self._copy_segment(partition, log, segment, spend)
-                done = Copied(done.segments + 1, done.size_bytes + segment.size_bytes)
-        logger.info("%s: copied %d segments of %d bytes", name, *done)
-        return done
+        copied = len(plan.segments), plan.size_bytes
+        logger.info("%s: copied %d segments of %d bytes", name, *copied)
+        return plan
 
     def _check_wanted(self, partition: Partition) -> None:
         """Raise if the partition was deleted, or is not to be copied any more."""

@@ -341,7 +341,7 @@ def _tiering(store: Store) -> Iterator[Family]:
     lags = [(_of(p), manager.lag_of(p)) for p, _ in logs if not store.read_only]
     for name, text, values in (
         ("bytes", "Bytes", [lag.size_bytes for _, lag in lags]),
-        ("segments", "Segments", [lag.segments for _, lag in lags]),
+        ("segments", "Segments", [len(lag.segments) for _, lag in lags]),
     ):
         yield Family(
             f"{prefix}copylag{name}",
