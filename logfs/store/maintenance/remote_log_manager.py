@@ -137,40 +137,37 @@ class RemoteLogManager(Maintenance):
         `OSError`.
         """
         with self._running:
-            return self._copy(name, progress)
+            partition = self._registry.writable(name)
+            log = self._log_of(partition)
+            if partition.recovery_point < partition.active.base_offset:
+                # Flush first: after a power cut, the local log must not end before its copies in the bucket.
+                partition.flush()
+            plan = self._plan(partition, log)
+            if not plan.segments:
+                return plan
+            try:
+                self._tiered.owner.claim()
+            except Exception:
+                self.copy_errors += 1
+                raise
+            rate = self._registry.settings.broker_config.remote_log_manager_copy_max_bytes_per_second
+            throttle = Throttle(rate, self._stopped.wait)
+            with self._registry.doing("copying", name, 2 * plan.size_bytes) as work:
 
-    def _copy(self, name: str, progress: Progress | None) -> CopyPlan:
-        partition = self._registry.writable(name)
-        log = self._log_of(partition)
-        if partition.recovery_point < partition.active.base_offset:
-            # Flush first: after a power cut, the local log must not end before its copies in the bucket.
-            partition.flush()
-        plan = self._plan(partition, log)
-        if not plan.segments:
+                def spend(size: int) -> None:
+                    if self._stopped.is_set():
+                        raise PartitionFailed(f"{name}: is not copied: the store is closed")
+                    self._check_wanted(partition)
+                    work.done_bytes += size
+                    if progress is not None:
+                        progress(size)
+                    throttle.spend(size)
+
+                for segment in plan.segments:
+                    self._copy_segment(partition, log, segment, spend)
+            copied = len(plan.segments), plan.size_bytes
+            logger.info("%s: copied %d segments of %d bytes", name, *copied)
             return plan
-        try:
-            self._tiered.owner.claim()
-        except Exception:
-            self.copy_errors += 1
-            raise
-        rate = self._registry.settings.broker_config.remote_log_manager_copy_max_bytes_per_second
-        throttle = Throttle(rate, self._stopped.wait)
-        with self._registry.doing("copying", name, 2 * plan.size_bytes) as work:
-
-            def spend(size: int) -> None:
-                if self._stopped.is_set():
-                    raise PartitionFailed(f"{name}: is not copied: the store is closed")
-                self._check_wanted(partition)
-                work.done_bytes += size
-                if progress is not None:
-                    progress(size)
-                throttle.spend(size)
-
-            for segment in plan.segments:
-                self._copy_segment(partition, log, segment, spend)
-        copied = len(plan.segments), plan.size_bytes
-        logger.info("%s: copied %d segments of %d bytes", name, *copied)
-        return plan
 
     def _check_wanted(self, partition: Partition) -> None:
         """Raise if the partition was deleted, or is not to be copied any more."""
