@@ -220,23 +220,19 @@ class RemoteLogManager(Maintenance):
 
     # Deleting.
 
-    def expire(self) -> int:
-        """Delete the remote segments that no log needs any more, and return how many were deleted.
+    def expire(self) -> None:
+        """Delete the remote segments that no log needs any more.
 
         These are segments below the log start offset, segments of deleted partitions and of topics whose tiering was
         switched off, and interrupted copies. An error of one segment is logged; the others are deleted all the same.
         """
         with self._expiring:
-            if not self._tiered.metadata.exists:
-                return 0
-            deleted = 0
             for partition in self._tiered.metadata.partitions():
                 if self._stopped.is_set():
                     break
-                deleted += self._expire(partition)
-            return deleted
+                self._expire(partition)
 
-    def _expire(self, remote: RemotePartition) -> int:
+    def _expire(self, remote: RemotePartition) -> None:
         metadata = self._tiered.metadata
         name = f"{remote.topic}-{remote.partition}"
         partition = self._live(remote, name)
@@ -244,7 +240,7 @@ class RemoteLogManager(Maintenance):
             self._mark_expired(partition, remote)
         elif name in self._registry.homes and not metadata.is_deleted(remote):
             # The partition is offline, or is not loaded: it is unknown what it needs.
-            return 0
+            return
         doomed = []
         for each in metadata.segments(remote).values():
             if each.segment_id in self._copying:
@@ -258,12 +254,13 @@ class RemoteLogManager(Maintenance):
             elif each.state is not SegmentState.DELETE_SEGMENT_STARTED or self._is_needed(each):
                 continue
             doomed.append(each)
-        deleted = sum(map(self._delete, doomed)) if doomed and self._may_delete(name) else 0
+        if doomed and self._may_delete(name):
+            for each in doomed:
+                self._delete(each)
         states = {each.state for each in metadata.segments(remote).values()}
         if metadata.is_deleted(remote) and SegmentState.DELETE_SEGMENT_STARTED not in states:
             # Segments that are left belong to a new partition of that name under the same topic id.
             metadata.end_deletion(remote)
-        return deleted
 
     def _may_delete(self, name: str) -> bool:
         """Whether objects of the partition `name` may be deleted: only if this store certainly owns the bucket.
@@ -346,7 +343,7 @@ class RemoteLogManager(Maintenance):
         delay = self._registry.settings.log_config(segment.partition.topic).file_delete_delay_ms
         return self._registry.clock() < segment.event_timestamp + delay
 
-    def _delete(self, segment: RemoteSegment) -> int:
+    def _delete(self, segment: RemoteSegment) -> None:
         from logfs.log.remote.segment_upload import delete_copy
 
         try:
@@ -361,12 +358,11 @@ class RemoteLogManager(Maintenance):
                 segment.start_offset,
                 error,
             )
-            return 0
+            return
         self._tiered.metadata.update(
             segment, state=SegmentState.DELETE_SEGMENT_FINISHED, durable=False
         )
         self.deleted_segments += 1
-        return 1
 
     # As upkeep.
 
