@@ -251,10 +251,6 @@ class Retained(NamedTuple):
     log_start_offset: int
 
 
-def _do(_: str, work: Callable[[], None]) -> None:
-    work()
-
-
 class Retainer(Maintenance):
     """Deletes the segments that retention no longer keeps, in all partitions of a store, and counts them.
 
@@ -300,7 +296,9 @@ class Retainer(Maintenance):
             partition.segments, config, start, registry.clock(), copied_end, unread
         )
 
-    def retain(self, names: Iterable[str] | None = None, attempt: Attempt = _do) -> int:
+    def retain(
+        self, names: Iterable[str] | None = None, attempt: Attempt = lambda _, work: work()
+    ) -> int:
         """Drop all segments eligible for deletion, and return how many were dropped.
 
         Without `names`, all partitions are examined, except failed ones and those whose upkeep is paused. The work on
