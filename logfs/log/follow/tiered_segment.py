@@ -42,7 +42,7 @@ class TieredSegment(LiveSegment):
         super().__init__(disk, directory, remote.start_offset)
         self.remote = remote
         # The arguments of `disks.tiered_disk`, for other processes.
-        self.source = str(disk.root), str(disk.home), disk.place
+        self.source = str(disk.home), disk.prefix
         found = disk.add(directory, remote, stored)
         self.identity = found.identity
         # The identity that a process sees which opens the bucket itself as a log directory.

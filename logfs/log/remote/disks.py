@@ -33,7 +33,7 @@ def _bucket(root: BucketPath) -> BucketDisk:
 
 
 @functools.lru_cache(maxsize=16)
-def tiered_disk(root: Path, home: Path, place: str) -> TieredDisk:
+def tiered_disk(home: Path, prefix: str) -> TieredDisk:
     """Return a disk to read segments of another process's tiered store with; the arguments are those of `TieredDisk`.
 
     An object that is missing raises `Gone`: the process that has its description knows whether it was deleted.
@@ -41,6 +41,5 @@ def tiered_disk(root: Path, home: Path, place: str) -> TieredDisk:
     from logfs.log.remote.chunk_cache import LIMIT_BYTES
     from logfs.log.remote.tiered_disk import TieredDisk
 
-    assert isinstance(root, BucketPath)
     assert isinstance(home, BucketPath)
-    return TieredDisk(root, home, place, lambda _: False, LIMIT_BYTES)
+    return TieredDisk(home, prefix, lambda _: False, LIMIT_BYTES)

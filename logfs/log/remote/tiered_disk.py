@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from logfs.errors import RemoteStorageError
 from logfs.format.base import names
 from logfs.format.tiered.metadata_record import TOPIC
+from logfs.log.disk.bucket_path import BucketPath
 from logfs.log.disk.disk import Gone
 from logfs.log.remote.bucket_disk import BucketDisk, BucketFile, StoredEntry, missing
 from logfs.log.remote.bucket_listing import copies_in
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from logfs.format.tiered.custom_metadata import StoredSegment
     from logfs.format.tiered.object_keys import SegmentKey
     from logfs.format.tiered.remote_segment import RemotePartition, RemoteSegment
-    from logfs.log.disk.bucket_path import BucketPath
     from logfs.log.disk.disk import File
     from logfs.log.remote.layouts import BucketSegment
 
@@ -34,22 +34,23 @@ class TieredDisk(BucketDisk):
 
     def __init__(
         self,
-        root: BucketPath,
         home: BucketPath,
-        place: str,
+        prefix: str,
         is_finished: Callable[[SegmentKey], bool],
         cache_bytes: int,
     ) -> None:
-        """Read objects whose keys begin with `place`; `root` is the URL of their bucket as a log directory.
+        """Read objects below the URL `home` whose keys go on with `prefix`; both are in the settings.
 
-        `home` is the URL in the settings without the prefix. `cache_bytes` is the limit of the cache of chunks.
+        `cache_bytes` is the limit of the cache of chunks.
 
         A missing object of a segment that `is_finished`, by its description, raises `RemoteStorageError`; otherwise
         another process has deleted it, which raises `Gone`.
         """
         # A `BucketDisk` lists again if an object is missing. This disk requests the object again instead.
-        super().__init__(root, cache_bytes, home, looks_again=True)
-        self.home, self.place = home, place
+        super().__init__(BucketPath(f"{home}/{prefix}"), cache_bytes, home, looks_again=True)
+        self.home, self.prefix = home, prefix
+        # What the keys begin with.
+        self.place = f"{home.key}/{prefix}" if home.key else prefix
         self._is_finished = is_finished
         # The segments by the directory of their partition and their first offset.
         self._segments: dict[Path, dict[int, BucketSegment]] = {}

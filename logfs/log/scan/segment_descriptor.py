@@ -38,14 +38,13 @@ _TRIES = 5
 class TieredSource(NamedTuple):
     """The description of a remote segment, and where its objects are, as `TieredDisk` takes them."""
 
-    root: str
     home: str
-    place: str
+    prefix: str
     remote: RemoteSegment
 
     def open(self, directory: Path) -> TieredSegment:
         """Return the segment of a partition directory in a bucket. Reading it raises `Gone` if it was deleted."""
-        disk = tiered_disk(as_path(self.root), as_path(self.home), self.place)
+        disk = tiered_disk(as_path(self.home), self.prefix)
         stored = custom_metadata.parse(self.remote.custom)
         return TieredSegment(disk, directory, self.remote, stored)
 

@@ -207,13 +207,9 @@ class TieredLogs:
                         "remote.storage.url is not set; set it to the bucket of the tiered topics, as in "
                         "'logfs config LOGDIR remote.storage.url=s3://bucket/prefix'"
                     )
-                base = f"{url.key}/" if url.key else ""
-                place = base + config.remote_storage_prefix
-                root = BucketPath(f"{url}/{config.remote_storage_prefix}")
                 self._disk = TieredDisk(
-                    root,
                     url,
-                    place,
+                    config.remote_storage_prefix,
                     self._is_finished,
                     config.remote_storage_cache_bytes,
                 )
