@@ -274,22 +274,18 @@ class ObjectStore:
             except Exception as error:
                 # obstore repeats a request that was not answered, but not one whose answer was cut off.
                 text = str(error)
-                if _DENIED.search(text):
-                    if was_denied:
-                        raise self._failed(AccessDenied, key, error) from None
+                is_denied = _DENIED.search(text)
+                if is_denied and not was_denied:
                     was_denied = True
                     # The next use reads the credentials again.
                     self.__dict__.pop("_store", None)
                     continue
                 is_final = _REFUSED.search(text) and not _MAY_PASS.search(text)
-                if is_final or time.monotonic() > end:
-                    raise self._failed(RemoteStorageError, key, error) from None
+                if is_denied or is_final or time.monotonic() > end:
+                    kind = AccessDenied if is_denied else RemoteStorageError
+                    what = f"{self.url(key)}: the object store failed: {_reason(error)}"
+                    raise kind(what) from None
                 time.sleep(_PAUSE_SECONDS)
-
-    def _failed(
-        self, kind: type[RemoteStorageError], key: str, error: Exception
-    ) -> RemoteStorageError:
-        return kind(f"{self.url(key)}: the object store failed: {_reason(error)}")
 
     def url(self, key: str) -> str:
         """Return the URL of an object, for messages."""
@@ -310,16 +306,15 @@ def _sync(path: Path) -> None:
 def _make(module: Any, place: BucketPath) -> Any:
     if place.scheme == "file":
         return module.LocalStore("/")
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {
+        "timeout": timedelta(seconds=_REQUEST_SECONDS),
+        "connect_timeout": timedelta(seconds=_CONNECT_SECONDS),
+    }
     config: dict[str, str] = {}
     if place.scheme == "s3":
         config = _aws_config()
         # An endpoint that is configured with http:// is used without TLS.
         options["allow_http"] = config.get("endpoint", "").startswith("http://")
-    options |= {
-        "timeout": timedelta(seconds=_REQUEST_SECONDS),
-        "connect_timeout": timedelta(seconds=_CONNECT_SECONDS),
-    }
     kind = {"s3": module.S3Store, "gs": module.GCSStore, "az": module.AzureStore}[place.scheme]
     return kind(
         place.bucket,
@@ -339,7 +334,6 @@ def _environment(*variables: str) -> str:
 def _aws_config() -> dict[str, str]:
     """Return the options of `AWS_PROFILE` in Amazon's files; the environment overrides keys, region and endpoint."""
     profile = _environment("AWS_PROFILE", "AWS_DEFAULT_PROFILE") or "default"
-    has_keys = bool(_environment("AWS_ACCESS_KEY_ID"))
     config: dict[str, str] = {}
     for variable, usual, before in _AWS_FILES:
         path = Path(_environment(variable) or usual).expanduser()
@@ -357,7 +351,7 @@ def _aws_config() -> dict[str, str]:
                 for name, option in _AWS_KEYS.items()
                 if parser.has_option(section, name)
             }
-    if has_keys:
+    if _environment("AWS_ACCESS_KEY_ID"):
         # A key of the environment does not go with a secret of the file.
         for option in ("access_key_id", "secret_access_key", "session_token"):
             config.pop(option, None)
