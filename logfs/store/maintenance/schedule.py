@@ -33,15 +33,11 @@ class MaintenanceTask(Enum):
 
 
 # The tasks that a pause stops. Tasks for durability go on: flushes that settings ask for, and checkpoints.
-PAUSABLE = frozenset(
-    {
-        MaintenanceTask.ROLL,
-        MaintenanceTask.RETENTION,
-        MaintenanceTask.REMOVAL,
-        MaintenanceTask.COMPACTION,
-        MaintenanceTask.TIERING,
-    }
-)
+PAUSABLE = frozenset(MaintenanceTask) - {
+    MaintenanceTask.FLUSH,
+    MaintenanceTask.PRODUCERS,
+    MaintenanceTask.CHECKPOINT,
+}
 
 
 class Timer(NamedTuple):
