@@ -165,14 +165,11 @@ class RemoteLogMetadata:
         """Return the state of the metadata partition for a partition, up to date; None if it does not exist."""
         name = f"{TOPIC}-{self._number(partition)}"
         self._topic.check_online(name)
-        if not self._registry.read_only:
-            log = self._registry.include(name)
-            if log is None:
-                return None
-            with self._registry.disk.hold(self._lock):
-                return self._replay(log)
-        with self._registry.disk.hold(self._lock):
-            log = self._registry.loader.follow(name)
+        registry = self._registry
+        log = None if registry.read_only else registry.include(name)
+        with registry.disk.hold(self._lock):
+            if registry.read_only:
+                log = registry.loader.follow(name)
             return None if log is None else self._replay(log)
 
     def _replay(self, log: Log) -> _Replay:
