@@ -117,24 +117,18 @@ class _Sender:
         options, size = self.options, self.segment.size_bytes
         files = self.content.files
         key = new_data_key(options.key_id) if options.key_id else None
-        sizes: list[int] = []
 
         def sealed(data: bytes) -> bytes:
             return key.encrypt(data) if key is not None and data else data
 
         def transformed() -> Iterator[Buffer]:
-            # An upload that is tried again begins anew.
-            sizes.clear()
             for chunk in self._chunks():
                 data = zstd_frame(chunk) if options.compress else chunk
-                if key is not None:
-                    data = key.encrypt(data)
-                sizes.append(len(memoryview(data)))
-                yield data
+                yield data if key is None else key.encrypt(data)
 
-        self._send(object_keys.LOG, transformed)
+        sizes = self._send(object_keys.LOG, transformed)
         if options.compress:
-            chunks = ChunkIndex(options.chunk_bytes, size, [*sizes], sizes[-1] if sizes else 0)
+            chunks = ChunkIndex(options.chunk_bytes, size, sizes, sizes[-1] if sizes else 0)
         else:
             longer = OVERHEAD_BYTES if key is not None and size else 0
             chunks = plain_chunks(options.chunk_bytes, size, longer)
@@ -190,23 +184,28 @@ class _Sender:
     def _send_whole(self, suffix: str, data: bytes) -> None:
         self._send(suffix, lambda: [data])
 
-    def _send(self, suffix: str, body: Callable[[], Iterable[Buffer]]) -> None:
-        """Store an object, and read it back."""
+    def _send(self, suffix: str, body: Callable[[], Iterable[Buffer]]) -> list[int]:
+        """Store an object in the parts that `body` yields, read it back, and return the sizes of the parts."""
         layout = LAYOUTS[self.options.layout]
         key = layout.key(key_of(self.segment), suffix, self.options.place)
-        sent = (0, 0)
+        sizes: list[int] = []
+        crcs = self.crcs.setdefault(suffix, [])
+        crc = 0
 
         def counted() -> Iterator[Buffer]:
-            nonlocal sent
+            nonlocal crc
             # An upload that is tried again begins anew.
-            sent, crcs = (0, 0), self.crcs.setdefault(suffix, [])
+            sizes.clear()
             crcs.clear()
+            crc = 0
             for data in body():
-                sent = sent[0] + len(memoryview(data)), crc32c.crc32c(data, sent[1])
+                sizes.append(len(memoryview(data)))
                 crcs.append(crc32c.crc32c(data))
+                crc = crc32c.crc32c(data, crc)
                 yield data
 
         self.store.put(key, counted)
+        sent = sum(sizes), crc
         try:
             found = self._read_back(key, sent[0])
         except FileNotFoundError:
@@ -219,7 +218,7 @@ class _Sender:
                 f"{self.store.url(key)}: {sent[0]} bytes with the CRC-32C {sent[1]:08x} were stored, but "
                 f"{found[0]} bytes with {found[1]:08x} are there"
             )
-
+        return sizes
     def _read_back(self, key: str, size: int) -> tuple[int, int]:
         stored = self.store.size(key)
         crc = 0
