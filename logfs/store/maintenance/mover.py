@@ -67,7 +67,6 @@ class Mover(Maintenance):
         self.requested[name] = Path(log_dir)
         self.wake()
 
-
     def run_due(self) -> None:
         """Do the requested moves. If one fails, its error is logged and kept in `errors`, and the next is done."""
         while self.requested and not self._stopped.is_set():
@@ -178,7 +177,6 @@ class Mover(Maintenance):
             raise MoveAborted(f"{name}: not moved: a decided commit to it is not finished")
         partition.check_changeable()
         source = registry.homes[name]
-        delay_ms = partition.config.file_delete_delay_ms
         copy.complete(names.unique_part(copy.directory.name), registry.clock())
         self._prepare(partition, target)
         stray = source.path / names.stray_directory(copy.directory.name)
@@ -201,7 +199,7 @@ class Mover(Maintenance):
                 raise partition.failure from error
             relocate(left, stray)
             registry.homes[name] = target
-        self._schedule_removal(partition, source, stray, WeakSet(left), registry.clock() + delay_ms)
+        self._schedule_removal(partition, source, stray, WeakSet(left))
 
     def _prepare(self, partition: Partition, target: LogDir) -> None:
         """Write a partition's checkpoint entries and settings to the log directory that it is about to move to."""
@@ -216,14 +214,9 @@ class Mover(Maintenance):
         checkpoints.write_one(target, partition)
 
     def _schedule_removal(
-        self,
-        partition: Partition,
-        source: LogDir,
-        stray: Path,
-        left: WeakSet[Segment],
-        due_ms: int,
+        self, partition: Partition, source: LogDir, stray: Path, left: WeakSet[Segment]
     ) -> None:
-        """Schedule the removal of the original for `due_ms`. After an error, the next opening removes it."""
+        """Have the original removed after `file.delete.delay.ms`. After an error, the next opening removes it."""
         registry = self._registry
         unique = names.unique_part(stray.name)
         doomed = source.path / names.deleted_directory(partition.name, unique)
@@ -233,7 +226,7 @@ class Mover(Maintenance):
                 relocate(left, doomed)
             source.disk.sync_directory(source.path)
             self._left[doomed] = partition, left
-            registry.deletions[doomed] = due_ms
+            registry.deletions[doomed] = registry.clock() + partition.config.file_delete_delay_ms
             # The move is complete: remove the note of it in the new directory.
             partition.disk.unlink(partition.directory / MOVED)
             self._checkpoints.write()
