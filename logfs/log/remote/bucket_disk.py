@@ -357,10 +357,8 @@ class BucketDisk(ReadOnlyDisk):
         changed_ns = entry.segment.modified_ms * 1_000_000 if entry.segment else 0
         return _status(_FILE, _identity(entry), self.size(file), changed_ns)
 
-
     def read_all(self, file: File) -> bytes:
         return bytes(self.read(file, 0, self.size(file)))
-
 
     def _stored(self, file: File) -> StoredFile | bytes:
         """Return where the bytes of a file are, or its bytes. Raises `WouldBlock` and the errors of a manifest."""

@@ -91,7 +91,6 @@ class _ArrivedWrong(Corrupt):
     """The bytes that arrived are not those that were stored, by their CRC or by a second request."""
 
 
-
 class ChunkReader:
     """Reads the objects of a bucket. Any thread may call `read`."""
 
@@ -252,6 +251,7 @@ class ChunkReader:
                 self._open.popitem(last=False)
             self._coming.pop(which, None)
         coming.set_result(file)
+
     def _name(self, stored: StoredFile, number: int) -> str:
         """Return the name of a chunk in the cache, which no other chunk of any bucket has."""
         part = f"{stored.version} {stored.begin} {number} {stored.chunks[number].size}"

@@ -128,7 +128,6 @@ class BucketSegment:
         """Return the sizes of the objects of a copy by their suffixes, without those that it does not have."""
         raise NotImplementedError
 
-
     def description(self, disk: BucketDisk) -> RemoteSegment | None:
         """Return what a manifest tells of the segment; None if there is none, or if it is of another segment.
 
@@ -187,7 +186,6 @@ class AivenSegment(BucketSegment):
         }
         text = stored.sizes.get(names.TEXT_INDEX)
         return sizes | ({object_keys.TEXT: text + longer} if text else {})
-
 
     def file(self, suffix: str, disk: BucketDisk) -> StoredFile | None:
         if suffix == names.TEXT_INDEX and object_keys.TEXT not in self.objects:
@@ -284,7 +282,6 @@ class LocalSegment(BucketSegment):
         # Some of the required files may be empty.
         empty = dict.fromkeys(LocalSegment.required, 0)
         return empty | {names.LOG: segment.size_bytes, **stored.sizes}
-
 
     def file(self, suffix: str, disk: BucketDisk) -> StoredFile | None:
         found = self.objects.get(suffix)

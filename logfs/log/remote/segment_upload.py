@@ -133,11 +133,7 @@ class _Sender:
             longer = OVERHEAD_BYTES if key is not None and size else 0
             chunks = plain_chunks(options.chunk_bytes, size, longer)
         indexes, slices = manifest.join_indexes(
-            {
-                name: sealed(files[suffix])
-                for suffix, name in IN_MANIFEST.items()
-                if suffix in files
-            }
+            {name: sealed(files[suffix]) for suffix, name in IN_MANIFEST.items() if suffix in files}
         )
         self._send_whole(object_keys.INDEXES, indexes)
         text = files.get(names.TEXT_INDEX)
@@ -219,6 +215,7 @@ class _Sender:
                 f"{found[0]} bytes with {found[1]:08x} are there"
             )
         return sizes
+
     def _read_back(self, key: str, size: int) -> tuple[int, int]:
         stored = self.store.size(key)
         crc = 0

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-
 class CompactionPlan(NamedTuple):
     """What a round of compaction would clean, in offsets and in bytes, and how overdue the round is.
 
@@ -100,7 +99,6 @@ def _first_uncleanable(
         young = (s.base_offset for s in dirty if s.largest_timestamp > now_ms - lag_ms)
         bound = min(bound, next(young, bound))
     return bound
-
 
 
 # Execution.

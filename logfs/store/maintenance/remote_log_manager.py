@@ -63,7 +63,6 @@ class CopyPlan(NamedTuple):
         return sum(segment.size_bytes for segment in self.segments)
 
 
-
 class RemoteLogManager(Maintenance):
     """The upkeep of the remote segments of a store. Any thread may call it.
 
@@ -95,7 +94,9 @@ class RemoteLogManager(Maintenance):
     def lag_of(self, partition: Log) -> CopyPlan:
         """Return what waits to be copied, as `plan`, but nothing if the partition is not tiered."""
         log = self._tiered.of(partition) if partition.config.copies_segments else None
-        return CopyPlan((), "the topic is not tiered") if log is None else self._plan(partition, log)
+        return (
+            CopyPlan((), "the topic is not tiered") if log is None else self._plan(partition, log)
+        )
 
     def _log_of(self, partition: Log) -> TieredLog:
         log = self._tiered.of(partition)
@@ -150,7 +151,9 @@ class RemoteLogManager(Maintenance):
             except Exception:
                 self.copy_errors += 1
                 raise
-            rate = self._registry.settings.broker_config.remote_log_manager_copy_max_bytes_per_second
+            rate = (
+                self._registry.settings.broker_config.remote_log_manager_copy_max_bytes_per_second
+            )
             throttle = Throttle(rate, self._stopped.wait)
             with self._registry.doing("copying", name, 2 * plan.size_bytes) as work:
 
@@ -216,7 +219,6 @@ class RemoteLogManager(Maintenance):
         self.copied_bytes += segment.size_bytes
         self.copied_segments += 1
         logger.debug("%s: copied", segment.path)
-
 
     # Deleting.
 

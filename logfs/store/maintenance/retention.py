@@ -164,7 +164,9 @@ def _beyond_limits(
         newest = _newest_timestamp(segment, whole=is_small)
         if now_ms - newest <= most_ms:
             return
-        reason = f"its newest record, of {format_time(newest)}, is older than {by_age.value}={most_ms}"
+        reason = (
+            f"its newest record, of {format_time(newest)}, is older than {by_age.value}={most_ms}"
+        )
         yield Expired(segment, by_age, reason)
 
 

@@ -121,7 +121,6 @@ class TieredLog:
             found.append(self._segment(copy))
         return found
 
-
     def _segment(self, remote: RemoteSegment) -> TieredSegment:
         from logfs.log.follow.tiered_segment import TieredSegment
 
