@@ -104,12 +104,9 @@ def list_segments(
 
 
 def _segments_in(store: ObjectStore, place: PartitionPlace) -> list[BucketSegment]:
-    newest: dict[int, BucketSegment] = {}
-    for segment in copies_in(store, place.layout, place.prefix, place.place).values():
-        other = newest.get(segment.start_offset)
-        if other is None or other.modified_ms <= segment.modified_ms:
-            newest[segment.start_offset] = segment
-    return [newest[offset] for offset in sorted(newest)]
+    copies = copies_in(store, place.layout, place.prefix, place.place).values()
+    in_order = sorted(copies, key=lambda each: (each.start_offset, each.modified_ms))
+    return list({each.start_offset: each for each in in_order}.values())
 
 
 def copies_in(

@@ -63,14 +63,11 @@ class TieredLog:
 
         Of several copies that begin at one offset, the newest counts.
         """
-        newest: dict[int, RemoteSegment] = {}
-        for each in self._metadata.segments(self.partition).values():
-            if each.state is SegmentState.COPY_SEGMENT_FINISHED:
-                other = newest.get(each.start_offset)
-                if other is None or other.event_timestamp <= each.event_timestamp:
-                    newest[each.start_offset] = each
+        known = self._metadata.segments(self.partition).values()
+        copies = [each for each in known if each.state is SegmentState.COPY_SEGMENT_FINISHED]
+        copies.sort(key=lambda each: (each.start_offset, each.event_timestamp))
         found: list[RemoteSegment] = []
-        for _, each in sorted(newest.items()):
+        for each in {each.start_offset: each for each in copies}.values():
             if not found or each.start_offset > found[-1].end_offset:
                 found.append(each)
         return found
