@@ -206,9 +206,7 @@ class BucketDisk(ReadOnlyDisk):
         # For the files of the cache.
         self._local = Disk()
         self.share_blocking(self._local)
-        cache = ChunkCache(cache_bytes)
-        place = f"{root.scheme}://{root.bucket}"
-        self.chunks = ChunkReader(self.objects, place, self._local, cache)
+        self.chunks = ChunkReader(self.objects, self._local, ChunkCache(cache_bytes))
         self._places = _Listing(self, root, self._find_places)
         self._partitions: dict[str, _Listing[_Partition]] = {}
 

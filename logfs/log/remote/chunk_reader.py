@@ -94,14 +94,9 @@ class _ArrivedWrong(Corrupt):
 class ChunkReader:
     """Reads the objects of a bucket. Any thread may call `read`."""
 
-    def __init__(self, store: ObjectStore, place: str, disk: Disk, cache: ChunkCache) -> None:
-        """Read the objects of `store` through a cache.
-
-        `place` is the URL of the bucket, which distinguishes its objects from those of other buckets. `disk` reads
-        the files of the cache, and says which thread must not wait.
-        """
+    def __init__(self, store: ObjectStore, disk: Disk, cache: ChunkCache) -> None:
+        """Read the objects of `store` through a cache; `disk` reads its files, and says which thread must not wait."""
         self._store = store
-        self._place = place
         self._disk = disk
         self._cache = cache
         self._lock = make_lock(Level.CHUNKS)
@@ -130,7 +125,7 @@ class ChunkReader:
         """
         if position < 0:
             raise Corrupt(
-                f"{self._place}/{stored.key}: cannot read at the negative position {position}; an index of the "
+                f"{self._store.url(stored.key)}: cannot read at the negative position {position}; an index of the "
                 "segment may be damaged"
             )
         size = max(min(size, stored.size - position), 0)
@@ -234,7 +229,8 @@ class ChunkReader:
         try:
             threading.Thread(target=work, args=arguments, daemon=True).start()
         except RuntimeError as error:
-            raise RemoteStorageError(f"{self._place}: nothing is fetched now: {error}") from None
+            what = f"{self._store.bucket_url}: nothing is fetched now: {error}"
+            raise RemoteStorageError(what) from None
 
     def _fetch(self, coming: Future[File], stored: StoredFile, number: int) -> None:
         which = stored.chunk_id(number)
@@ -255,7 +251,7 @@ class ChunkReader:
     def _name(self, stored: StoredFile, number: int) -> str:
         """Return the name of a chunk in the cache, which no other chunk of any bucket has."""
         part = f"{stored.version} {stored.begin} {number} {stored.chunks[number].size}"
-        return f"{self._place}\n{stored.key}\n{part}"
+        return f"{self._store.bucket_url}\n{stored.key}\n{part}"
 
     def _get(self, stored: StoredFile, number: int) -> File:
         name = self._name(stored, number)
@@ -282,7 +278,7 @@ class ChunkReader:
         data: memoryview | bytes = self._store.get(stored.key, start, chunk.stored_size)
         self.requests += 1
         self.fetched_bytes += len(data)
-        what = f"{self._place}/{stored.key}: bytes {start} to {start + chunk.stored_size - 1}"
+        what = f"{self._store.url(stored.key)}: bytes {start} to {start + chunk.stored_size - 1}"
         if len(data) != chunk.stored_size:
             raise Corrupt(
                 f"{what}: the object is too short: only {len(data)} of these {chunk.stored_size} bytes were returned"

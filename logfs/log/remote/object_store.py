@@ -104,6 +104,8 @@ class ObjectStore:
         files cannot be used.
         """
         self._place = place
+        # The URL of the bucket, without the keys below it.
+        self.bucket_url = f"{place.scheme}://{place.bucket}"
         self._looks = _MOST_LOOKS if looks_again and place.scheme != "file" else 1
 
     @cached_property
@@ -289,8 +291,7 @@ class ObjectStore:
 
     def url(self, key: str) -> str:
         """Return the URL of an object, for messages."""
-        place = self._place
-        return f"{place.scheme}://{place.bucket}/{key}"
+        return f"{self.bucket_url}/{key}"
 
 
 def _sync(path: Path) -> None:
