@@ -25,9 +25,8 @@ if TYPE_CHECKING:
     from logfs.log.append.partition import Partition
     from logfs.log.segment.segment import Segment
     from logfs.log.state.log_state import LogState
+    from logfs.store.maintenance.context import Progress
     from logfs.store.registry import BackgroundOperation
-
-    Progress = Callable[[int], None]
 
 logger = logging.getLogger(__name__)
 
@@ -191,7 +190,7 @@ class Compactor(Maintenance):
         self.timer = Timer(registry.clock())
 
     def compact(
-        self, name: str, *, roll: bool = False, progress: Progress | None = None
+        self, name: str, *, roll: bool = False, progress: Progress = lambda _: None
     ) -> Cleaned:
         """Compact a log now, whatever its dirty ratio, in as many rounds as its keys need; return the overall result.
 
@@ -264,7 +263,7 @@ class Compactor(Maintenance):
             ):
                 partition.uncleanable = reason
 
-    def _round(self, name: str, progress: Progress | None = None) -> Cleaned:
+    def _round(self, name: str, progress: Progress = lambda _: None) -> Cleaned:
         with self.running:
             registry = self._registry
             partition = registry.writable(name)
@@ -306,7 +305,7 @@ class Compactor(Maintenance):
         partition: Partition,
         dirty: Dirty,
         work: BackgroundOperation,
-        progress: Progress | None,
+        progress: Progress,
     ) -> Cleaned:
         from logfs.log.compaction.cleaner import clean
 
@@ -318,8 +317,7 @@ class Compactor(Maintenance):
 
         def spend(size: int) -> None:
             work.done_bytes += size
-            if progress is not None:
-                progress(size)
+            progress(size)
             throttle.spend(size)
             if self._stopped.is_set():
                 raise CleaningAborted(f"{partition.directory}: the store is being closed")

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from logfs.store.staged_commits import Commits
     from logfs.store.tiering.tiered_logs import TieredLogs
 
+    # Called with the number of bytes that are done since the last call.
+    Progress = Callable[[int], object]
+
 
 class MaintenanceContext(NamedTuple):
     """The parts of a store that its maintenance uses."""

@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from logfs.log.segment.segment import Segment
     from logfs.store.directory.log_dir import LogDir
     from logfs.store.maintenance.compaction import Compactor
-
-    Progress = Callable[[int], object]
+    from logfs.store.maintenance.context import Progress
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +81,7 @@ class Mover(Maintenance):
                     del self.requested[name]
 
     def move(
-        self, name: str, log_dir: str | os.PathLike[str], progress: Progress | None = None
+        self, name: str, log_dir: str | os.PathLike[str], progress: Progress = lambda _: None
     ) -> None:
         """Move a partition to another log directory of the store; appends and reads go on meanwhile.
 
@@ -101,8 +100,7 @@ class Mover(Maintenance):
 
                 def spend(size: int) -> None:
                     work.done_bytes += size
-                    if progress is not None:
-                        progress(size)
+                    progress(size)
                     if self._stopped.is_set():
                         raise MoveAborted(f"{name}: not moved: the store is being closed")
                     if partition.failure is not None:

@@ -44,9 +44,8 @@ if TYPE_CHECKING:
     from logfs.log.read.log import Log
     from logfs.log.remote.segment_upload import SegmentContent
     from logfs.log.segment.segment import Segment
+    from logfs.store.maintenance.context import Progress
     from logfs.store.tiering.tiered_logs import TieredLog
-
-    Progress = Callable[[int], object]
 
 logger = logging.getLogger(__name__)
 
@@ -129,7 +128,7 @@ class RemoteLogManager(Maintenance):
             found.append(segment)
         return CopyPlan(found, "it is the active segment")
 
-    def copy(self, name: str, progress: Progress | None = None) -> CopyPlan:
+    def copy(self, name: str, progress: Progress = lambda _: None) -> CopyPlan:
         """Copy the segments of a partition that are due, one after another, and return the plan that was carried out.
 
         Before each part of a segment is sent or read back, `progress` is called with the size of the part in bytes.
@@ -162,8 +161,7 @@ class RemoteLogManager(Maintenance):
                         raise PartitionFailed(f"{name}: is not copied: the store is closed")
                     self._check_wanted(partition)
                     work.done_bytes += size
-                    if progress is not None:
-                        progress(size)
+                    progress(size)
                     throttle.spend(size)
 
                 for segment in plan.segments:
