@@ -59,8 +59,7 @@ def finish_or_undo(
     """Finish or undo the moves of the partitions that `wanted` selects; schedule replaced originals for removal.
 
     `found` has the partition directories in each log directory. A copy that becomes the partition is added to
-    `partitions` there.
-    If a move can be neither finished nor undone and no original is left, the partition is offline, with the reason.
+    `partitions` there. If a move can be neither finished nor undone and no original is left, the partition is offline.
     """
     homes = {name: log_dir for log_dir, each in found.items() for name, *_ in each.partitions}
     strays = {path: log_dir for log_dir, each in found.items() for path in each.strays}
@@ -71,9 +70,8 @@ def finish_or_undo(
                 registry.homes.setdefault(name.directory, homes.get(name, log_dir))
                 continue
             try:
-                has_original_left = names.stray_directory(
-                    path.name
-                ) in names_of_strays and _is_noted(log_dir, path, path)
+                stray = names.stray_directory(path.name)
+                has_original_left = stray in names_of_strays and _is_noted(log_dir, path, path)
                 final = _finish_or_undo(
                     registry,
                     log_dir,

@@ -263,10 +263,7 @@ class RemoteLogManager(Maintenance):
             metadata.end_deletion(remote)
 
     def _may_delete(self, name: str) -> bool:
-        """Whether objects of the partition `name` may be deleted: only if this store certainly owns the bucket.
-
-        If that is not certain, log the reason, and return False.
-        """
+        """Whether this store certainly owns the bucket, and so may delete objects; if not, log the reason."""
         try:
             self._tiered.owner.claim()
         except (LogfsError, OSError) as error:

@@ -254,10 +254,7 @@ class Retained(NamedTuple):
 
 
 class Retainer(Maintenance):
-    """Deletes the segments that retention no longer keeps, in all partitions of a store, and counts them.
-
-    Any thread may call it.
-    """
+    """Deletes the segments that retention no longer keeps, and counts them. Any thread may call it."""
 
     def __init__(self, context: MaintenanceContext) -> None:
         super().__init__(context)

@@ -35,7 +35,10 @@ _MOST_BYTES = 1 << 20
 
 
 class BucketOwner:
-    """Whether a store owns its bucket. Any thread may use it."""
+    """Whether a store owns its bucket. Any thread may use it.
+
+    Methods that look into the bucket raise `InvalidStore`, `RemoteStorageError` and `OSError`.
+    """
 
     def __init__(self, registry: PartitionRegistry, disk: Callable[[], TieredDisk]) -> None:
         """Make the object without a read or a request; `disk` returns the bucket's disk, or raises `InvalidStore`."""
@@ -50,8 +53,7 @@ class BucketOwner:
     def claim(self) -> None:
         """Replace the tokens, or claim a bucket that has no owner. Call it before objects are stored or deleted.
 
-        Raises `NotWritable` if another store is the owner, or a log directory is a copy of one of the owner's;
-        `InvalidStore`, `RemoteStorageError` and `OSError`.
+        Also raises `NotWritable` if another store is the owner, or a log directory is a copy of one of the owner's.
         """
         with self._claiming:
             for _ in range(2):
@@ -69,19 +71,13 @@ class BucketOwner:
         )
 
     def take_over(self) -> None:
-        """Become the owner of the bucket in place of another store, which then refuses to change the bucket.
-
-        Raises `InvalidStore`, `RemoteStorageError` and `OSError`.
-        """
+        """Become the owner of the bucket in place of another store, which then refuses to change the bucket."""
         with self._claiming:
             self._put({})
             self.is_claimed, self.refusal = True, ""
 
     def look(self) -> str:
-        """Return why this store must not change the bucket; "" if it is the owner, or if the bucket has no owner.
-
-        Raises `InvalidStore`, `RemoteStorageError` and `OSError`.
-        """
+        """Return why this store must not change the bucket; "" if it is the owner, or if the bucket has no owner."""
         return self._why_not(self._members())
 
     def is_copy(self) -> bool:

@@ -142,10 +142,7 @@ class TieredLogs:
         registry: PartitionRegistry,
         create: Callable[[str], Partition],
     ) -> None:
-        """Make the tiered partitions of a store; nothing is read or requested yet.
-
-        `create` is called with the name of a missing partition of `__remote_log_metadata`, creates it and returns it.
-        """
+        """Make the tiered partitions of a store; nothing is read yet. `create` is that of `RemoteLogMetadata`."""
         self._registry = registry
         self.metadata = RemoteLogMetadata(registry, create)
         self.owner = BucketOwner(registry, self.disk)
