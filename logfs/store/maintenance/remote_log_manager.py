@@ -254,23 +254,12 @@ class RemoteLogManager(Maintenance):
             elif each.state is not SegmentState.DELETE_SEGMENT_STARTED or self._is_needed(each):
                 continue
             doomed.append(each)
-        if doomed and self._may_delete(name):
-            for each in doomed:
-                self._delete(each)
+        if doomed:
+            self._delete(name, doomed)
         states = {each.state for each in metadata.segments(remote).values()}
         if metadata.is_deleted(remote) and SegmentState.DELETE_SEGMENT_STARTED not in states:
             # Segments that are left belong to a new partition of that name under the same topic id.
             metadata.end_deletion(remote)
-
-    def _may_delete(self, name: str) -> bool:
-        """Whether this store certainly owns the bucket, and so may delete objects; if not, log the reason."""
-        try:
-            self._tiered.owner.claim()
-        except (LogfsError, OSError) as error:
-            self.delete_errors += 1
-            logger.error("%s: its remote segments are not deleted now: %s", name, error)
-            return False
-        return True
 
     def _is_only_copy(self, partition: Partition | None, begun: RemoteSegment) -> bool:
         """Whether a copy that is not described as finished has records that are nowhere else.
@@ -340,26 +329,28 @@ class RemoteLogManager(Maintenance):
         delay = self._registry.settings.log_config(segment.partition.topic).file_delete_delay_ms
         return self._registry.clock() < segment.event_timestamp + delay
 
-    def _delete(self, segment: RemoteSegment) -> None:
+    def _delete(self, name: str, segments: Sequence[RemoteSegment]) -> None:
+        """Delete remote segments of a partition, if this store certainly owns the bucket. Errors are logged."""
         from logfs.log.remote.segment_upload import delete_copy
 
         try:
+            self._tiered.owner.claim()
             disk = self._tiered.disk()
-            delete_copy(disk.objects, segment, disk.place)
         except (LogfsError, OSError) as error:
             self.delete_errors += 1
-            logger.error(
-                "%s-%d: the remote segment from offset %d on is not deleted now: %s",
-                segment.partition.topic,
-                segment.partition.partition,
-                segment.start_offset,
-                error,
-            )
+            logger.error("%s: its remote segments are not deleted now: %s", name, error)
             return
-        self._tiered.metadata.update(
-            segment, state=SegmentState.DELETE_SEGMENT_FINISHED, durable=False
-        )
-        self.deleted_segments += 1
+        for each in segments:
+            try:
+                delete_copy(disk.objects, each, disk.place)
+            except (LogfsError, OSError) as error:
+                self.delete_errors += 1
+                what = f"the remote segment from offset {each.start_offset} on"
+                logger.error("%s: %s is not deleted now: %s", name, what, error)
+            else:
+                state = SegmentState.DELETE_SEGMENT_FINISHED
+                self._tiered.metadata.update(each, state=state, durable=False)
+                self.deleted_segments += 1
 
     # As upkeep.
 
