@@ -30,7 +30,6 @@ from logfs.format.tiered.custom_metadata import EPOCHS, Layout
 from logfs.format.tiered.metadata_record import TOPIC
 from logfs.format.tiered.remote_segment import RemoteSegment, SegmentState
 from logfs.locks import Level, make_lock
-from logfs.store.directory.topic_id import read_topic_id
 from logfs.store.maintenance.context import Maintenance, MaintenanceContext
 from logfs.store.maintenance.schedule import Backoff, MaintenanceTask, Timer, due
 from logfs.store.maintenance.throttle import Throttle
@@ -290,8 +289,7 @@ class RemoteLogManager(Maintenance):
         partition = self._registry.written().get(name)
         if partition is None or partition.failure is not None:
             return None
-        topic_id = read_topic_id(partition.disk, partition.directory)
-        return partition if topic_id == remote.topic_id else None
+        return partition if self._tiered.identify(partition) == remote else None
 
     def _mark_expired(self, partition: Partition, remote: RemotePartition) -> None:
         """Make the log start offset of a partition durable, then record which of its remote segments to delete."""
@@ -451,7 +449,7 @@ def _describe(
     entries = partition.epochs.entries
     epochs = [
         (epoch, max(start, segment.base_offset))
-        for (epoch, start), following in zip(entries, [*entries[1:], (0, end)], strict=True)
+        for (epoch, start), following in pairwise([*entries, (0, end)])
         if start < end and following[1] > segment.base_offset
     ]
     if not epochs:
