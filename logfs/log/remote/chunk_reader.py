@@ -95,7 +95,7 @@ class ChunkReader:
     """Reads the objects of a bucket. Any thread may call `read`."""
 
     def __init__(self, store: ObjectStore, disk: Disk, cache: ChunkCache) -> None:
-        """Read the objects of `store` through a cache; `disk` reads its files, and says which thread must not wait."""
+        """Read the objects of `store` through a cache; `disk` reads its files, and says who must not wait."""
         self._store = store
         self._disk = disk
         self._cache = cache

@@ -58,8 +58,8 @@ def finish_or_undo(
 ) -> None:
     """Finish or undo the moves of the partitions that `wanted` selects; schedule replaced originals for removal.
 
-    `found` has the partition directories in each log directory. A copy that becomes the partition is added to
-    `partitions` there. If a move can neither be finished nor undone and no original is left, the name is offline.
+    `found` has the partition directories in each log directory. A copy that becomes the partition is added to its
+    `partitions`. If a move can be neither finished nor undone and no original is left, the partition is offline.
     """
     homes = {name: log_dir for log_dir, each in found.items() for name, *_ in each.partitions}
     strays = {path: log_dir for log_dir, each in found.items() for path in each.strays}
