@@ -75,11 +75,9 @@ def upload(
     """
     if options.layout is Layout.LOCAL:
         # This layout has no manifest, which would tell the size of a chunk, the compression and the key.
-        options = UploadOptions(options.place, Layout.LOCAL)
-    sender = _Sender(store, segment, content, options, spend)
-    if options.layout is Layout.LOCAL:
-        return sender.send_files()
-    return sender.send_objects()
+        plain = UploadOptions(options.place, Layout.LOCAL)
+        return _Sender(store, segment, content, plain, spend).send_files()
+    return _Sender(store, segment, content, options, spend).send_objects()
 
 
 def delete_copy(store: ObjectStore, segment: RemoteSegment, place: str) -> None:
