@@ -125,10 +125,9 @@ class ObjectStore:
             raise InvalidStore(
                 f"{self._place}: credentials do not belong in a URL; give them in the environment"
             )
+        module = self._obstore.store
         try:
-            return _make(self._obstore.store, self._place)
-        except InvalidStore:
-            raise
+            return _make(module, self._place)
         except Exception as error:
             raise InvalidStore(f"{self._place}: cannot be used: {_reason(error)}") from None
 
