@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
+    from logfs.config import BrokerConfig
     from logfs.format.tiered.remote_segment import RemoteSegment
-    from logfs.log.remote.object_store import ObjectStore
+    from logfs.log.remote.tiered_disk import TieredDisk
 
 # What is read back at a time.
 _READ_BYTES = 8 << 20
@@ -47,40 +48,29 @@ class SegmentContent(NamedTuple):
     text: tuple[int, int, int]
 
 
-class UploadOptions(NamedTuple):
-    """Where segments are stored, and how: the prefix of the keys, the layout, and the size of a chunk in bytes.
-
-    Two options are for Aiven's layout only: `compress` compresses the chunks with zstd, and `key_id`, the name of an
-    RSA key, encrypts everything but the manifest.
-    """
-
-    place: str
-    layout: Layout
-    chunk_bytes: int = CHUNK_BYTES
-    compress: bool = False
-    key_id: str = ""
-
-
 def upload(
-    store: ObjectStore,
+    disk: TieredDisk,
     segment: RemoteSegment,
     content: SegmentContent,
-    options: UploadOptions,
+    broker: BrokerConfig,
     spend: Callable[[int], None],
 ) -> StoredSegment:
-    """Copy a segment, and return how it was stored, once it has been read back.
+    """Copy a segment as the settings say, and return how it was stored, once it has been read back.
 
     `spend` is called with the number of bytes before they are sent or read back; it may wait, and raise an error to
     stop. Raises `RemoteStorageError`, also if what is read back differs; some objects may be there then.
     """
-    if options.layout is Layout.LOCAL:
-        # This layout has no manifest, which would tell the size of a chunk, the compression and the key.
-        plain = UploadOptions(options.place, Layout.LOCAL)
-        return _Sender(store, segment, content, plain, spend).send_files()
-    return _Sender(store, segment, content, options, spend).send_objects()
+    sender = _Sender(disk, segment, content, spend, Layout(broker.remote_storage_layout))
+    if sender.layout is Layout.LOCAL:
+        return sender.send_files()
+    # Only the manifest of Aiven's layout tells these to a reader.
+    sender.chunk_bytes = broker.remote_storage_chunk_bytes
+    sender.compress = broker.remote_storage_compression
+    sender.key_id = broker.remote_storage_encryption_key
+    return sender.send_objects()
 
 
-def delete_copy(store: ObjectStore, segment: RemoteSegment, place: str) -> None:
+def delete_copy(disk: TieredDisk, segment: RemoteSegment) -> None:
     """Delete the objects of a segment, in the reverse order of their storing; any may be missing.
 
     The layout of a copy that was cut off is unknown: then the objects of both are deleted.
@@ -88,16 +78,21 @@ def delete_copy(store: ObjectStore, segment: RemoteSegment, place: str) -> None:
     stored = custom_metadata.parse(segment.custom)
     for layout in LAYOUTS.values() if stored is None else [LAYOUTS[stored.layout]]:
         for suffix in reversed(layout.stored):
-            store.delete(layout.key(key_of(segment), suffix, place))
+            disk.objects.delete(layout.key(key_of(segment), suffix, disk.place))
 
 
 @dataclass(slots=True, eq=False)
 class _Sender:
-    store: ObjectStore
+    disk: TieredDisk
     segment: RemoteSegment
     content: SegmentContent
-    options: UploadOptions
     spend: Callable[[int], None]
+    layout: Layout
+    chunk_bytes: int = CHUNK_BYTES
+    # Whether the chunks are compressed with zstd.
+    compress: bool = False
+    # The name of an RSA key, with which everything but the manifest is encrypted; "" for none.
+    key_id: str = ""
     # The CRC-32C of each part of each object, by its suffix: the chunks of the .log file, or the whole object.
     crcs: dict[str, list[int]] = field(default_factory=dict)
 
@@ -112,24 +107,23 @@ class _Sender:
 
     def send_objects(self) -> StoredSegment:
         """Store the .log file in chunks, the joined indexes, the text index and the manifest, like Aiven's plugin."""
-        options, size = self.options, self.segment.size_bytes
-        files = self.content.files
-        key = new_data_key(options.key_id) if options.key_id else None
+        files, size = self.content.files, self.segment.size_bytes
+        key = new_data_key(self.key_id) if self.key_id else None
 
         def sealed(data: bytes) -> bytes:
             return key.encrypt(data) if key is not None and data else data
 
         def transformed() -> Iterator[Buffer]:
             for chunk in self._chunks():
-                data = zstd_frame(chunk) if options.compress else chunk
+                data = zstd_frame(chunk) if self.compress else chunk
                 yield data if key is None else key.encrypt(data)
 
         sizes = self._send(object_keys.LOG, transformed)
-        if options.compress:
-            chunks = ChunkIndex(options.chunk_bytes, size, sizes, sizes[-1] if sizes else 0)
+        if self.compress:
+            chunks = ChunkIndex(self.chunk_bytes, size, sizes, sizes[-1] if sizes else 0)
         else:
             longer = OVERHEAD_BYTES if key is not None and size else 0
-            chunks = plain_chunks(options.chunk_bytes, size, longer)
+            chunks = plain_chunks(self.chunk_bytes, size, longer)
         indexes, slices = manifest.join_indexes(
             {name: sealed(files[suffix]) for suffix, name in IN_MANIFEST.items() if suffix in files}
         )
@@ -139,20 +133,20 @@ class _Sender:
             self._send_whole(object_keys.TEXT, sealed(text))
         encryption = None if key is None else key.fields()
         described = manifest.encode(
-            manifest.Manifest(chunks, slices, options.compress, encryption, self.segment)
+            manifest.Manifest(chunks, slices, self.compress, encryption, self.segment)
         )
         self._send_whole(object_keys.MANIFEST, described)
         return self._stored({MANIFEST: len(described)})
 
     def _stored(self, more: Mapping[str, int]) -> StoredSegment:
-        content, options = self.content, self.options
+        content = self.content
         sizes = {suffix: len(data) for suffix, data in content.files.items()}
-        log, *small = LAYOUTS[options.layout].stored
+        log, *small = LAYOUTS[self.layout].stored
         return StoredSegment(
-            options.layout,
-            options.chunk_bytes,
-            options.compress,
-            bool(options.key_id),
+            self.layout,
+            self.chunk_bytes,
+            self.compress,
+            bool(self.key_id),
             {**sizes, **more},
             content.first_offset,
             content.time_offset,
@@ -162,7 +156,7 @@ class _Sender:
 
     def _chunks(self) -> Iterator[Buffer]:
         """Yield the .log file in chunks. Raises `RemoteStorageError` if it is shorter than its description says."""
-        size, chunk_bytes = self.segment.size_bytes, self.options.chunk_bytes
+        size, chunk_bytes = self.segment.size_bytes, self.chunk_bytes
         for position in range(0, size, chunk_bytes):
             count = min(chunk_bytes, size - position)
             self.spend(count)
@@ -180,8 +174,8 @@ class _Sender:
 
     def _send(self, suffix: str, body: Callable[[], Iterable[Buffer]]) -> list[int]:
         """Store an object in the parts that `body` yields, read it back, and return the sizes of the parts."""
-        layout = LAYOUTS[self.options.layout]
-        key = layout.key(key_of(self.segment), suffix, self.options.place)
+        store = self.disk.objects
+        key = LAYOUTS[self.layout].key(key_of(self.segment), suffix, self.disk.place)
         sizes: list[int] = []
         crcs = self.crcs.setdefault(suffix, [])
         crc = 0
@@ -198,27 +192,27 @@ class _Sender:
                 crc = crc32c.crc32c(data, crc)
                 yield data
 
-        self.store.put(key, counted)
+        store.put(key, counted)
         sent = sum(sizes), crc
         try:
             found = self._read_back(key, sent[0])
         except FileNotFoundError:
             raise RemoteStorageError(
-                f"{self.store.url(key)}: was stored, but does not exist when it is read back; find out what deletes "
+                f"{store.url(key)}: was stored, but does not exist when it is read back; find out what deletes "
                 "objects, and copy again"
             ) from None
         if found != sent:
             raise RemoteStorageError(
-                f"{self.store.url(key)}: {sent[0]} bytes with the CRC-32C {sent[1]:08x} were stored, but "
+                f"{store.url(key)}: {sent[0]} bytes with the CRC-32C {sent[1]:08x} were stored, but "
                 f"{found[0]} bytes with {found[1]:08x} are there"
             )
         return sizes
 
     def _read_back(self, key: str, size: int) -> tuple[int, int]:
-        stored = self.store.size(key)
+        stored = self.disk.objects.size(key)
         crc = 0
         for position in range(0, min(stored, size), _READ_BYTES):
             count = min(_READ_BYTES, size - position)
             self.spend(count)
-            crc = crc32c.crc32c(self.store.get(key, position, count), crc)
+            crc = crc32c.crc32c(self.disk.objects.get(key, position, count), crc)
         return stored, crc

@@ -26,7 +26,7 @@ from logfs.format.base import names
 from logfs.format.files.checkpoint import format_epochs
 from logfs.format.files.producer_snapshot import format_snapshot
 from logfs.format.tiered import custom_metadata
-from logfs.format.tiered.custom_metadata import EPOCHS, Layout
+from logfs.format.tiered.custom_metadata import EPOCHS
 from logfs.format.tiered.metadata_record import TOPIC
 from logfs.format.tiered.remote_segment import RemoteSegment, SegmentState
 from logfs.locks import Level, make_lock
@@ -180,23 +180,16 @@ class RemoteLogManager(Maintenance):
         self, partition: Partition, log: TieredLog, segment: Segment, spend: Callable[[int], None]
     ) -> None:
         """Copy one segment: its start is recorded, its objects are stored and read back, its end is recorded."""
-        from logfs.log.remote.segment_upload import UploadOptions, upload
+        from logfs.log.remote.segment_upload import upload
 
         broker = self._registry.settings.broker_config
-        options = UploadOptions(
-            log.disk.place,
-            Layout(broker.remote_storage_layout),
-            broker.remote_storage_chunk_bytes,
-            broker.remote_storage_compression,
-            broker.remote_storage_encryption_key,
-        )
         metadata, before = self._tiered.metadata, segment.content
         content = _content(partition, segment, self._registry.clock())
         remote = _describe(partition, log.partition, segment, content, self._registry.clock())
         self._copying.add(remote.segment_id)
         try:
             metadata.add(remote)
-            stored = upload(log.disk.objects, remote, content, options, spend)
+            stored = upload(log.disk, remote, content, broker, spend)
             copied = remote._replace(custom=custom_metadata.encode(stored))
             with self._registry.lock:
                 # Truncations, deletions and moves hold this lock, so none happens between the checks and the record
@@ -340,7 +333,7 @@ class RemoteLogManager(Maintenance):
             return
         for each in segments:
             try:
-                delete_copy(disk.objects, each, disk.place)
+                delete_copy(disk, each)
             except (LogfsError, OSError) as error:
                 self.delete_errors += 1
                 what = f"the remote segment from offset {each.start_offset} on"
