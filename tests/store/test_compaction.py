@@ -13,7 +13,7 @@ from logfs.cli import main
 from logfs.format.batches.record import Record
 from logfs.log.compaction.cleaning import CleaningAborted, Dirty
 from logfs.store.directory.log_dir import CLEANER_OFFSETS
-from logfs.store.maintenance.throttle import Throttle
+from logfs.store.maintenance.throttle import throttle
 from logfs.store.observe.check import check
 from logfs.store.store import Store
 from tests.support.processes import wait_for
@@ -341,15 +341,15 @@ def test_the_throttle_limits_the_rate() -> None:
         waits.append(seconds)
         now += seconds
 
-    throttle = Throttle(1000.0, wait, lambda: now)
+    spend = throttle(1000.0, wait, lambda: now)
     for _ in range(20):
-        throttle.spend(100)
+        spend(100)
     assert sum(waits) == pytest.approx(2.0)
     now += 100
-    throttle.spend(20)
+    spend(20)
     assert sum(waits) == pytest.approx(2.0)
     for _ in range(4):
-        throttle.spend(20)
+        spend(20)
     assert now == pytest.approx(102.06)
 
 

@@ -16,7 +16,7 @@ from logfs.log.compaction.cleaning import Cleaned, CleaningAborted, Dirty
 from logfs.log.disk.disk import EXHAUSTED
 from logfs.store.maintenance.context import Maintenance, MaintenanceContext
 from logfs.store.maintenance.schedule import MaintenanceTask, Timer, due
-from logfs.store.maintenance.throttle import Throttle
+from logfs.store.maintenance.throttle import throttle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -310,7 +310,7 @@ class Compactor(Maintenance):
         from logfs.log.compaction.cleaner import clean
 
         broker = self._registry.settings.broker_config
-        throttle = Throttle(broker.log_cleaner_io_max_bytes_per_second, self._stopped.wait)
+        throttled = throttle(broker.log_cleaner_io_max_bytes_per_second, self._stopped.wait)
 
         def begin(phase: str) -> None:
             work.phase = phase
@@ -318,7 +318,7 @@ class Compactor(Maintenance):
         def spend(size: int) -> None:
             work.done_bytes += size
             progress(size)
-            throttle.spend(size)
+            throttled(size)
             if self._stopped.is_set():
                 raise CleaningAborted(f"{partition.directory}: the store is being closed")
             if not partition.config.is_compacted:

@@ -32,7 +32,7 @@ from logfs.format.tiered.remote_segment import RemoteSegment, SegmentState
 from logfs.locks import Level, make_lock
 from logfs.store.maintenance.context import Maintenance, MaintenanceContext
 from logfs.store.maintenance.schedule import Backoff, MaintenanceTask, Timer, due
-from logfs.store.maintenance.throttle import Throttle
+from logfs.store.maintenance.throttle import throttle
 from logfs.store.tiering.metadata import BROKER_ID
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ class RemoteLogManager(Maintenance):
             rate = (
                 self._registry.settings.broker_config.remote_log_manager_copy_max_bytes_per_second
             )
-            throttle = Throttle(rate, self._stopped.wait)
+            throttled = throttle(rate, self._stopped.wait)
             with self._registry.doing("copying", name, 2 * plan.size_bytes) as work:
 
                 def spend(size: int) -> None:
@@ -161,7 +161,7 @@ class RemoteLogManager(Maintenance):
                     self._check_wanted(partition)
                     work.done_bytes += size
                     progress(size)
-                    throttle.spend(size)
+                    throttled(size)
 
                 for segment in plan.segments:
                     self._copy_segment(partition, log, segment, spend)

@@ -12,26 +12,22 @@ if TYPE_CHECKING:
 _LEAST_WAIT_SECONDS = 0.05
 
 
-class Throttle:
-    """A limit of `bytes_per_second` for reads and writes together.
+def throttle(
+    bytes_per_second: float,
+    wait: Callable[[float], object],
+    clock: Callable[[], float] = time.monotonic,
+) -> Callable[[int], None]:
+    """Return a function that counts bytes as read or written, and waits until `bytes_per_second` allows them.
 
-    `spend` calls `wait` with the seconds to wait. `clock` returns the time in seconds.
+    It calls `wait` with the seconds to wait. `clock` returns the time in seconds.
     """
+    paid_until = clock()
 
-    def __init__(
-        self,
-        bytes_per_second: float,
-        wait: Callable[[float], object],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._bytes_per_second = bytes_per_second
-        self._wait = wait
-        self._clock = clock
-        self._paid_until = clock()
+    def spend(size: int) -> None:
+        nonlocal paid_until
+        now = clock()
+        paid_until = max(paid_until, now) + size / bytes_per_second
+        if paid_until - now >= _LEAST_WAIT_SECONDS:
+            wait(paid_until - now)
 
-    def spend(self, size: int) -> None:
-        """Count `size` bytes as read or written, and wait until the limit allows them."""
-        now = self._clock()
-        self._paid_until = max(self._paid_until, now) + size / self._bytes_per_second
-        if self._paid_until - now >= _LEAST_WAIT_SECONDS:
-            self._wait(self._paid_until - now)
+    return spend
