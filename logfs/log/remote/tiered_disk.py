@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 class TieredDisk(BucketDisk):
     """The bucket of a tiered store. Its files are those of the segments that `add` was told of.
 
-    Segments that another program has copied are found by a listing of their partition. Every method may raise
-    `RemoteStorageError`.
+    Segments that another program has copied are found by a listing of their partition.
     """
 
     def __init__(
@@ -41,10 +40,8 @@ class TieredDisk(BucketDisk):
     ) -> None:
         """Read objects below the URL `home` whose keys go on with `prefix`; both are in the settings.
 
-        `cache_bytes` is the limit of the cache of chunks.
-
-        A missing object of a segment that `is_finished`, by its description, raises `RemoteStorageError`; otherwise
-        another process has deleted it, which raises `Gone`.
+        `cache_bytes` is the limit of the cache of chunks. A missing object of a segment that `is_finished`, by its
+        description, raises `RemoteStorageError`; otherwise another process has deleted it, which raises `Gone`.
         """
         # A `BucketDisk` lists again if an object is missing. This disk requests the object again instead.
         super().__init__(BucketPath(f"{home}/{prefix}"), cache_bytes, home, looks_again=True)
