@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-import weakref
 from functools import partial
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 from logfs.errors import Corrupt, InvalidStore
 from logfs.format.tiered import custom_metadata
@@ -49,14 +49,10 @@ class TieredLog:
         self._directory = disk.root / f"{partition.topic}-{partition.partition}"
         self._lock = make_lock(Level.TIERED)
         # By id: the segments that the log or a reader still holds, even if they have left the log.
-        self.known: weakref.WeakValueDictionary[uuid.UUID, TieredSegment] = (
-            weakref.WeakValueDictionary()
-        )
+        self.known: WeakValueDictionary[uuid.UUID, TieredSegment] = WeakValueDictionary()
         # The first offset of the whole log; None if it is unknown, or another process may advance it.
         self.begin: int | None = None
-        self._missing: weakref.WeakValueDictionary[tuple[int, int], MissingSegment] = (
-            weakref.WeakValueDictionary()
-        )
+        self._missing: WeakValueDictionary[tuple[int, int], MissingSegment] = WeakValueDictionary()
 
     def finished(self) -> list[RemoteSegment]:
         """Return the segments whose copy is finished, in the order of their offsets, without overlaps.
