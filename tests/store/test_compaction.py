@@ -13,7 +13,7 @@ from logfs.cli import main
 from logfs.format.batches.record import Record
 from logfs.log.compaction.cleaning import CleaningAborted, Dirty
 from logfs.store.directory.log_dir import CLEANER_OFFSETS
-from logfs.store.maintenance.throttle import throttle
+from logfs.store.maintenance.schedule import throttle
 from logfs.store.observe.check import check
 from logfs.store.store import Store
 from tests.support.processes import wait_for

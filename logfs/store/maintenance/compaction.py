@@ -15,8 +15,7 @@ from logfs.locks import Level, make_lock
 from logfs.log.compaction.cleaning import Cleaned, CleaningAborted, Dirty
 from logfs.log.disk.disk import EXHAUSTED
 from logfs.store.maintenance.context import Maintenance, MaintenanceContext
-from logfs.store.maintenance.schedule import MaintenanceTask, Timer, due
-from logfs.store.maintenance.throttle import throttle
+from logfs.store.maintenance.schedule import MaintenanceTask, Timer, due, throttle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -31,8 +31,7 @@ from logfs.format.tiered.metadata_record import TOPIC
 from logfs.format.tiered.remote_segment import RemoteSegment, SegmentState
 from logfs.locks import Level, make_lock
 from logfs.store.maintenance.context import Maintenance, MaintenanceContext
-from logfs.store.maintenance.schedule import Backoff, MaintenanceTask, Timer, due
-from logfs.store.maintenance.throttle import throttle
+from logfs.store.maintenance.schedule import Backoff, MaintenanceTask, Timer, due, throttle
 from logfs.store.tiering.metadata import BROKER_ID
 
 if TYPE_CHECKING:

@@ -1,8 +1,9 @@
-"""When each periodic task of a store is due, and how long work that failed waits before its next attempt."""
+"""When each periodic task of a store is due, how long failed work waits, and how fast upkeep reads and writes."""
 
 from __future__ import annotations
 
 import logging
+import time
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,6 +18,8 @@ logger = logging.getLogger(__name__)
 
 _FIRST_WAIT_MS = 1_000
 _LONGEST_WAIT_MS = 60_000
+# A shorter wait for bytes is postponed, and added to the next one.
+_LEAST_WAIT_SECONDS = 0.05
 
 
 class MaintenanceTask(Enum):
@@ -131,3 +134,24 @@ class Backoff:
         for task, name in self:
             if name and name not in names:
                 self._failed.pop((task, name), None)
+
+
+def throttle(
+    bytes_per_second: float,
+    wait: Callable[[float], object],
+    clock: Callable[[], float] = time.monotonic,
+) -> Callable[[int], None]:
+    """Return a function that counts bytes as read or written, and waits until `bytes_per_second` allows them.
+
+    It calls `wait` with the seconds to wait. `clock` returns the time in seconds.
+    """
+    paid_until = clock()
+
+    def spend(size: int) -> None:
+        nonlocal paid_until
+        now = clock()
+        paid_until = max(paid_until, now) + size / bytes_per_second
+        if paid_until - now >= _LEAST_WAIT_SECONDS:
+            wait(paid_until - now)
+
+    return spend
