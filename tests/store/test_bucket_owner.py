@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -311,12 +311,11 @@ def test_a_crash_while_the_token_is_replaced_leaves_the_owner(
     """Before and after the bucket has it; also if the answer was an error."""
     if not is_first:
         owned(log_dir, bucket, clock)
-    name = "create" if is_first else "put"
-    real = getattr(ObjectStore, name)
+    real = ObjectStore.put
 
-    def fail(self: ObjectStore, key: str, *more: object) -> None:
+    def fail(self: ObjectStore, *arguments: Any, **named: Any) -> None:
         if is_stored:
-            real(self, key, *more)
+            real(self, *arguments, **named)
         raise RemoteStorageError("the answer was lost")
 
     with Store(log_dir, clock=clock) as store:
@@ -325,7 +324,7 @@ def test_a_crash_while_the_token_is_replaced_leaves_the_owner(
         else:
             fill(store)
         with monkeypatch.context() as patch:
-            patch.setattr(ObjectStore, name, fail)
+            patch.setattr(ObjectStore, "put", fail)
             with pytest.raises(RemoteStorageError):
                 store.tier("orders-0")
         assert store.tier("orders-0")
@@ -342,18 +341,18 @@ def test_two_stores_that_claim_a_bucket_at_once(
 ) -> None:
     """One becomes the owner, and the other is refused."""
     url = f"s3://{BUCKET}/tiered"
-    real = ObjectStore.create
+    real = ObjectStore.put
     with Store(log_dir, clock=clock) as store, Store(tmp_path / "other", clock=clock) as other:
         make(store, url)
         make(other, url)
 
-        def second(self: ObjectStore, key: str, data: bytes) -> bool:
-            monkeypatch.setattr(ObjectStore, "create", real)
+        def second(self: ObjectStore, *arguments: Any, **named: Any) -> bool:
+            monkeypatch.setattr(ObjectStore, "put", real)
             with lock_order.elsewhere():
                 assert store.tier("orders-0")
-            return real(self, key, data)
+            return real(self, *arguments, **named)
 
-        monkeypatch.setattr(ObjectStore, "create", second)
+        monkeypatch.setattr(ObjectStore, "put", second)
         with pytest.raises(NotWritable, match=str(log_dir)):
             other.tier("orders-0")
         fill(store)

@@ -236,7 +236,7 @@ def test_renewed_credentials_are_taken_up(
     renew("THIRD")
     store.put("mine", lambda: [b"2"])
     renew("FOURTH")
-    assert not store.create("mine", b"3")
+    assert not store.put("mine", lambda: [b"3"], if_absent=True)
     server.fault = lambda request: Answer(status, expired)
     with pytest.raises(AccessDenied, match="ExpiredToken: The token has expired"):
         store.get("mine", 0, 9)

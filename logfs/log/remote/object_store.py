@@ -148,10 +148,13 @@ class ObjectStore:
             )
         )
 
-    def put(self, key: str, body: Callable[[], Iterable[Buffer]]) -> None:
-        """Store an object durably, in several parts at a time if it is large; `body` is called for each try.
+    def put(
+        self, key: str, body: Callable[[], Iterable[Buffer]], *, if_absent: bool = False
+    ) -> bool:
+        """Store an object durably, in several parts at a time if it is large, and return True.
 
-        An object of that key is replaced. Errors of `body` pass through.
+        `body` is called for each try, and its errors pass through. An object of that key is replaced. With
+        `if_absent`, for small objects, it is not: then nothing is stored, and the result is False.
         """
         self._check_directory()
         raised: list[BaseException] = []
@@ -163,7 +166,7 @@ class ObjectStore:
                 raised.append(error)
                 raise
 
-        def send() -> None:
+        def send() -> bool:
             left, first, size = parts(), [], 0
             try:
                 for data in left:
@@ -173,8 +176,10 @@ class ObjectStore:
                         break
                 else:
                     # A small object takes one request; sent in parts, it takes three.
-                    self._obstore.put(self._store, key, b"".join(first), use_multipart=False)
-                    return
+                    mode = "create" if if_absent else "overwrite"
+                    whole = b"".join(first)
+                    self._obstore.put(self._store, key, whole, mode=mode, use_multipart=False)
+                    return True
                 self._obstore.put(
                     self._store,
                     key,
@@ -183,38 +188,23 @@ class ObjectStore:
                     chunk_size=_PART_BYTES,
                     max_concurrency=_MOST_PARTS,
                 )
+                return True
+            except self._obstore.exceptions.AlreadyExistsError:
+                return False
             except BaseException:
                 if raised:
                     raise _BodyFailed from None
                 raise
 
         try:
-            self._ask(key, send)
+            is_stored: bool = self._ask(key, send)
         except _BodyFailed:
             raise raised[0] from None
         except FileNotFoundError:
             raise self._no_bucket(key) from None
-        if self._place.scheme == "file":
+        if is_stored and self._place.scheme == "file":
             _sync(Path("/", key))
-
-    def create(self, key: str, data: bytes) -> bool:
-        """Store a small object durably, and return True; return False if there is an object of that key already."""
-        self._check_directory()
-
-        def send() -> bool:
-            try:
-                self._obstore.put(self._store, key, data, mode="create", use_multipart=False)
-            except self._obstore.exceptions.AlreadyExistsError:
-                return False
-            return True
-
-        try:
-            is_new: bool = self._ask(key, send)
-        except FileNotFoundError:
-            raise self._no_bucket(key) from None
-        if is_new and self._place.scheme == "file":
-            _sync(Path("/", key))
-        return is_new
+        return is_stored
 
     def _no_bucket(self, key: str) -> RemoteStorageError:
         return RemoteStorageError(f"{self.url(key)}: the bucket does not exist")

@@ -167,10 +167,7 @@ class BucketOwner:
         key = disk.place + FILE_NAME
         lines = json.dumps({"version": _VERSION, "members": listed}, indent=1).encode()
         data = b"%s\n%s\n" % (lines, _crc_of(lines))
-        if members is None:
-            return disk.objects.create(key, data)
-        disk.objects.put(key, lambda: [data])
-        return True
+        return disk.objects.put(key, lambda: [data], if_absent=members is None)
 
 
 def _crc_of(lines: bytes) -> bytes:
