@@ -104,7 +104,9 @@ def plan_retention(
     """
     # The offsets are read before the timestamps, so that records appended meanwhile do not count as expired.
     starts = [log_start_offset, *(segment.next_offset for segment in segments)]
-    expired = [*_below_start(segments, log_start_offset)]
+    reason = f"it lies below the log start offset {log_start_offset}"
+    below = takewhile(lambda pair: pair[1].base_offset <= log_start_offset, pairwise(segments))
+    expired = [Expired(segment, RetentionCause.START, reason) for segment, _ in below]
     if config is None or not config.is_deleted:
         left = segments[len(expired) :]
         stays = _why_it_stays(left, config, now_ms) if left else ""
@@ -123,15 +125,6 @@ def plan_retention(
         released += takewhile(lambda each: each.segment.next_offset <= copied_end, found)
     stays = _why_it_stays(left, config, now_ms, unread, copied) if left else ""
     return RetentionPlan(expired, stays, starts[len(expired)], released)
-
-
-def _below_start(segments: Sequence[Segment], log_start_offset: int) -> Iterator[Expired]:
-    for segment, following in pairwise(segments):
-        if following.base_offset > log_start_offset:
-            return
-        yield Expired(
-            segment, RetentionCause.START, f"it lies below the log start offset {log_start_offset}"
-        )
 
 
 def _beyond_limits(
