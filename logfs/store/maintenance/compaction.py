@@ -18,11 +18,10 @@ from logfs.store.maintenance.context import Maintenance, MaintenanceContext
 from logfs.store.maintenance.schedule import MaintenanceTask, Timer, due, throttle
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from logfs.config import LogConfig
     from logfs.log.append.partition import Partition
-    from logfs.log.segment.segment import Segment
     from logfs.log.state.log_state import LogState
     from logfs.store.maintenance.context import Progress
     from logfs.store.registry import BackgroundOperation
@@ -73,7 +72,13 @@ def plan_compaction(
         first_dirty = checkpoint
     sealed = log.segments[:-1]
     dirty = [segment for segment in sealed if segment.next_offset > first_dirty]
-    bound = max(_first_uncleanable(log, config, dirty, now_ms), first_dirty)
+    # Open transactions, the active segment and segments younger than `min.compaction.lag.ms` are not cleaned.
+    bound = min(log.last_stable_offset, log.segments[-1].base_offset)
+    lag_ms = config.min_compaction_lag_ms
+    if lag_ms > 0:
+        young = (s.base_offset for s in dirty if s.largest_timestamp > now_ms - lag_ms)
+        bound = min(bound, next(young, bound))
+    bound = max(bound, first_dirty)
     # Only whole segments are cleaned, so the bound moves down to the base offset of the segment that it lies in.
     # If the log starts within a segment, the bound may then be below the first dirty offset, and nothing is due.
     bound = max(s.base_offset for s in log.segments if s.base_offset <= bound)
@@ -82,21 +87,6 @@ def plan_compaction(
     times = [time for segment in dirty if (time := segment.first_batch_timestamp) > 0]
     delay_ms = max(now_ms - config.max_compaction_lag_ms - min(times, default=now_ms), 0)
     return CompactionPlan(Dirty(first_dirty, bound), clean, cleanable, delay_ms)
-
-
-def _first_uncleanable(
-    log: LogState, config: LogConfig, dirty: Sequence[Segment], now_ms: int
-) -> int:
-    """Return the offset at which cleaning must stop.
-
-    Open transactions, the active segment and segments younger than `min.compaction.lag.ms` are not cleaned.
-    """
-    bound = min(log.last_stable_offset, log.segments[-1].base_offset)
-    lag_ms = config.min_compaction_lag_ms
-    if lag_ms > 0:
-        young = (s.base_offset for s in dirty if s.largest_timestamp > now_ms - lag_ms)
-        bound = min(bound, next(young, bound))
-    return bound
 
 
 # Execution.
