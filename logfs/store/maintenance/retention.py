@@ -234,11 +234,7 @@ def _why_it_stays(
 
 
 class Retained(NamedTuple):
-    """The last retention of a partition that dropped segments.
-
-    `when_ms` is its time (ms since the epoch), `segments` and `size_bytes` are the number and size of the segments
-    that it dropped, and `log_start_offset` is the log start offset after it.
-    """
+    """What the last retention of a partition dropped, when (ms since the epoch), and the log start offset after it."""
 
     when_ms: int
     segments: int
