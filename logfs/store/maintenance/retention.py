@@ -234,7 +234,7 @@ def _why_it_stays(
 
 
 class Retained(NamedTuple):
-    """What the last retention of a partition dropped, when (ms since the epoch), and the log start offset after it."""
+    """What the last retention of a partition dropped, when (ms since the epoch), and the log start offset then."""
 
     when_ms: int
     segments: int
