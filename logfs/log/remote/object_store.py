@@ -211,10 +211,9 @@ class ObjectStore:
 
     def size(self, key: str) -> int:
         """Return the size of an object in bytes."""
-        size: int = self._ask(
-            key, lambda: self._obstore.head(self._store, key)["size"], self._looks
+        return int(
+            self._ask(key, lambda: self._obstore.head(self._store, key)["size"], self._looks)
         )
-        return size
 
     def delete(self, key: str) -> None:
         """Delete an object; a missing one is no error."""

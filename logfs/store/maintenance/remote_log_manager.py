@@ -89,11 +89,11 @@ class RemoteLogManager(Maintenance):
         return self._plan(partition, self._log_of(partition))
 
     def lag_of(self, partition: Log) -> CopyPlan:
-        """Return what waits to be copied, as `plan`, but nothing if the partition is not tiered."""
+        """Return what waits to be copied: nothing if the partition is not tiered. Raises as `TieredLogs.of`."""
         log = self._tiered.of(partition) if partition.config.copies_segments else None
-        return (
-            CopyPlan((), "the topic is not tiered") if log is None else self._plan(partition, log)
-        )
+        if log is None:
+            return CopyPlan((), "the topic is not tiered")
+        return self._plan(partition, log)
 
     def _log_of(self, partition: Log) -> TieredLog:
         log = self._tiered.of(partition)
@@ -148,9 +148,8 @@ class RemoteLogManager(Maintenance):
             except Exception:
                 self.copy_errors += 1
                 raise
-            rate = (
-                self._registry.settings.broker_config.remote_log_manager_copy_max_bytes_per_second
-            )
+            broker = self._registry.settings.broker_config
+            rate = broker.remote_log_manager_copy_max_bytes_per_second
             throttled = throttle(rate, self._stopped.wait)
             with self._registry.doing("copying", name, 2 * plan.size_bytes) as work:
 
