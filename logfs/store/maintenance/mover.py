@@ -57,10 +57,7 @@ class Mover(Maintenance):
         self._left: dict[Path, tuple[Partition, WeakSet[Segment]]] = {}
 
     def request(self, name: str, log_dir: str | os.PathLike[str]) -> None:
-        """Request that the next `run_due` moves the partition `name` to `log_dir`.
-
-        If the move is impossible at the time of the request, raises the error that `move` would raise.
-        """
+        """Request that the next `run_due` moves a partition to `log_dir`. Raises as `move` if that cannot be done."""
         self._check(name, log_dir)
         self.errors.pop(name, None)
         self.requested[name] = Path(log_dir)

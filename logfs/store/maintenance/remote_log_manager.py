@@ -344,10 +344,7 @@ class RemoteLogManager(Maintenance):
     # As upkeep.
 
     def run_due(self) -> None:
-        """Copy and delete the segments that are due, if `remote.log.manager.task.interval.ms` has passed.
-
-        Errors are logged, and the partition is tried again after a wait.
-        """
+        """Copy and delete what is due, if `remote.log.manager.task.interval.ms` has passed. Failed work waits."""
         registry = self._registry
         timers = {MaintenanceTask.TIERING: self.timer}
         broker = registry.settings.broker_config
