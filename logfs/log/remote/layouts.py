@@ -16,7 +16,7 @@ from logfs.log.remote.encryption import OVERHEAD_BYTES, unwrap
 from logfs.log.remote.object_store import StoredObject
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from typing import Self
 
     from logfs.format.tiered.custom_metadata import StoredSegment
@@ -65,9 +65,9 @@ class BucketSegment:
     stored: ClassVar[Sequence[str]]
     required: ClassVar[frozenset[str]]
     # The functions of `object_keys` for the layout; the last argument of each is the prefix of the keys.
-    directory: ClassVar[Callable[[RemotePartition, str], str]]
-    key: ClassVar[Callable[[SegmentKey, str, str], str]]
-    parse: ClassVar[Callable[[str, str], tuple[SegmentKey, str] | None]]
+    directory: ClassVar[staticmethod[[RemotePartition, str], str]]
+    key: ClassVar[staticmethod[[SegmentKey, str, str], str]]
+    parse: ClassVar[staticmethod[[str, str], tuple[SegmentKey, str] | None]]
 
     def __init__(self, key: SegmentKey, objects: Mapping[str, StoredObject]) -> None:
         """Make a segment of `objects`, by the suffixes of their keys."""
