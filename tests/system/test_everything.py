@@ -43,8 +43,8 @@ from tests.system.log_model import COMMITTED, UNCOMMITTED, Pairs, check_reader, 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from logfs.log.read.read_committed import Text
     from logfs.log.read.reader import Reader
-    from logfs.log.read.text_view import Text
 
 STEPS = int(os.environ.get("LOGFS_EVERYTHING_STEPS", "150"))
 SEED = int(os.environ.get("LOGFS_EVERYTHING_SEED", "0"))

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from logfs.log.disk.disk import Disk, Gone
     from logfs.log.read.key_index import KeyIndex
     from logfs.log.read.reader import Aborted
-    from logfs.log.read.text_view import Text
     from logfs.log.recovery import Loaded
     from logfs.log.segment.segment import Segment
     from logfs.log.state.leader_epochs import LeaderEpochs
@@ -317,7 +316,7 @@ class CommittedReader(Reader):
         self._check_left(state.log_end_offset, state)
         return aborted
 
-    def text(self, view: View, start: int | None = None, end: int | None = None) -> Text:
+    def text(self, view: View, start: int | None = None, end: int | None = None) -> CommittedText:
         """Return the text of the records in [start, end); without `end`, it grows with the last stable offset."""
         return CommittedText(self, view, start, end)
 

@@ -104,11 +104,7 @@ class CommittedText:
         return self._all.is_whole
 
     def read(self, position: int, size: int, *, up_to_damage: bool = False) -> bytes:
-        """Return the bytes [position, position + size), fewer at the end of the view.
-
-        Raises `DamagedRange` if any of them is damaged; with `up_to_damage`, returns those before the damage, and
-        raises only if the first is damaged. Raises `OffsetOutOfRange` for bytes whose segment is not kept any more.
-        """
+        """Return the bytes [position, position + size) as `TextView.read` does, with the same errors."""
         stop = min(position + size, self._find_hidden())
         parts = []
         while position < stop:
@@ -291,6 +287,10 @@ class CommittedText:
                 self._hidden_ranges[-1] = HiddenRange(last.start, end, hidden)
                 return
         self._hidden_ranges.append(HiddenRange(start, end, hidden))
+
+
+# The text of the records that a reader shows, as one long file.
+Text = TextView | CommittedText
 
 
 def _left(segments: Sequence[Segment], end: int, state: LogState) -> set[Segment]:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from logfs.log.disk.disk import Disk
     from logfs.log.read.key_index import KeyIndex
     from logfs.log.read.log import Log
-    from logfs.log.read.text_view import Text
+    from logfs.log.read.read_committed import Text
     from logfs.log.read.view_registry import ViewRegistry
     from logfs.log.segment.segment import Segment
     from logfs.log.state.leader_epochs import LeaderEpochs

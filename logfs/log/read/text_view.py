@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from bisect import bisect_right
 from contextlib import suppress
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from logfs.errors import LogfsError, OffsetOutOfRange
 from logfs.format.text import envelope
@@ -28,50 +28,6 @@ if TYPE_CHECKING:
 KEPT_SEGMENTS = 16
 # The position to pass to `release_before` when there is no reader.
 NO_READER = sys.maxsize
-
-
-class Text(Protocol):
-    """The text of records as one long file.
-
-    Any thread may use it. A thread that must not wait for the disk may get `WouldBlock`.
-    """
-
-    @property
-    def generation(self) -> int:
-        """The log's generation when this view was made. If it has changed, a new view may have other bytes."""
-
-    @property
-    def first_offset(self) -> int:
-        """The offset at which the view begins; its first record has this offset or a later one."""
-
-    @property
-    def size(self) -> int:
-        """The current size of the view in bytes."""
-
-    def position_of(self, offset: int) -> int:
-        """Return the position in the view, in bytes, at which the records from `offset` on begin."""
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether the size is final. Only `size` and `read` update this."""
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether the first byte can still be read: the segment that holds it may be gone after `release_before`."""
-
-    def read(self, position: int, size: int, *, up_to_damage: bool = False) -> bytes:
-        """Return the bytes [position, position + size), fewer at the end of the view.
-
-        Raises `DamagedRange` if any of them is damaged, because a shorter answer would look like the end of the file.
-        With `up_to_damage`, returns the bytes before the damage, and raises only if the first byte is damaged.
-        """
-
-    def release_before(self, position: int) -> None:
-        """Note that readers have passed a byte, so that earlier segments that left the log need not be kept.
-
-        The last `KEPT_SEGMENTS` of these segments are kept all the same, unless `position` is `NO_READER`. A read
-        before the segments that are kept raises `OffsetOutOfRange`.
-        """
 
 
 class TextView:
@@ -108,6 +64,7 @@ class TextView:
             first = max(state.log_start_offset, 0 if start is None else start)
             reached, *self._ahead = state.segments_from(first)
             self._segments.append((0, reached))
+        # If the log's generation has changed since, a new view may have other bytes.
         self.generation = state.generation
         self._truncations = state.truncations
         # The greatest size that readers have been told.
@@ -177,14 +134,15 @@ class TextView:
 
     @property
     def is_whole(self) -> bool:
-        """Whether byte 0 of the view can still be read."""
+        """Whether byte 0 can still be read: its segment may be gone after `release_before`."""
         return self._origin is None or self._segments[0][0] <= self._origin
 
     def read(self, position: int, size: int, *, up_to_damage: bool = False) -> bytes:
         """Return the bytes [position, position + size), fewer at the end of the view.
 
-        Raises `DamagedRange` if any of them is damaged; with `up_to_damage`, returns those before the damage, and
-        raises only if the first is damaged. Raises `OffsetOutOfRange` for bytes whose segment is not kept any more.
+        Raises `DamagedRange` if any of them is damaged, because a shorter answer would look like the end of the file.
+        With `up_to_damage`, returns those before the damage, and raises only if the first is damaged. Raises
+        `OffsetOutOfRange` for bytes whose segment is not kept any more.
         """
         size = min(size, self.size - position)
         if size <= 0 or self._origin is None:
