@@ -78,7 +78,11 @@ class Log(Reader):
         self._producers = loaded.producers
         self._get_config = config
         self._clock = clock
-        self._set_state(loaded.segments, loaded.log_start_offset, loaded.last_timestamp, 0, ())
+        self.state = LogState(
+            tuple(loaded.segments), loaded.log_start_offset, -1, None, loaded.last_timestamp
+        )
+        # Adds the ends.
+        self.publish()
 
     @property
     def log(self) -> Log:
@@ -101,31 +105,16 @@ class Log(Reader):
         log ends with its last segment. `changes_text` says that a new text view may have other bytes.
         """
         before = self.state
-        self._set_state(
-            before.segments if segments is None else segments,
+        known = before.segments if segments is None else tuple(segments)
+        end = known[-1].next_offset
+        self.state = LogState(
+            known,
             before.log_start_offset if log_start_offset is None else log_start_offset,
+            end,
+            self._stable_end(end),
             before.last_timestamp if last_timestamp is None else last_timestamp,
             before.generation + changes_text,
             before.truncations,
-        )
-
-    def _set_state(
-        self,
-        segments: Sequence[Segment],
-        start: int,
-        last_timestamp: int,
-        generation: int,
-        truncations: tuple[int, ...],
-    ) -> None:
-        end = segments[-1].next_offset
-        self.state = LogState(
-            tuple(segments),
-            start,
-            end,
-            self._stable_end(end),
-            last_timestamp,
-            generation,
-            truncations,
         )
 
     def _stable_end(self, end: int) -> int | None:
