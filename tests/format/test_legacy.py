@@ -25,7 +25,7 @@ from logfs.format.files import checkpoint
 from logfs.format.text import envelope, rendering
 from logfs.format.text.rendering import View
 from logfs.log.read.reader import EARLIEST, LATEST, MAX_TIMESTAMP
-from logfs.log.read.text_view import TextView, offset_of_last
+from logfs.log.read.text_view import TextView
 from logfs.log.segment.batch_iterator import DamagedRange
 from logfs.store.directory.log_dir import CLEANER_OFFSETS
 from logfs.store.observe.check import Severity, check
@@ -448,7 +448,7 @@ def assert_reads(store: Store, expected: list[Record]) -> None:
         part = TextView(orders, view, 9, 37)
         assert part.read(0, part.size) == text_of(expected[9:37], view)
     for count in (1, 3, 20, end):
-        assert offset_of_last(orders, count) == max(end - count, 0)
+        assert orders.offset_of_last(count) == max(end - count, 0)
 
 
 def test_every_read_interface_of_the_engine(

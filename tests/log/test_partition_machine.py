@@ -23,7 +23,7 @@ from logfs.format.base.names import TopicPartition
 from logfs.format.batches.record import Record
 from logfs.format.text import envelope
 from logfs.format.text.rendering import View
-from logfs.log.read.text_view import TextView, offset_of_last
+from logfs.log.read.text_view import TextView
 from logfs.store.store import Store
 from tests.support.examples import examples
 from tests.support.stores import Clock, assert_clean
@@ -279,7 +279,7 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule(count=st.integers(0, 60))
     def find_last(self, count: int) -> None:
-        assert offset_of_last(self.log, count) == max(self.end - count, self.log_start)
+        assert self.log.offset_of_last(count) == max(self.end - count, self.log_start)
 
 
 LogMachine.TestCase.settings = settings(examples(0.5), stateful_step_count=40)

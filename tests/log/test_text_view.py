@@ -23,7 +23,6 @@ from logfs.log.read.text_view import (
     KEPT_SEGMENTS,
     NO_READER,
     TextView,
-    offset_of_last,
 )
 from logfs.log.segment.batch_iterator import DamagedRange
 from logfs.log.segment.text_index import TextIndex
@@ -294,7 +293,7 @@ def test_a_new_partition_shows_nothing_of_an_old_one_of_its_name(store: Store) -
 @pytest.mark.parametrize("count", [0, 1, 2, 5, 39, 200, 10**6])
 def test_the_last_records_are_found(readable: Partition, count: int) -> None:
     """`offset_of_last` gives the offset at which the last n records begin, or the log start if there are fewer."""
-    assert offset_of_last(readable, count) == max(readable.log_end_offset - count, 0)
+    assert readable.offset_of_last(count) == max(readable.log_end_offset - count, 0)
 
 
 def test_the_last_records_leave_out_markers(log_dir: Path, clock: Clock) -> None:
@@ -312,7 +311,7 @@ def test_the_last_records_leave_out_markers(log_dir: Path, clock: Clock) -> None
     with Store(log_dir, clock=clock) as store:
         orders = store[NAME]
         assert TextView(orders, View.LINES).read(0, 99) == b"a\nb\nc\n"
-        assert [offset_of_last(orders, n) for n in range(5)] == [4, 3, 1, 0, 0]
+        assert [orders.offset_of_last(n) for n in range(5)] == [4, 3, 1, 0, 0]
         assert TextView(orders, View.LINES, 2).read(0, 99) == b"c\n"
         assert TextView(orders, View.LINES, 1, 3).read(0, 99) == b"b\n"
 
@@ -378,7 +377,7 @@ def test_damaged_entries_of_a_text_index_change_no_text(
             for first in range(0, len(records), 7):
                 some = TextView(orders, view, offsets[first], offsets[first] + 20)
                 assert some.read(0, 1 << 30) == text_of(records[first : first + 20], view)
-        assert [offset_of_last(orders, n) for n in range(1, len(offsets) + 1)] == offsets[::-1]
+        assert [orders.offset_of_last(n) for n in range(1, len(offsets) + 1)] == offsets[::-1]
 
 
 @pytest.mark.parametrize("clean", [True, False])

@@ -10,7 +10,7 @@ from logfs.errors import Corrupt, InvalidRecord, OffsetOutOfRange
 from logfs.format.batches.record import NO_TIMESTAMP
 from logfs.locks import Level, make_lock
 from logfs.log.disk.disk import TRIES, Gone
-from logfs.log.read.text_view import TextView, offset_of_last
+from logfs.log.read.text_view import TextView
 from logfs.log.segment.batch_iterator import Damage, unreadable
 from logfs.log.segment.segment import POINT_READ_BYTES
 
@@ -78,6 +78,24 @@ def _last_batch_before(segment: Segment, offset: int) -> Batch | None:
     if isinstance(before, Damage):
         raise before.error(segment.path)
     return before
+
+
+def _offset_of_record(segment: Segment, number: int) -> int:
+    """Return the offset of a segment's record by its number, counted from 0 without gaps."""
+    index = segment.text_index
+    entry = index[index.number_of_record(number)]
+    seen = entry.before.records
+    for found in segment.walk(entry.position, first_offset=entry.offset):
+        if isinstance(found, Damage) or found[1].header.is_control:
+            continue
+        header = found[1].header
+        count = header.record_count
+        if seen + count > number:
+            if header.is_whole:
+                return header.base_offset + number - seen
+            return int(found[1].columns().offsets[number - seen])
+        seen += count
+    return segment.next_offset
 
 
 class Traffic:
@@ -209,11 +227,12 @@ class Reader:
         """Raise `WouldBlock` in a thread that must not wait for the disk."""
         self.disk.check_may_block()
 
-    def check_readable(self, offset: int) -> None:
-        """Raise `OffsetOutOfRange` unless the offset is in [log start offset, log end offset] of the partition."""
-        self._check_readable(offset, self.log.state)
+    def check_readable(self, offset: int, state: LogState | None = None) -> None:
+        """Raise `OffsetOutOfRange` unless the offset is in [log start offset, log end offset] of the partition.
 
-    def _check_readable(self, offset: int, state: LogState) -> None:
+        With `state`, the offsets are those of the log as of that state.
+        """
+        state = state or self.log.state
         if not state.log_start_offset <= offset <= state.log_end_offset:
             raise OffsetOutOfRange(
                 f"{self.name.directory}: offset {offset} is not in "
@@ -224,7 +243,7 @@ class Reader:
         """Return the state of the log, and the first and the end offset of a read of [offset, end) in that state."""
         log, state = self.log.state, self.state
         first = log.log_start_offset if offset is None else offset
-        self._check_readable(first, log)
+        self.check_readable(first, log)
         return state, first, state.log_end_offset if end is None else min(end, state.log_end_offset)
 
     def batches(
@@ -241,7 +260,7 @@ class Reader:
         while True:
             if state is None:
                 state = self.state
-                self._check_readable(at, self.log.state)
+                self.check_readable(at)
             stop = state.log_end_offset if end is None else min(end, state.log_end_offset)
             try:
                 for batch in self._batches(at, stop, state):
@@ -330,7 +349,7 @@ class Reader:
 
     def _record(self, offset: int) -> Record | None:
         state = self.state
-        self._check_readable(offset, self.log.state)
+        self.check_readable(offset)
         if offset >= state.log_end_offset:
             last = f"the last is {state.log_end_offset - 1}"
             if state.log_end_offset <= state.log_start_offset:
@@ -513,7 +532,17 @@ class Reader:
         return self.until_found(self._offset_of_last, count)
 
     def _offset_of_last(self, count: int) -> int:
-        return offset_of_last(self.log.state, count)
+        state = self.log.state
+        left = count
+        for segment in reversed(state.segments):
+            if segment.next_offset <= state.log_start_offset:
+                break
+            records = segment.end.text.records
+            if records < left:
+                left -= records
+                continue
+            return max(_offset_of_record(segment, records - left), state.log_start_offset)
+        return state.log_start_offset
 
     @staticmethod
     def _first_at(

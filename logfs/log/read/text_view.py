@@ -12,7 +12,6 @@ from logfs.format.text import envelope
 from logfs.format.text.rendering import View
 from logfs.locks import Level, make_lock
 from logfs.log.read.text_renderer import TextRenderer
-from logfs.log.segment.batch_iterator import Damage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 
     from logfs.log.read.reader import Reader
     from logfs.log.segment.segment import Segment
-    from logfs.log.state.log_state import LogState
 
 # How many segments a view keeps after they have left the log and readers have passed them: a reader may seek back.
 KEPT_SEGMENTS = 16
@@ -286,35 +284,3 @@ class TextView:
             # The text of the segment need not be measured.
             return start
         return start + self._renderer.text_before(segment, offset)
-
-
-def offset_of_last(state: LogState, count: int) -> int:
-    """Return the offset at which the last `count` records begin; the log start if there are fewer."""
-    left = count
-    for segment in reversed(state.segments):
-        if segment.next_offset <= state.log_start_offset:
-            break
-        records = segment.end.text.records
-        if records < left:
-            left -= records
-            continue
-        return max(_offset_of_record(segment, records - left), state.log_start_offset)
-    return state.log_start_offset
-
-
-def _offset_of_record(segment: Segment, number: int) -> int:
-    """Return the offset of a segment's record by its number, counted from 0 without gaps."""
-    index = segment.text_index
-    entry = index[index.number_of_record(number)]
-    seen = entry.before.records
-    for found in segment.walk(entry.position, first_offset=entry.offset):
-        if isinstance(found, Damage) or found[1].header.is_control:
-            continue
-        header = found[1].header
-        count = header.record_count
-        if seen + count > number:
-            if header.is_whole:
-                return header.base_offset + number - seen
-            return int(found[1].columns().offsets[number - seen])
-        seen += count
-    return segment.next_offset
