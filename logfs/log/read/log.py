@@ -13,7 +13,7 @@ from logfs.log.read.view_registry import ViewRegistry
 from logfs.log.state.log_state import LogState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from logfs.config import LogConfig
@@ -195,6 +195,16 @@ class Log(Reader):
         """The first offset of the oldest open transaction, or the log end offset (kafka-storage 9.4)."""
         return self.stable_state.last_stable_offset
 
+    def await_truncation(self) -> None:
+        """Return when no truncation is in progress."""
+
+    def look_again(self, tries_left: int, gone: Gone) -> None:
+        """Prepare another try of a read that has raised `gone`, or raise `gone` again.
+
+        A read-only partition refreshes. A `Partition` permits a few tries: an index may have been rebuilt.
+        """
+        raise NotImplementedError
+
     def isolated(self, isolation: Isolation) -> Reader:
         """Return the log as readers of an isolation level see it."""
         return self.committed if isolation is Isolation.READ_COMMITTED else self
@@ -206,72 +216,65 @@ class Log(Reader):
             self._committed = CommittedReader(self)
         return self._committed
 
-    def key_indexes(self) -> Iterator[KeyIndex]:
-        """Yield the key indexes that lookups have used so far: at most one for each isolation level."""
-        yield from super().key_indexes()
-        if self._committed is not None:
-            yield from self._committed.key_indexes()
+    @property
+    def _readers(self) -> Sequence[Reader]:
+        """The readers that were used so far, of both isolation levels."""
+        return (self,) if self._committed is None else (self, self._committed)
+
+    def key_indexes(self) -> Sequence[KeyIndex]:
+        """Return the key indexes that lookups have used so far: at most one for each isolation level."""
+        return [keys for each in self._readers if (keys := each._keys) is not None]
 
     def forget_keys(self) -> None:
         """Drop the key indexes, and remove their files.
 
         Called before a truncation, when the log is reindexed, and when the partition has moved.
         """
-        self.drop_keys()
-        if self._committed is not None:
-            self._committed.drop_keys()
+        for reader in self._readers:
+            reader.drop_keys()
         key_index.remove_files(self)
 
 
 class CommittedReader(Reader):
     """A reader with isolation level read_committed: it ends at the last stable offset, and hides aborted records."""
 
+    log: Log
+
     def __init__(self, log: Log) -> None:
         super().__init__()
-        self._log = log
+        self.log = log
         self.name, self.views, self.traffic = log.name, log.views, log.traffic
         # The last search for aborted transactions: its segments, how many the last segment had then, and what it
         # found. Replaced as a whole, so that no thread combines the results of two searches.
         self._aborted: tuple[Sequence[Segment], int, Aborted] = ((), 0, {})
 
     @property
-    def log(self) -> Log:
-        """The log itself, which also shows the records that this reader hides."""
-        return self._log
-
-    @property
     def state(self) -> LogState:
         """The log at this moment; its end is the last stable offset."""
-        return self._log.stable_state.as_committed()
+        return self.log.stable_state.as_committed()
 
     @property
     def log_end_offset(self) -> int:
         """The last stable offset."""
-        return self._log.last_stable_offset
+        return self.log.last_stable_offset
 
     @property
     def disk(self) -> Disk:
         """The disk of the log."""
-        return self._log.disk
+        return self.log.disk
 
     @property
     def directory(self) -> Path:
         """The partition directory."""
-        return self._log.directory
+        return self.log.directory
 
     @property
     def epochs(self) -> LeaderEpochs:
         """The leader epochs of the log, each with its start offset."""
-        return self._log.epochs
+        return self.log.epochs
 
     def refresh(self) -> bool:
-        return self._log.refresh()
-
-    def await_truncation(self) -> None:
-        self._log.await_truncation()
-
-    def look_again(self, tries_left: int, gone: Gone) -> None:
-        self._log.look_again(tries_left, gone)
+        return self.log.refresh()
 
     def shown(self, state: LogState) -> Callable[[Header], bool]:
         """Return a function that takes the header of a batch, and returns whether readers of `state` see it.

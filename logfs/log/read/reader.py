@@ -269,7 +269,7 @@ class Reader:
                 return
             except Gone as gone:
                 left -= 1
-                self.look_again(left, gone)
+                self.log.look_again(left, gone)
                 state = None
 
     def _batches(self, offset: int, stop: int, state: LogState) -> Iterator[Batch]:
@@ -279,7 +279,7 @@ class Reader:
             for found in segment.batches_from(offset):
                 if isinstance(found, Damage):
                     # Bytes that a truncation is cutting off look like damage.
-                    self.await_truncation()
+                    self.log.await_truncation()
                     self._check_left(found.next_offset, state)
                     if found.first_offset >= stop:
                         return
@@ -297,9 +297,6 @@ class Reader:
             raise OffsetOutOfRange(
                 f"{self.name.directory}: the log was truncated to offset {end} while it was read; read again"
             )
-
-    def await_truncation(self) -> None:
-        """Return when no truncation is in progress."""
 
     def read(self, offset: int | None = None, end: int | None = None) -> Iterator[Record]:
         """Yield the records in [offset, end), by default from the log start to the log end as it is now.
@@ -395,12 +392,6 @@ class Reader:
                 self._keys = KeyIndex(self)
             return self._keys
 
-    def key_indexes(self) -> Iterator[KeyIndex]:
-        """Yield the key indexes that have been made: here the reader's own one, or none if nothing has used it."""
-        keys = self._keys
-        if keys is not None:
-            yield keys
-
     def drop_keys(self) -> None:
         """Forget the key index because the log has changed. The next use makes another."""
         with self._making_keys:
@@ -409,20 +400,13 @@ class Reader:
             self._keys = None
 
     def until_found(self, read: Callable[..., T], *arguments: Any) -> T:
-        """Return `read(*arguments)`; repeat the call while it raises `Gone` and `look_again` permits another try."""
+        """Return `read(*arguments)`; repeat the call while it raises `Gone` and the log permits another try."""
         for left in reversed(range(TRIES)):
             try:
                 return read(*arguments)
             except Gone as gone:
-                self.look_again(left, gone)
+                self.log.look_again(left, gone)
         raise AssertionError("the last try returns or raises")
-
-    def look_again(self, tries_left: int, gone: Gone) -> None:
-        """Prepare another try of a read that has raised `gone`, or raise `gone` again. This method always raises it.
-
-        A read-only partition refreshes. A `Partition` permits a few tries: an index may have been rebuilt.
-        """
-        raise gone
 
     def newest(self, key: bytes) -> Record | None:
         """Return the newest record with `key`; None if there is none, or its value is null.
