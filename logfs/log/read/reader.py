@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from logfs.errors import Corrupt, InvalidRecord, OffsetOutOfRange
@@ -98,15 +100,13 @@ def _offset_of_record(segment: Segment, number: int) -> int:
     return segment.next_offset
 
 
+@dataclass(slots=True)
 class Traffic:
     """Counters for metrics since the partition was opened: bytes read through a mount, failed appends and reads."""
 
-    __slots__ = ("bytes_out", "failed_appends", "failed_reads")
-
-    def __init__(self) -> None:
-        self.bytes_out = 0
-        self.failed_appends = 0
-        self.failed_reads = 0
+    bytes_out: int = 0
+    failed_appends: int = 0
+    failed_reads: int = 0
 
 
 class Reader:
@@ -538,21 +538,16 @@ class Reader:
         batch, a later one has it.
         """
         position, batch = segment.find_batch_at(timestamp, start)
-        if batch is not None and shows(batch.header):
-            with suppress(Corrupt):
-                first = batch.first_at(timestamp, start)
-                if first is not None:
-                    return OffsetAndTimestamp(*first, batch.header.partition_leader_epoch)
-        for found in segment.walk(position, chunk_bytes=POINT_READ_BYTES):
+        # A generator: if the records of the batch suffice, nothing else is read.
+        walked = segment.walk(position, chunk_bytes=POINT_READ_BYTES)
+        for found in walked if batch is None else chain([(position, batch)], walked):
             if isinstance(found, Damage):
                 if segment.is_remote:
                     # The bytes may have arrived wrong. Another request may return the right ones.
                     raise found.error(segment.path)
                 continue
             header = found[1].header
-            if header.max_timestamp < timestamp or header.last_offset < start:
-                continue
-            if not shows(header):
+            if header.max_timestamp < timestamp or header.last_offset < start or not shows(header):
                 continue
             with suppress(Corrupt):
                 first = found[1].first_at(timestamp, start)
