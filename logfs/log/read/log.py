@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from logfs.format.text.rendering import View
     from logfs.log.disk.disk import Disk, Gone
     from logfs.log.read.key_index import KeyIndex
-    from logfs.log.read.reader import Aborted
+    from logfs.log.read.read_committed import Aborted
     from logfs.log.recovery import Loaded
     from logfs.log.segment.segment import Segment
     from logfs.log.state.leader_epochs import LeaderEpochs

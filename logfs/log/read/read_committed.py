@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from logfs.log.segment.segment import Segment
     from logfs.log.state.log_state import LogState
 
+    # The aborted transactions by producer id: (first offset, offset of the marker), those of a producer in the order
+    # of their markers.
+    Aborted = Mapping[int, Sequence[tuple[int, int]]]
+
 
 class Isolation(enum.Enum):
     """Which transactions a reader sees. The values are those of Kafka's `isolation.level`."""
@@ -39,13 +43,8 @@ class Isolation(enum.Enum):
     READ_COMMITTED = "read_committed"
 
 
-def is_aborted(
-    aborted: Mapping[int, Sequence[tuple[int, int]]], producer_id: int, base_offset: int
-) -> bool:
-    """Return whether a producer's transactional batch belongs to one of the `aborted` transactions.
-
-    `aborted` maps each producer id to its pairs (first offset, offset of the marker), in the order of the markers.
-    """
+def is_aborted(aborted: Aborted, producer_id: int, base_offset: int) -> bool:
+    """Return whether a producer's transactional batch belongs to one of the `aborted` transactions."""
     ranges = aborted.get(producer_id, ())
     number = bisect_right(ranges, base_offset, key=lambda found: found[0]) - 1
     return number >= 0 and base_offset < ranges[number][1]
@@ -225,7 +224,7 @@ class CommittedText:
 
     def _hide(
         self,
-        aborted: Mapping[int, Sequence[tuple[int, int]]],
+        aborted: Aborted,
         left: Set[Segment],
         start: int,
         end: int,
@@ -298,10 +297,8 @@ def _left(segments: Sequence[Segment], end: int, state: LogState) -> set[Segment
     return {each for each in segments if each.base_offset < end} - {*state.segments}
 
 
-def _aborted_between(
-    start: int, end: int, *several: Sequence[Segment]
-) -> dict[int, list[tuple[int, int]]]:
-    """Return the aborted transactions that may have records in [start, end), as `is_aborted` takes them.
+def _aborted_between(start: int, end: int, *several: Sequence[Segment]) -> Aborted:
+    """Return the aborted transactions that may have records in [start, end).
 
     Each item of `several` is a list of segments of the log that begins with the segment of `start`. The markers may
     lie at or after `end`.

@@ -17,7 +17,7 @@ from logfs.log.segment.batch_iterator import Damage, unreadable
 from logfs.log.segment.segment import POINT_READ_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from logfs.format.base.names import TopicPartition
@@ -28,15 +28,11 @@ if TYPE_CHECKING:
     from logfs.log.disk.disk import Disk
     from logfs.log.read.key_index import KeyIndex
     from logfs.log.read.log import Log
-    from logfs.log.read.read_committed import Text
+    from logfs.log.read.read_committed import Aborted, Text
     from logfs.log.read.view_registry import ViewRegistry
     from logfs.log.segment.segment import Segment
     from logfs.log.state.leader_epochs import LeaderEpochs
     from logfs.log.state.log_state import LogState
-
-    # The aborted transactions by producer id: (first offset, offset of the marker), those of a producer in the order
-    # of their markers.
-    Aborted = Mapping[int, Sequence[tuple[int, int]]]
 
 T = TypeVar("T")
 

@@ -28,17 +28,15 @@ from logfs.log.segment import batch_scanner
 from logfs.log.segment.batch_iterator import Damage, DamagedRange, unreadable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
     from logfs.format.batches.columns import Columns
+    from logfs.log.read.read_committed import Aborted
     from logfs.log.read.reader import Reader
     from logfs.log.scan.segment_descriptor import SegmentDescriptor
     from logfs.log.segment.segment import Segment
-
-    # Each producer's aborted transactions in order: (first offset, offset of the marker).
-    Aborted = Mapping[int, Sequence[tuple[int, int]]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +44,7 @@ class SegmentSplit:
     """The records [first_offset, end_offset) of a segment, to be read by another process.
 
     Reading begins at byte `position` of the .log file, and takes about `bytes` bytes. `aborted` has the aborted
-    transactions to leave out, by producer id: (first offset, offset of the marker) in ascending order.
+    transactions to leave out.
     """
 
     segment: SegmentDescriptor
