@@ -26,7 +26,7 @@ from logfs.errors import Corrupt
 from logfs.format.base import names
 from logfs.format.base.batch_rows import ATTRIBUTES, NEXT_OFFSET, SPAN_BASE_OFFSET
 from logfs.format.batches.batch import CONTROL_BIT, TRANSACTIONAL_BIT
-from logfs.format.files.key_table_format import Anchor, anchor_of
+from logfs.format.files.key_table_format import Anchor, TableHeader, anchor_of
 from logfs.locks import Level, make_lock
 from logfs.log.disk.cache_directory import cache_directory, remove_oldest
 from logfs.log.disk.disk import Disk, Gone
@@ -360,7 +360,7 @@ class KeyIndex:
 
     def _write(self) -> None:
         """Write both tables to a file and begin an empty one in memory. If that fails, keep the one in memory."""
-        from logfs.log.read.key_tables import Coverage, MemoryTable, write_table
+        from logfs.log.read.key_tables import MemoryTable, write_table
 
         log = self._reader.log
         log.check_may_block()
@@ -377,11 +377,11 @@ class KeyIndex:
         base, tail = self._base, self._memory
         parts = [tail.slots] if base is None else chain(base.chunks(), [tail.slots])
         keys = tail.used + (base.header.used if base else 0)
-        coverage = Coverage(self._isolation, self._end, self._anchor)
+        header = TableHeader(self._isolation, 0, keys, self._end, self._secret, self._anchor)
         try:
             if not log.disk.writable:
                 path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._base = write_table(disk, path, temporary, parts, keys, self._secret, coverage)
+            self._base = write_table(disk, path, temporary, parts, header)
             if not log.disk.writable:
                 remove_oldest(disk, path.parent, CACHE_BYTES)
         except OSError as error:

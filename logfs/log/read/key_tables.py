@@ -7,7 +7,7 @@ compiled kernels, so tables are made only where waiting is allowed.
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,7 +18,6 @@ from logfs.format.files.key_table_format import (
     BLOCK_SLOTS,
     HEADER_BYTES,
     SLOT_BYTES,
-    TableHeader,
 )
 from logfs.format.kernels import compaction_kernels
 
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from logfs.format.files.key_table_format import Anchor
+    from logfs.format.files.key_table_format import TableHeader
     from logfs.log.disk.disk import Disk
 
 _FIRST_SLOTS = 1024
@@ -48,11 +47,6 @@ class MemoryTable:
         self.slots: NDArray[np.uint64] = np.zeros((max(keys * 3 // 2, _FIRST_SLOTS), 3), np.uint64)
         self.used = 0
         self._scratch = np.empty(compaction_kernels.SCRATCH_SHAPE, np.uint64)
-
-    @property
-    def size_bytes(self) -> int:
-        """The memory that the table takes, in bytes."""
-        return self.slots.nbytes
 
     def put(self, data: NDArray[np.uint8], spans: NDArray[np.int64], first_offset: int) -> None:
         """Put the keys of the records at or above `first_offset`. Putting a record again changes nothing.
@@ -146,7 +140,6 @@ class FileTable:
             )
         except Corrupt as error:
             raise self._damaged(error) from None
-        self.secret = np.frombuffer(self.header.secret, np.uint64)
 
     def get(self, disk: Disk, first: np.uint64, second: np.uint64) -> int:
         """Return the entry of the key whose hash is the words `first` and `second`; 0 if there is none.
@@ -192,34 +185,21 @@ class FileTable:
         return Corrupt(f"{self.path}: {error}")
 
 
-class Coverage(NamedTuple):
-    """The part of a log that a table covers: all offsets below `end`; `anchor` identifies the last batch below `end`.
-
-    `isolation` is 0 for read_uncommitted and 1 for read_committed.
-    """
-
-    isolation: int
-    end: int
-    anchor: Anchor
-
-
 def write_table(
     disk: Disk,
     path: Path,
     temporary: Path,
     parts: Iterable[NDArray[np.uint64]],
-    keys: int,
-    secret: bytes,
-    coverage: Coverage,
+    header: TableHeader,
 ) -> FileTable:
     """Merge the tables `parts`, write the result to the file `path`, and open it.
 
-    `parts` are the slots of tables with this `secret`, each uint64[n, 3]; later parts override earlier ones. `keys`
-    is the greatest number of keys that they may have together. The table is written to `temporary` and renamed at the
-    end, so a crash leaves the old file or the new one. The file is durable on return. Raises `Corrupt` if
-    there are too many keys, `OSError`, and what `parts` raises.
+    `parts` are the slots of tables with the secret of `header`, each uint64[n, 3]; later parts override earlier ones.
+    `header.used` is the greatest number of keys that they may have together; the file gets the right number. The
+    table is written to `temporary` and renamed at the end, so a crash leaves the old file or the new one. The file is
+    durable on return. Raises `Corrupt` if there are too many keys, `OSError`, and what `parts` raises.
     """
-    count = key_table_format.slots_for(keys)
+    count = key_table_format.slots_for(header.used)
     size = key_table_format.file_bytes(count)
     end = HEADER_BYTES + count * SLOT_BYTES
     disk.unlink(temporary)
@@ -234,7 +214,7 @@ def write_table(
             used += _moved(part, slots, used)
         crcs = key_table_format.format_crcs(view)
         disk.sync_map(mapping)
-        header = TableHeader(coverage.isolation, count, used, coverage.end, secret, coverage.anchor)
+        header = header._replace(slots=count, used=used)
         disk.write(file, end, crcs)
         disk.write(file, 0, key_table_format.format_header(header, crcs))
         disk.sync(file)
