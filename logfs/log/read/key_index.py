@@ -22,6 +22,8 @@ from contextlib import suppress
 from itertools import chain
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from logfs.errors import Corrupt
 from logfs.format.base import names
 from logfs.format.base.batch_rows import ATTRIBUTES, NEXT_OFFSET, SPAN_BASE_OFFSET
@@ -37,7 +39,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from logfs.format.batches.batch import Header
@@ -119,7 +120,8 @@ class KeyIndex:
                 return record
             if self._reader.state.log_end_offset == end:
                 # The log has not grown, so no newer record has taken its place.
-                self._rebuild(f"offset {offset} has no record with the expected key")
+                with self._reader.disk.hold(self._lock):
+                    self._reset(f"offset {offset} has no record with the expected key")
         raise Corrupt(
             f"{self._reader.log.directory}: the offsets in the key index have no record with the key {key[:40]!r} "
             f"(tried {_TRIES} times); run 'logfs reindex'"
@@ -252,10 +254,6 @@ class KeyIndex:
                 with suppress(OSError):
                     disk.unlink(path)
 
-    def _rebuild(self, why: str) -> None:
-        with self._reader.disk.hold(self._lock):
-            self._reset(why)
-
     def _is_anchored(self, anchor: Anchor) -> bool:
         """Whether the log still has the batch of an anchor at the same offsets, or starts above it.
 
@@ -364,16 +362,14 @@ class KeyIndex:
 
         log = self._reader.log
         log.check_may_block()
-        disk, path = log.disk, file_path(self._reader)
-        temporary = path.with_name(path.name + ".tmp")
+        *_, (path, disk) = self._sources()
         if not disk.writable:
-            cached = self._cached_path()
-            if cached is None:
-                self._is_kept = False
-                return
-            # Other processes may write the same file, for it has no lock.
-            disk, path = Disk(), cached
-            temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+            # There is no cache directory either.
+            self._is_kept = False
+            return
+        # Other processes may write the same file in the cache directory, for it has no lock.
+        own = "" if log.disk.writable else f".{os.getpid()}"
+        temporary = path.with_name(f"{path.name}{own}.tmp")
         base, tail = self._base, self._memory
         parts = [tail.slots] if base is None else chain(base.chunks(), [tail.slots])
         keys = tail.used + (base.header.used if base else 0)
@@ -393,27 +389,8 @@ class KeyIndex:
 
     # For the audit.
 
-    def audit(self) -> str | None:
-        """Compare the file with the whole log; return a message if they disagree, otherwise None.
-
-        Returns None also if the file belongs to another log, in which case it is not used.
-        """
-        import numpy as np
-
-        words = self._words()
-        if self._base is None:
-            # The file belongs to another log, and is not used.
-            return None
-        whole = KeyIndex(self._reader, is_kept=False)
-        whole._secret = self._secret
-        whole._distrusted.add(self._secret)
-        same = np.array_equal(words, whole._words())
-        return None if same else "does not agree with the log; run 'logfs reindex'"
-
     def _words(self) -> NDArray[np.uint64]:
         """Return an entry for each key with a value, by offset: uint64[keys, 3], hash (two words), offset + 1."""
-        import numpy as np
-
         from logfs.log.read.key_tables import MemoryTable
 
         with self._lock:
@@ -443,7 +420,8 @@ def remove_files(log: Reader) -> None:
 def audit(reader: Reader) -> str | None:
     """Compare the key index file of a log with the log; return a message if they disagree, None if they agree.
 
-    Returns None for a log without such a file, too. Raises `Corrupt` if the file cannot be parsed, and `OSError`.
+    Returns None also for a log without such a file, and for a file that belongs to another log, which is not used.
+    Raises `Corrupt` if the file cannot be parsed, and `OSError`.
     """
     from logfs.log.read.key_tables import FileTable
 
@@ -452,4 +430,12 @@ def audit(reader: Reader) -> str | None:
             pass
     except FileNotFoundError:
         return None
-    return KeyIndex(reader, is_kept=False).audit()
+    index = KeyIndex(reader, is_kept=False)
+    words = index._words()
+    if index._base is None:
+        return None
+    whole = KeyIndex(reader, is_kept=False)
+    whole._secret = index._secret
+    whole._distrusted.add(index._secret)
+    same = np.array_equal(words, whole._words())
+    return None if same else "does not agree with the log; run 'logfs reindex'"
