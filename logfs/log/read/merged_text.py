@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.errors import OffsetOutOfRange
 from logfs.format.text import envelope
-from logfs.format.text.rendering import View, render
+from logfs.format.text.rendering import render
 from logfs.locks import Level, make_lock
 from logfs.log.read.merge import MergedRows, merge, rising
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from logfs.format.text.rendering import View
     from logfs.log.read.reader import Reader
 
 # How many offsets of a log are read at once.
@@ -70,9 +71,8 @@ class MergedText:
         self._view = view
         self._texts = [log.text(view) for log in logs]
         self._generations = [log.generation for log in logs]
-        self._prefixes = [
-            envelope.prefix(log.name) if view is View.ENVELOPES else b"" for log in logs
-        ]
+        # The beginnings of envelopes; lines have none.
+        self._prefixes = [envelope.prefix(log.name) for log in logs]
         self._lock = make_lock(Level.MERGING)
         self._slices: list[_Slice] = []
         self._starts = self._ends = [text.first_offset for text in self._texts]

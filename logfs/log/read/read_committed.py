@@ -267,7 +267,7 @@ class CommittedText:
 
     def _add_hidden(self, run: ScannedBatches, hidden: Sequence[int], end: int) -> None:
         """Add the text of the batches of a run whose numbers are in `hidden`, without the records from `end` on."""
-        sizes = self._all.sizes_of(run.text_sizes())
+        sizes = self._all.renderer.sizes_of(run.text_sizes())
         # Computed back from the end of the last batch, because the first batch may begin before the view.
         ends = self._all.position_of(run.next_offset) - int(sizes.sum()) + np.cumsum(sizes)
         starts = (ends - sizes).tolist()

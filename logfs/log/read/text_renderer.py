@@ -12,7 +12,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.errors import Corrupt
-from logfs.format.text import rendering
+from logfs.format.text import envelope, rendering
 from logfs.format.text.rendering import TextSize, View
 from logfs.locks import Level, make_lock
 from logfs.log.segment import batch_scanner
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from logfs.log.segment.batch_scanner import ScannedBatches
     from logfs.log.segment.segment import Segment
     from logfs.log.segment.segment_end import SegmentEnd
-    from logfs.log.segment.text_index import TextEntry
+    from logfs.log.segment.text_index import TextEntry, TextIndex
 
 # How many bytes of a .log file are rendered at once. More bytes cost latency, fewer bytes cost calls. A sequential
 # read renders `_AHEAD_BYTES`, which is what the kernel asks for in one request.
@@ -135,13 +135,13 @@ os.register_at_fork(after_in_child=_after_fork)
 class TextRenderer:
     """The text of segments in one view: sizes from the text index, bytes from the log.
 
-    `prefix` is the beginning of each envelope; lines have none. Any thread may use it. A thread that must not wait
-    gets `WouldBlock`.
+    Any thread may use it. A thread that must not wait gets `WouldBlock`.
     """
 
-    def __init__(self, log: Reader, view: View, prefix: bytes) -> None:
+    def __init__(self, log: Reader, view: View) -> None:
         self.view = view
-        self.prefix = prefix
+        # The beginning of each envelope; lines have none.
+        self.prefix = envelope.prefix(log.name)
         self._log = log
         # Replaced whole, so that any thread may read it.
         self._last_block = _NO_BLOCK
@@ -173,9 +173,7 @@ class TextRenderer:
         index = segment.text_index
         number = index.number_of_offset(offset)
         entry = index[number]
-        inside = number + 1 < len(index) and index[number + 1].position < segment_end.size_bytes
-        end = index[number + 1].position if inside else segment_end.size_bytes
-        after = index[number + 1].before if inside else segment_end.text
+        end, after, _ = _begin_of(number + 1, index, segment_end)
         before = later = 0
         damages: list[Damage] = []
         for found in segment.walk(entry.position, end, first_offset=entry.offset):
@@ -192,10 +190,7 @@ class TextRenderer:
         # The missing text is that of the first damage, as in `_render_carefully`.
         missing = self.size_of(after) - self.size_of(entry.before) - before - later
         if missing < 0 or (missing and not damages):
-            raise Corrupt(
-                f"{index.path}: does not agree with its log at offset {offset}; "
-                "run 'logfs reindex' on the partition"
-            )
+            raise _disagreement(index, f" at offset {offset}")
         # Damage that reaches to the next entry holds all offsets up to there.
         if damages:
             damage = _damage_with_text(damages)
@@ -233,15 +228,13 @@ class TextRenderer:
         else:
             first = index.number_of_text(at, self.view, len(self.prefix))
         entry = index[first]
-        count = len(index)
         last = max(index.last_before(entry.position + ahead, first + 1), first + 1)
         limit = self.size_of(entry.before) + _BLOCK_TEXT_BYTES
-        if self.size_of(index[last].before if last < count else segment_end.text) > limit:
+        end, end_text, inside = _begin_of(last, index, segment_end)
+        if self.size_of(end_text) > limit:
             # A short part of the log may decompress to a great deal of text.
             last = max(index.number_of_text(limit, self.view, len(self.prefix)), first + 1)
-        inside = last < count and index[last].position < segment_end.size_bytes
-        end = index[last].position if inside else segment_end.size_bytes
-        end_text = index[last].before if inside else segment_end.text
+            end, end_text, inside = _begin_of(last, index, segment_end)
         key = (content, entry.position, end, self.view, self.prefix)
         ranges = _cache.get(key)
         if ranges is None:
@@ -251,10 +244,7 @@ class TextRenderer:
                 # outside the processor's cache, which takes as long as the rendering itself.
                 _cache.put(key, ranges)
         if not ranges or not ranges[0].start <= at < ranges[-1].end:
-            raise Corrupt(
-                f"{index.path}: does not agree with its log at byte {at} of the text; "
-                "run 'logfs reindex' on the partition"
-            )
+            raise _disagreement(index, f" at byte {at} of the text")
         block = (
             Block(content, ranges, last) if inside else Block(content, ranges, None, segment_end)
         )
@@ -309,13 +299,12 @@ class TextRenderer:
         The text lies at [at, stop) of the segment's text. The unreadable part takes the bytes that the others leave.
         """
         self._log.check_may_block()
-        found = list(segment.walk(entry.position, end, first_offset=entry.offset))
         texts: list[memoryview | Damage] = []
-        for item in found:
-            if isinstance(item, Damage):
-                texts.append(item)
+        for found in segment.walk(entry.position, end, first_offset=entry.offset):
+            if isinstance(found, Damage):
+                texts.append(found)
                 continue
-            position, batch = item
+            position, batch = found
             try:
                 control = batch.header.is_control
                 texts.append(memoryview(b"") if control else self._render_columns(batch.columns()))
@@ -324,10 +313,7 @@ class TextRenderer:
         damaged = [item for item in texts if isinstance(item, Damage)]
         missing = stop - at - sum(len(item) for item in texts if not isinstance(item, Damage))
         if missing < 0 or (missing and not damaged):
-            raise Corrupt(
-                f"{segment.text_index.path}: does not agree with its log; "
-                "run 'logfs reindex' on the partition"
-            )
+            raise _disagreement(segment.text_index)
         if not damaged:
             whole = self._join(item for item in texts if not isinstance(item, Damage))
             return [RenderedRange(at, stop, whole)]
@@ -343,6 +329,24 @@ class TextRenderer:
                 ranges.append(RenderedRange(at, at + size, part))
             at += size
         return ranges
+
+
+def _begin_of(number: int, index: TextIndex, segment_end: SegmentEnd) -> tuple[int, TextSize, bool]:
+    """Return the position of the text index entry `number`, the text before it, and whether it is inside the segment.
+
+    If it is not before the end of the segment, the position and the text are those of the end.
+    """
+    if number < len(index):
+        _, position, before = index[number]
+        if position < segment_end.size_bytes:
+            return position, before, True
+    return segment_end.size_bytes, segment_end.text, False
+
+
+def _disagreement(index: TextIndex, where: str = "") -> Corrupt:
+    return Corrupt(
+        f"{index.path}: does not agree with its log{where}; run 'logfs reindex' on the partition"
+    )
 
 
 def _damage_with_text(damages: Sequence[Damage]) -> Damage:

@@ -8,17 +8,13 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from logfs.errors import LogfsError, OffsetOutOfRange
-from logfs.format.text import envelope
-from logfs.format.text.rendering import View
 from logfs.locks import Level, make_lock
 from logfs.log.read.text_renderer import TextRenderer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    import numpy as np
-    from numpy.typing import NDArray
-
+    from logfs.format.text.rendering import View
     from logfs.log.read.reader import Reader
     from logfs.log.segment.segment import Segment
 
@@ -43,9 +39,7 @@ class TextView:
         self, log: Reader, view: View, start: int | None = None, end: int | None = None
     ) -> None:
         self.log = log
-        self.view = view
-        prefix = envelope.prefix(log.name) if view is View.ENVELOPES else b""
-        self._renderer = TextRenderer(log, view, prefix)
+        self.renderer = TextRenderer(log, view)
         # The segments that the view has reached, each with its start in the view's text. They are pairs so that a
         # read during an append never finds one without the other. Appends extend the list in place; a removal of its
         # first segments replaces the list.
@@ -86,7 +80,7 @@ class TextView:
         end = self._end_offset
         if end is None:
             start, last = self._segments[-1]
-            size = max(start + self._renderer.size_of(last.end.text) - origin, 0)
+            size = max(start + self.renderer.size_of(last.end.text) - origin, 0)
             self._told = max(self._told, size)
             return size
         final = end <= self.log.state.log_end_offset
@@ -157,7 +151,7 @@ class TextView:
                     "it was read; open the file again"
                 )
             start, segment = segments[number]
-            rendered_range = self._renderer.range_at(segment, at - start)
+            rendered_range = self.renderer.range_at(segment, at - start)
             if rendered_range.data is None:
                 assert rendered_range.damage is not None
                 if parts and up_to_damage:
@@ -177,7 +171,7 @@ class TextView:
         """
         self._passed = position
         if position == NO_READER:
-            self._renderer.forget_block()
+            self.renderer.forget_block()
 
     def _drop_passed(self) -> None:
         """Release the segments that have left the log and that readers have passed, except for the last few."""
@@ -195,7 +189,7 @@ class TextView:
             gone += 1
         if gone:
             self._segments = segments[gone:]
-            self._renderer.forget_block()
+            self.renderer.forget_block()
 
     # Positions.
 
@@ -223,7 +217,7 @@ class TextView:
                 for segment in self._ahead
                 if (copy := copies.get(segment, segment)) not in known
             ]
-            self._renderer.forget_block()
+            self.renderer.forget_block()
 
     @property
     def segments(self) -> Sequence[Segment]:
@@ -251,7 +245,7 @@ class TextView:
         # Segments after the view's end are left out, because they may be damaged.
         while self._ahead and (end is None or self._ahead[0].base_offset < end):
             start, last = self._segments[-1]
-            start += self._renderer.size_of(last.end.text)
+            start += self.renderer.size_of(last.end.text)
             self._segments.append((start, self._ahead.pop(0)))
 
     def position_of(self, offset: int) -> int:
@@ -261,10 +255,6 @@ class TextView:
             return 0
         self._extend()
         return max(self._position_of(offset) - origin, 0)
-
-    def sizes_of(self, texts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return how many bytes each of several text sizes, int64[n, 3], takes in this view, as int64[n]."""
-        return self._renderer.sizes_of(texts)
 
     def _find_origin(self) -> int | None:
         """Return the byte, from the first segment's start, at which the view begins; None if the log ends before."""
@@ -283,4 +273,4 @@ class TextView:
         if offset <= segment.base_offset:
             # The text of the segment need not be measured.
             return start
-        return start + self._renderer.text_before(segment, offset)
+        return start + self.renderer.text_before(segment, offset)
