@@ -47,12 +47,11 @@ _INLINE_BYTES = {View.LINES: _AHEAD_BYTES, View.ENVELOPES: BLOCK_BYTES // 2}
 
 
 class RenderedRange(NamedTuple):
-    """The bytes [start, end) of a segment's text in one view; `data` is None if `damage` makes them unreadable."""
+    """The bytes [start, end) of a segment's text in one view: `data`, or the damage that makes them unreadable."""
 
     start: int
     end: int
-    data: memoryview | None
-    damage: Damage | None = None
+    data: memoryview | Damage
 
 
 class Block(NamedTuple):
@@ -82,7 +81,7 @@ class Block(NamedTuple):
         return next(each for each in self.ranges if each.start <= at < each.end)
 
 
-_NO_BLOCK = Block(None, [RenderedRange(0, 0, None)], 0)
+_NO_BLOCK = Block(None, [RenderedRange(0, 0, memoryview(b""))], 0)
 
 
 class BlockCache:
@@ -117,7 +116,8 @@ class BlockCache:
 
 
 def _weight(ranges: list[RenderedRange]) -> int:
-    return _BLOCK_COST_BYTES + sum(len(each.data) for each in ranges if each.data is not None)
+    texts = (each.data for each in ranges if not isinstance(each.data, Damage))
+    return _BLOCK_COST_BYTES + sum(map(len, texts))
 
 
 _cache = BlockCache()
@@ -320,13 +320,10 @@ class TextRenderer:
         ranges = []
         taker = _damage_with_text(damaged)
         for part in texts:
-            if isinstance(part, Damage):
-                # The indexes tell the size of all unreadable text: the first damage that has bytes takes it.
-                size = missing if part is taker else 0
-                ranges.append(RenderedRange(at, at + size, None, part))
-            else:
-                size = len(part)
-                ranges.append(RenderedRange(at, at + size, part))
+            # The indexes tell the size of all unreadable text: the first damage that has bytes takes it.
+            unread = missing if part is taker else 0
+            size = unread if isinstance(part, Damage) else len(part)
+            ranges.append(RenderedRange(at, at + size, part))
             at += size
         return ranges
 

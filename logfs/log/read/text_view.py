@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from logfs.errors import LogfsError, OffsetOutOfRange
 from logfs.locks import Level, make_lock
 from logfs.log.read.text_renderer import TextRenderer
+from logfs.log.segment.batch_iterator import Damage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -151,17 +152,14 @@ class TextView:
                     "it was read; open the file again"
                 )
             start, segment = segments[number]
-            rendered_range = self.renderer.range_at(segment, at - start)
-            if rendered_range.data is None:
-                assert rendered_range.damage is not None
+            found = self.renderer.range_at(segment, at - start)
+            if isinstance(found.data, Damage):
                 if parts and up_to_damage:
                     break
-                raise rendered_range.damage.error(segment.path)
-            taken = rendered_range.data[
-                at - start - rendered_range.start : stop - start - rendered_range.start
-            ]
-            parts.append(taken)
-            at += len(taken)
+                raise found.data.error(segment.path)
+            begin = start + found.start
+            parts.append(found.data[at - begin : stop - begin])
+            at += len(parts[-1])
         return bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
 
     def release_before(self, position: int) -> None:
