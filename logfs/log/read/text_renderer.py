@@ -166,6 +166,7 @@ class TextRenderer:
         Raises `Corrupt` if the text index does not agree with the log.
         """
         if offset <= segment.base_offset:
+            # The text of the segment need not be measured.
             return 0
         segment_end = segment.end
         if offset >= segment_end.next_offset:

@@ -82,12 +82,11 @@ class TextView:
         if end is None:
             start, last = self._segments[-1]
             size = max(start + self.renderer.size_of(last.end.text) - origin, 0)
-            self._told = max(self._told, size)
-            return size
-        final = end <= self.log.state.log_end_offset
-        size = max(self._position_of(end) - origin, 0)
-        if final:
-            self._fixed_size = size
+        else:
+            is_final = end <= self.log.state.log_end_offset
+            size = max(self._position_of(end) - origin, 0)
+            if is_final:
+                self._fixed_size = size
         self._told = max(self._told, size)
         return size
 
@@ -268,7 +267,4 @@ class TextView:
         if number < 0:
             return segments[0][0]
         start, segment = segments[number]
-        if offset <= segment.base_offset:
-            # The text of the segment need not be measured.
-            return start
         return start + self.renderer.text_before(segment, offset)
