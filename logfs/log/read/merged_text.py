@@ -70,12 +70,11 @@ class MergedText:
         self._logs = logs
         self._view = view
         self._texts = [log.text(view) for log in logs]
-        self._generations = [log.generation for log in logs]
         # The beginnings of envelopes; lines have none.
         self._prefixes = [envelope.prefix(log.name) for log in logs]
         self._lock = make_lock(Level.MERGING)
         self._slices: list[_Slice] = []
-        self._starts = self._ends = [text.first_offset for text in self._texts]
+        self._ends = [text.first_offset for text in self._texts]
         self._reached = [-1] * len(logs)
         self._size = 0
         self._cursors: list[_Cursor] = []
@@ -83,7 +82,7 @@ class MergedText:
     @property
     def identity(self) -> tuple[tuple[int, int], ...]:
         """The generation and first offset of each log. Texts of the same logs with the same identity begin alike."""
-        return tuple(zip(self._generations, self._starts, strict=True))
+        return tuple((text.generation, text.first_offset) for text in self._texts)
 
     @property
     def is_up_to_date(self) -> bool:
@@ -102,10 +101,8 @@ class MergedText:
         if len(self._slices) > 1 or not self.is_up_to_date:
             return False
         return all(
-            log.generation == generation and log.log_start_offset == start
-            for log, generation, start in zip(
-                self._logs, self._generations, self._starts, strict=True
-            )
+            log.generation == text.generation and log.log_start_offset == text.first_offset
+            for log, text in zip(self._logs, self._texts, strict=True)
         )
 
     @property

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from logfs.log.read.reader import Reader
     from logfs.log.segment.batch_scanner import ScannedBatches
     from logfs.log.segment.segment import Segment
-    from logfs.log.state.log_state import LogState
 
     # The aborted transactions by producer id: (first offset, offset of the marker), those of a producer in the order
     # of their markers.
@@ -78,14 +77,9 @@ class CommittedText:
         self._end_offset = end
         self._hidden_ranges: list[HiddenRange] = []
         self._finding = make_lock(Level.HIDDEN)
-        self.first_offset = self._all.first_offset
+        self.first_offset, self.generation = self._all.first_offset, self._all.generation
         # The offset up to which the hidden ranges are known, and the size of the text up to there.
         self._searched = (self.first_offset, 0)
-
-    @property
-    def generation(self) -> int:
-        """The log's generation when this view was made. If it has changed, a new view may have other bytes."""
-        return self._all.generation
 
     @property
     def size(self) -> int:
@@ -165,7 +159,10 @@ class CommittedText:
             if end > offset:
                 # The segments of the view, which may have left the log, list the transactions aborted in them.
                 segments = segments_from(self._all.segments, offset)
-                left = _left(segments, end, state) if not self._reader.disk.writable else set()
+                left: set[Segment] = set()
+                if not self._reader.disk.writable:
+                    # Another process may have removed some of them from the log.
+                    left = {each for each in segments if each.base_offset < end} - {*state.segments}
                 # Only the segments that the log has now may list transactions that another process has aborted since.
                 later = state.segments_from(offset) if left else ()
                 aborted = _aborted_between(offset, end, segments, later)
@@ -290,11 +287,6 @@ class CommittedText:
 
 # The text of the records that a reader shows, as one long file.
 Text = TextView | CommittedText
-
-
-def _left(segments: Sequence[Segment], end: int, state: LogState) -> set[Segment]:
-    """Return those of a view's segments, up to the offset `end`, that are not in the log any more."""
-    return {each for each in segments if each.base_offset < end} - {*state.segments}
 
 
 def _aborted_between(start: int, end: int, *several: Sequence[Segment]) -> Aborted:
