@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from logfs.config import LogConfig
     from logfs.format.base.names import TopicPartition
-    from logfs.log.disk.disk import Disk, Status
+    from logfs.log.disk.disk import Disk
     from logfs.log.segment.segment import Segment
     from logfs.log.segment.segment_listing import Files, Listing
     from logfs.log.state.log_state import LogState
@@ -185,7 +185,8 @@ class LivePartition(Log):
         self._seen_log: tuple[int, int, int] | None = None
         with suppress(FileNotFoundError):
             # Noted only if the mtime would show every append since before the load, which may have missed one.
-            self._note_log(*self._stat_log(began_ns))
+            log, is_settled = self._stat_log(began_ns)
+            self._seen_log = log if is_settled else None
 
     def attach_remote(self, segments: Sequence[Segment], log_start_offset: int) -> None:
         super().attach_remote(segments, log_start_offset)
@@ -283,20 +284,17 @@ class LivePartition(Log):
             log, _ = self._stat_log()
         except FileNotFoundError:
             return False
-        return directory.mtime_ns == self._seen_directory and _state(log) == self._seen_log
+        return directory.mtime_ns == self._seen_directory and log == self._seen_log
 
-    def _stat_log(self, since_ns: int | None = None) -> tuple[Status | None, bool]:
-        """Return the status of the last .log file, and whether its mtime shows all changes since now or `since_ns`.
+    def _stat_log(self, since_ns: int | None = None) -> tuple[tuple[int, int, int], bool]:
+        """Return the state of the last .log file, and whether its mtime shows all changes since now or `since_ns`.
 
-        `since_ns` is in ns since the epoch. The status is None in a bucket, where the file does not change.
+        `since_ns` is in ns since the epoch. In a bucket the file does not change.
         """
         if self.disk.is_remote:
-            return None, True
-        return self.disk.stat_settled(self.active.path, since_ns)
-
-    def _note_log(self, log: Status | None, is_settled: bool) -> None:
-        """Remember a status of the last .log file whose bytes were taken in, if its mtime shows all later changes."""
-        self._seen_log = _state(log) if is_settled else None
+            return (0, 0, 0), True
+        found, is_settled = self.disk.stat_settled(self.active.path, since_ns)
+        return (found.identity, found.size_bytes, found.mtime_ns), is_settled
 
     def _look(self) -> _Look:
         """Look at the directory, and at the descriptions of remote segments, which are the records of another log."""
@@ -321,10 +319,10 @@ class LivePartition(Log):
         if look.listing is not None:
             changed = self._take_listing(look.listing, look.remote)
             self._seen_directory = look.mtime_ns
-        active = self._active
-        log = self._stat_log()
-        changed |= self._advance(active)
-        self._note_log(*log)
+        log, is_settled = self._stat_log()
+        changed |= self._advance(self._active)
+        # The bytes up to this state were taken in.
+        self._seen_log = log if is_settled else None
         return changed
 
     @property
@@ -424,7 +422,3 @@ def _retire(segment: LiveSegment, segments: Sequence[LiveSegment]) -> None:
     with suppress(OSError, Gone):
         if following:
             segment.seal_at(following[0])
-
-
-def _state(found: Status | None) -> tuple[int, int, int]:
-    return (0, 0, 0) if found is None else (found.identity, found.size_bytes, found.mtime_ns)
