@@ -19,7 +19,6 @@ from logfs.log.disk.disk import TRIES, Gone
 from logfs.log.follow.live_segment import LiveSegment
 from logfs.log.read.log import Log
 from logfs.log.recovery import Loaded, LoadStart
-from logfs.log.segment.index import TimeEntry
 from logfs.log.segment.segment_end import UNMEASURED, SegmentEnd
 from logfs.log.segment.segment_listing import list_segments
 from logfs.log.state.leader_epochs import LeaderEpochs
@@ -61,9 +60,7 @@ def _load(disk: Disk, directory: Path, start: LoadStart) -> Loaded:
     if not segments:
         # The directory is being created or removed.
         empty = LiveSegment(disk, directory, start.log_start_offset)
-        empty.resume(
-            SegmentEnd(0, empty.base_offset, UNMEASURED), TimeEntry(-1, start.log_start_offset)
-        )
+        empty.set_end(SegmentEnd(0, empty.base_offset, UNMEASURED))
         segments = [empty]
     last = segments[-1]
     # Closed, because a store may have very many partitions; the next read opens the file again.
@@ -92,13 +89,25 @@ def _load_epochs(disk: Disk, directory: Path) -> LeaderEpochs:
 
 def _list(disk: Disk, directory: Path) -> Listing:
     def end_of(base_offset: int, files: Files) -> int:
-        """Return the offset after a segment that is being swapped in."""
-        segment = LiveSegment(disk, directory, base_offset)
-        segment.identify(files)
-        segment.follow_end()
-        return segment.next_offset
+        return _make_segment(disk, directory, base_offset, files).next_offset
 
     return list_segments(disk, directory, end_of)
+
+
+def _make_segment(
+    disk: Disk, directory: Path, base_offset: int, files: Files, following: int | None = None
+) -> LiveSegment:
+    """Return a segment that reads the `files`. It ends at the offset `following` or, for None, where they end.
+
+    Its `gaps` stay true. Missing offsets are no damage here, because only the cluster knows whether the topic is
+    compacted.
+    """
+    segment = LiveSegment(disk, directory, base_offset)
+    segment.identify(files)
+    segment.next_base = following
+    if following is None:
+        segment.follow_end()
+    return segment
 
 
 def _make_segments(
@@ -110,13 +119,7 @@ def _make_segments(
     for base, following in zip(bases, [*bases[1:], None], strict=False):
         segment = known.get(base)
         if segment is None or not _carry_on(segment, listing[base], following):
-            segment = LiveSegment(disk, directory, base)
-            segment.identify(listing[base])
-            # Missing offsets are no damage here, because only the cluster knows whether the topic is compacted.
-            segment.gaps = True
-            segment.next_base = following
-            if following is None:
-                segment.follow_end()
+            segment = _make_segment(disk, directory, base, listing[base], following)
         segments.append(segment)
     return segments
 
@@ -337,10 +340,7 @@ class LivePartition(Log):
             if not active.advance():
                 return False
         except Gone:
-            fresh = LiveSegment(self.disk, self.directory, active.base_offset)
-            fresh.identify(active.identities)
-            fresh.gaps = True
-            fresh.follow_end()
+            fresh = _make_segment(self.disk, self.directory, active.base_offset, active.identities)
             active.is_lost = True
             self._producers = None
             self._publish_followed(
@@ -366,8 +366,11 @@ class LivePartition(Log):
             segment.is_lost |= files is not None and segment.is_same(files)
             with suppress(OSError, Gone):
                 segment.hold_open(indexes=False)
-        if before in dropped:
-            _retire(before, local)
+        following = [each.base_offset for each in local if each.base_offset > before.base_offset]
+        if before in dropped and following:
+            # Its writer sealed and dropped it between two looks. Readers finish it, then go on with the next segment.
+            with suppress(OSError, Gone):
+                before.seal_at(following[0])
         changed = segments != self.segments
         self._reload_epochs()
         if any(segment.is_lost for segment in dropped):
@@ -411,14 +414,3 @@ class LivePartition(Log):
         with self.disk.hold(self.lock):
             self._seen_directory = None
         self.refresh()
-
-
-def _retire(segment: LiveSegment, segments: Sequence[LiveSegment]) -> None:
-    """Seal the previous last segment, which its writer sealed and dropped between two looks.
-
-    Readers finish this segment, then continue with the next.
-    """
-    following = [other.base_offset for other in segments if other.base_offset > segment.base_offset]
-    with suppress(OSError, Gone):
-        if following:
-            segment.seal_at(following[0])
