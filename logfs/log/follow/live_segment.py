@@ -16,10 +16,7 @@ from logfs.log.segment import text_index_cache
 from logfs.log.segment.batch_iterator import CHUNK_BYTES, Damage, Walk, walk
 from logfs.log.segment.index import MAX_RELATIVE_OFFSET, TimeEntry
 from logfs.log.segment.index_builder import rebuild_text, text_fits
-from logfs.log.segment.segment import (
-    POINT_READ_BYTES,
-    Segment,
-)
+from logfs.log.segment.segment import POINT_READ_BYTES, Segment
 from logfs.log.segment.segment_end import UNMEASURED, SegmentEnd
 from logfs.log.segment.segment_listing import open_by_identity
 from logfs.log.segment.txn_index import TransactionIndex
@@ -79,12 +76,12 @@ class LiveSegment(Segment):
         if before:
             # Kafka may have created an index since, at its first entry, or replaced it. The text index stays: this
             # process maintains its own by now.
-            directory, is_growing = self.path.parent, self.offset_index.is_growing
-            new = LiveSegment(self._disk, directory, self.base_offset).indexes
+            is_growing = self.offset_index.is_growing
+            offset_index, time_index, _ = self.new_indexes()
             if before.get(names.OFFSET_INDEX) != files.get(names.OFFSET_INDEX):
-                self.offset_index = new[0]
+                self.offset_index = offset_index
             if before.get(names.TIME_INDEX) != files.get(names.TIME_INDEX):
-                self.time_index = new[1]
+                self.time_index = time_index
             self.offset_index.is_growing = self.time_index.is_growing = is_growing
             self._watch_indexes()
         for index, suffix in zip(self.indexes, _SUFFIXES, strict=True):
@@ -430,7 +427,7 @@ class LiveSegment(Segment):
 
 
 class _LiveTxnIndex(TransactionIndex):
-    """A transaction index that is read by the identity of its file, once that is known.
+    """A transaction index that is read by the identity of its file.
 
     A broker writes an entry after the marker that it is about. The transactions that a reading of the log has found
     are therefore added to those in the file.
@@ -439,15 +436,12 @@ class _LiveTxnIndex(TransactionIndex):
     def __init__(self, disk: Disk, path: Path) -> None:
         super().__init__(disk, path)
         self._identity: int | None = None
-        self._is_known = False
         self._found: tuple[AbortedTransaction, ...] = ()
 
     def follow(self, identity: int | None) -> None:
         """Use the file with this identity; None stands for no file."""
-        if self._is_known:
-            # Until the identity is known, the entries are those that recovery found, perhaps in memory alone.
-            self.forget()
-        self._identity, self._is_known = identity, True
+        self.forget()
+        self._identity = identity
 
     def read_again(self) -> None:
         """Read the file once more if it is there: a writer that has rolled has written all entries of the segment."""
@@ -468,12 +462,9 @@ class _LiveTxnIndex(TransactionIndex):
             self._found = (*self._found, aborted)
 
     def _read(self) -> bytes:
-        if not self._is_known:
-            return super()._read()
         if self._identity is None:
             return b""
-        file = open_by_identity(self._disk, self.path, self._identity)
-        return self._disk.read_all(file)
+        return self._disk.read_all(open_by_identity(self._disk, self.path, self._identity))
 
 
 def _open_index(disk: Disk, path: Path, identity: int | None, *, may_go: bool) -> File | None:

@@ -89,7 +89,6 @@ class MissingSegment(LiveSegment):
     ) -> None:
         """Stand for the offsets [base_offset, next_offset)."""
         super().__init__(disk, directory, base_offset)
-        self.identity = self.directory_identity = 0
         disk.note_missing(directory, base_offset, next_offset)
         self.identify(dict.fromkeys(names.SEGMENT_FILES, 0))
         self.next_base = next_offset
