@@ -39,11 +39,8 @@ class Log(Reader):
 
     disk: Disk
     directory: Path
-    name: TopicPartition
     state: LogState
     epochs: LeaderEpochs
-    views: ViewRegistry
-    traffic: Traffic
 
     # The error that every change of the log raises from now on; None while the log accepts changes. Reads go on.
     failure: LogDirFailed | PartitionFailed | UnknownPartition | None = None
