@@ -67,18 +67,13 @@ class Block(NamedTuple):
     segment_end: SegmentEnd | None = None
 
     @property
-    def start(self) -> int:
-        """The position of the first byte of the block in the segment's text."""
-        return self.ranges[0].start
-
-    @property
     def end(self) -> int:
         """The position after the last byte of the block in the segment's text."""
         return self.ranges[-1].end
 
-    def range_at(self, at: int) -> RenderedRange:
-        """Return the range that holds byte `at` of the segment's text, which must lie in the block."""
-        return next(each for each in self.ranges if each.start <= at < each.end)
+    def range_at(self, at: int) -> RenderedRange | None:
+        """Return the range that holds byte `at` of the segment's text; None if that is not in the block."""
+        return next((each for each in self.ranges if each.start <= at < each.end), None)
 
 
 _NO_BLOCK = Block(None, [RenderedRange(0, 0, memoryview(b""))], 0)
@@ -218,8 +213,8 @@ class TextRenderer:
         last_block = self._last_block
         ahead = BLOCK_BYTES
         is_last = last_block.content is content and last_block.segment_end in (None, segment_end)
-        if is_last and last_block.start <= at < last_block.end:
-            return last_block.range_at(at)
+        if is_last and (found := last_block.range_at(at)):
+            return found
         if is_last and at == last_block.end and last_block.next_number is not None:
             # A sequential read continues where the last block ended.
             first, ahead = last_block.next_number, _AHEAD_BYTES
@@ -244,13 +239,14 @@ class TextRenderer:
                 # A sequential reader does not come back. Keeping its blocks would also make rendering write to memory
                 # outside the processor's cache, which takes as long as the rendering itself.
                 _cache.put(key, ranges)
-        if not ranges or not ranges[0].start <= at < ranges[-1].end:
-            raise _disagreement(index, f" at byte {at} of the text")
         block = (
             Block(content, ranges, last) if inside else Block(content, ranges, None, segment_end)
         )
+        found = block.range_at(at)
+        if found is None:
+            raise _disagreement(index, f" at byte {at} of the text")
         self._last_block = block
-        return block.range_at(at)
+        return found
 
     def _render(
         self, segment: Segment, entry: TextEntry, end: int, after: TextSize
