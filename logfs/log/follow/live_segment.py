@@ -14,7 +14,7 @@ from logfs.format.text.rendering import TextSize
 from logfs.log.disk.disk import Gone
 from logfs.log.segment import text_index_cache
 from logfs.log.segment.batch_iterator import CHUNK_BYTES, Damage, Walk, walk
-from logfs.log.segment.index import MAX_RELATIVE_OFFSET, TimeEntry
+from logfs.log.segment.index import TimeEntry
 from logfs.log.segment.index_builder import rebuild_text, text_fits
 from logfs.log.segment.segment import POINT_READ_BYTES, Segment
 from logfs.log.segment.segment_end import UNMEASURED, SegmentEnd
@@ -343,12 +343,9 @@ class LiveSegment(Segment):
     def _walk_to(
         self, position: int, end: int, expected: int
     ) -> Iterator[tuple[int, Batch] | Damage]:
-        def read(start: int, size: int) -> memoryview:
-            return self._disk.read(self.file, start, size)
-
-        limit = self.base_offset + MAX_RELATIVE_OFFSET + 1
-        bounds = (expected, limit)
-        what = Walk(read, position, end, *bounds, exact=True, base_offset=self.base_offset)
+        bounds = position, end, expected, self.limit_offset
+        read = partial(self._disk.read, self.file)
+        what = Walk(read, *bounds, exact=True, base_offset=self.base_offset)
         return walk(what._replace(fetch_again=self._fetch_again))
 
     def seal_at(self, next_base: int) -> None:

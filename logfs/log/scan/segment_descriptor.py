@@ -42,12 +42,6 @@ class TieredSource(NamedTuple):
     prefix: str
     remote: RemoteSegment
 
-    def open(self, directory: Path) -> TieredSegment:
-        """Return the segment of a partition directory in a bucket. Reading it raises `Gone` if it was deleted."""
-        disk = tiered_disk(as_path(self.home), self.prefix)
-        stored = custom_metadata.parse(self.remote.custom)
-        return TieredSegment(disk, directory, self.remote, stored)
-
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentDescriptor:
@@ -97,7 +91,9 @@ class SegmentDescriptor:
     def _open(self) -> Segment:
         directory = as_path(self.directory)
         if self.tiered is not None:
-            return self.tiered.open(directory)
+            home, prefix, remote = self.tiered
+            bucket = tiered_disk(as_path(home), prefix)
+            return TieredSegment(bucket, directory, remote, custom_metadata.parse(remote.custom))
         disk = read_only_disk(directory.parent)
         segment = _SegmentByIdentity(disk, directory, self.base_offset, self.identity)
         if self.identity is None:
