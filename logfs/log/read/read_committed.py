@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from bisect import bisect_left, bisect_right
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -60,6 +60,9 @@ class HiddenRange(NamedTuple):
     hidden: int
 
 
+_NOTHING_HIDDEN = HiddenRange(0, 0, 0)
+
+
 class CommittedText:
     """The text of the records that a reader with isolation level read_committed shows; otherwise like `TextView`.
 
@@ -75,7 +78,8 @@ class CommittedText:
         self._reader = reader
         self._all = TextView(reader.log, view, start, end)
         self._end_offset = end
-        self._hidden_ranges: list[HiddenRange] = []
+        # In order. The first one begins at byte 0, and may be empty.
+        self._hidden_ranges = [_NOTHING_HIDDEN]
         self._finding = make_lock(Level.HIDDEN)
         self.first_offset, self.generation = self._all.first_offset, self._all.generation
         # The offset up to which the hidden ranges are known, and the size of the text up to there.
@@ -104,7 +108,7 @@ class CommittedText:
             number = bisect_right(
                 self._hidden_ranges, position, key=lambda each: each.end - each.hidden
             )
-            at = position + (self._hidden_ranges[number - 1].hidden if number else 0)
+            at = position + self._hidden_ranges[number - 1].hidden
             wanted = stop - position
             if number < len(self._hidden_ranges):
                 wanted = min(wanted, self._hidden_ranges[number].start - at)
@@ -129,10 +133,8 @@ class CommittedText:
 
     def _without_hidden(self, at: int) -> int:
         """Return the position in this view of the byte `at` of the text of all records."""
-        number = bisect_right(self._hidden_ranges, at, key=lambda each: each.start)
-        if not number:
-            return at
-        last = self._hidden_ranges[number - 1]
+        number = bisect_right(self._hidden_ranges, at, key=lambda each: each.start) - 1
+        last = self._hidden_ranges[number]
         # Within a hidden range, the next shown record begins where the range does.
         return at - last.hidden + max(last.end - at, 0)
 
@@ -166,12 +168,12 @@ class CommittedText:
                 # Only the segments that the log has now may list transactions that another process has aborted since.
                 later = state.segments_from(offset) if left else ()
                 aborted = _aborted_between(offset, end, segments, later)
+                # Before the ranges are added: after an error, the next search adds them again.
+                stop = self._all.position_of(end)
                 if aborted or left:
                     self._reader.check_may_block()
-                    with self._all_or_nothing():
-                        self._hide(aborted, left, offset, end, segments)
-                hidden = self._hidden_ranges[-1].hidden if self._hidden_ranges else 0
-                size = self._all.position_of(end) - hidden
+                    self._hide(aborted, left, offset, end, segments)
+                size = stop - self._hidden_ranges[-1].hidden
                 self._searched = (end, size)
         return size
 
@@ -198,26 +200,12 @@ class CommittedText:
         if offset <= end:
             return
         stop = self._all.position_of(end)
-        kept = [each for each in self._hidden_ranges if each.start < stop]
-        if kept and kept[-1].end > stop:
-            last = kept.pop()
-            kept.append(HiddenRange(last.start, stop, last.hidden - (last.end - stop)))
+        kept = [each for each in self._hidden_ranges if each.start < stop] or [_NOTHING_HIDDEN]
+        last = kept[-1]
+        if last.end > stop:
+            kept[-1] = HiddenRange(last.start, stop, last.hidden - (last.end - stop))
         self._hidden_ranges = kept
-        self._searched = (end, stop - (kept[-1].hidden if kept else 0))
-
-    @contextmanager
-    def _all_or_nothing(self) -> Iterator[None]:
-        """Remove the ranges that were added if an error ends the search. The next search adds them again.
-
-        The usual error is `WouldBlock`, if a segment has to be fetched from a bucket.
-        """
-        known = self._hidden_ranges[-1:]
-        count = len(self._hidden_ranges)
-        try:
-            yield
-        except BaseException:
-            self._hidden_ranges[count - len(known) :] = known
-            raise
+        self._searched = (end, stop - kept[-1].hidden)
 
     def _hide(
         self,
@@ -230,11 +218,13 @@ class CommittedText:
         """Add the ranges of the batches of `aborted` transactions with offsets in [start, end).
 
         In the segments that have `left` the log, also hide transactional batches that the log does not have any more:
-        another process may have aborted their transaction and compacted the log since the last look.
+        another process may have aborted their transaction and compacted the log since the last look. An error, such
+        as `WouldBlock` for a segment in a bucket, adds no range; the next search adds them.
         """
+        ranges = self._hidden_ranges[-1:]
         for segment in segments:
             if segment.base_offset >= end:
-                return
+                break
             for run in scan_from(segment, start):
                 if isinstance(run, Damage):
                     continue
@@ -251,9 +241,10 @@ class CommittedText:
                     )
                 ]
                 if hidden:
-                    self._add_hidden(run, hidden, end)
+                    self._add_hidden(ranges, run, hidden, end)
                 if run.next_offset >= end:
                     break
+        self._hidden_ranges[-1:] = ranges
 
     def _is_in_log(self, base_offset: int) -> bool:
         """Whether the log still has a batch with this base offset. Damage at the offset counts as such a batch."""
@@ -262,8 +253,10 @@ class CommittedText:
             return batch is not None and batch.header.base_offset == base_offset
         return True
 
-    def _add_hidden(self, run: ScannedBatches, hidden: Sequence[int], end: int) -> None:
-        """Add the text of the batches of a run whose numbers are in `hidden`, without the records from `end` on."""
+    def _add_hidden(
+        self, ranges: list[HiddenRange], run: ScannedBatches, hidden: Sequence[int], end: int
+    ) -> None:
+        """Add the text of those batches of a run whose numbers are `hidden`, without the records from `end` on."""
         sizes = self._all.renderer.sizes_of(run.text_sizes())
         # Computed back from the end of the last batch, because the first batch may begin before the view.
         ends = self._all.position_of(run.next_offset) - int(sizes.sum()) + np.cumsum(sizes)
@@ -271,18 +264,14 @@ class CommittedText:
         next_offsets = run.rows[:, NEXT_OFFSET].tolist()
         for number in hidden:
             is_cut = next_offsets[number] > end
+            start = max(starts[number], 0)
             stop = self._all.position_of(end) if is_cut else int(ends[number])
-            self._add_hidden_range(max(starts[number], 0), stop)
-
-    def _add_hidden_range(self, start: int, end: int) -> None:
-        hidden = end - start
-        if self._hidden_ranges:
-            last = self._hidden_ranges[-1]
-            hidden += last.hidden
+            last = ranges[-1]
+            total = last.hidden + stop - start
             if last.end == start:
-                self._hidden_ranges[-1] = HiddenRange(last.start, end, hidden)
-                return
-        self._hidden_ranges.append(HiddenRange(start, end, hidden))
+                ranges[-1] = HiddenRange(last.start, stop, total)
+            else:
+                ranges.append(HiddenRange(start, stop, total))
 
 
 # The text of the records that a reader shows, as one long file.
