@@ -11,6 +11,7 @@ time indexes and the text indexes of the logs tell how many bytes of text each l
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_right
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -181,18 +182,11 @@ class MergedText:
         number = bisect_right(self._slices, position, key=lambda each: each.start) - 1
         part = self._slices[number]
         time, start = -1, part.start
-        offsets = sum(end - first for first, end in zip(part.firsts, part.ends, strict=True))
-        if offsets > _FEW:
-            # Find the last time whose records begin at or before the position.
-            low, high = -1, max(self._reached) + 1
-            while high - low > 1:
-                middle = (low + high) // 2
-                place = self._position_at(part, middle)
-                if place <= position:
-                    low, start = middle, place
-                else:
-                    high = middle
-            time = low
+        if sum(part.ends) - sum(part.firsts) > _FEW:
+            # The last time whose records begin at or before the position.
+            times = range(min(max(self._reached) + 1, sys.maxsize))
+            time = bisect_right(times, position, key=lambda each: self._position_at(part, each)) - 1
+            start = self._position_at(part, time)
         return _Cursor(start, number, self._rows(part, time))
 
     def _position_at(self, part: _Slice, time: int) -> int:
@@ -216,7 +210,7 @@ class MergedText:
 
     def _rows(self, part: _Slice, time: int) -> Iterator[MergedRows]:
         """Yield the rows of a slice from a time on, merged."""
-        offsets = self._offsets_at(part, time) if time >= 0 else part.firsts
+        offsets = self._offsets_at(part, time)
         return merge([self._stream(number, first, part) for number, first in enumerate(offsets)])
 
     def _stream(self, number: int, first: int, part: _Slice) -> Iterator[MergedRows]:
