@@ -3,8 +3,8 @@
 - `reader`: records by offset and by time, and in bulk as columns. Begin here.
 - `log`: a partition's log with its published state, and its reader of committed records.
 - `read_committed`: what isolation level read_committed hides, and the text of what it shows.
-- `text_view`: the records as one long text: `records` and `records.jsonl` of the mount.
-- `view_registry`: the text views that are in use, which keep segments that leave the log.
+- `text_view`: the records as one long text: `records` and `records.jsonl` of the mount. The views of a log that are
+  in use keep segments that leave it.
 - `text_renderer`: the text of one segment, rendered in blocks.
 - `merge`: the text of several logs in the order of time.
 - `merged_text`: the merged text of several logs as one growing file: `records` of a topic.

@@ -9,7 +9,7 @@ from logfs.locks import Level, make_rlock
 from logfs.log.read import key_index
 from logfs.log.read.read_committed import CommittedText, Isolation, is_aborted
 from logfs.log.read.reader import Reader, Traffic
-from logfs.log.read.view_registry import ViewRegistry
+from logfs.log.read.text_view import ViewRegistry
 from logfs.log.state.log_state import LogState
 
 if TYPE_CHECKING:

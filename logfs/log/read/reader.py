@@ -12,7 +12,7 @@ from logfs.errors import Corrupt, InvalidRecord, OffsetOutOfRange
 from logfs.format.batches.record import NO_TIMESTAMP
 from logfs.locks import Level, make_lock
 from logfs.log.disk.disk import TRIES, Gone
-from logfs.log.read.text_view import TextView
+from logfs.log.read.text_view import TextView, ViewRegistry
 from logfs.log.segment.batch_iterator import Damage, unreadable
 from logfs.log.segment.segment import POINT_READ_BYTES
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from logfs.log.read.key_index import KeyIndex
     from logfs.log.read.log import Log
     from logfs.log.read.read_committed import Aborted, Text
-    from logfs.log.read.view_registry import ViewRegistry
     from logfs.log.segment.segment import Segment
     from logfs.log.state.leader_epochs import LeaderEpochs
     from logfs.log.state.log_state import LogState

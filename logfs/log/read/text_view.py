@@ -1,4 +1,7 @@
-"""The text of a partition as one long file. The text indexes tell which bytes stand for which records."""
+"""The text of a partition as one long file. The text indexes tell which bytes stand for which records.
+
+The views of a log that are in use are registered: they keep segments that leave the log.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import sys
 from bisect import bisect_right
 from contextlib import suppress
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 from logfs.errors import LogfsError, OffsetOutOfRange
 from logfs.locks import Level, make_lock
@@ -268,3 +272,33 @@ class TextView:
             return segments[0][0]
         start, segment = segments[number]
         return start + self.renderer.text_before(segment, offset)
+
+
+class ViewRegistry:
+    """The text views of a log: `pin` makes them keep its segments before some leave it. Any thread may use it."""
+
+    def __init__(self) -> None:
+        self._views: WeakSet[TextView] = WeakSet()
+        self._lock = make_lock(Level.VIEWS)
+
+    def add(self, view: TextView) -> None:
+        """Register a view, so that it keeps its segments when some of them are about to leave the log."""
+        with self._lock:
+            self._views.add(view)
+
+    def pin(self) -> None:
+        """Call `TextView.pin` of each view, before segments leave the log."""
+        for view in self._all():
+            view.pin()
+
+    def exchange(self, copies: Mapping[Segment, Segment]) -> None:
+        """Make the views continue with copies of segments that have the same text.
+
+        `copies` maps each old segment to its copy. The caller must not hold a lock of the log.
+        """
+        for view in self._all():
+            view.exchange(copies)
+
+    def _all(self) -> list[TextView]:
+        with self._lock:
+            return list(self._views)
