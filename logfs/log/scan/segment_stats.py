@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from logfs.log.read.reader import Reader
     from logfs.log.segment.segment import Segment
 
-# An entry of the time index: a timestamp (ms), and an offset relative to the base offset.
-_TIME_ENTRY = np.dtype([("timestamp", ">i8"), ("offset", ">i4")])
 _SECOND = 1000
 _MINUTE, _HOUR, _DAY = 60 * _SECOND, 3600 * _SECOND, 86_400 * _SECOND
 _WIDTHS_MS = (_SECOND, 10 * _SECOND, _MINUTE, 10 * _MINUTE, _HOUR, 6 * _HOUR, _DAY, 7 * _DAY)
@@ -137,15 +135,14 @@ def times_by_index(segment: Segment, bucket_ms: int) -> Counter[int]:
 
     An offset counts with the timestamp of the first entry of the time index that is at or after it.
     """
-    entries = np.frombuffer(segment.time_index.to_bytes(), _TIME_ENTRY)
-    lasts = entries["offset"].astype(np.int64) + segment.base_offset
-    counts = np.diff(np.append(lasts + 1, segment.next_offset), prepend=segment.base_offset)
-    latest = segment.max_timestamp.timestamp
-    times = np.append(entries["timestamp"].astype(np.int64), latest)
+    index, base = segment.time_index, segment.base_offset
+    closing = segment.max_timestamp.timestamp, segment.next_offset - 1 - base
     counted: Counter[int] = Counter()
-    for time, count in zip(times.tolist(), counts.tolist(), strict=True):
-        if count > 0:
-            counted[-1 if time < 0 else time - time % bucket_ms] += count
+    first = 0
+    for time, last in (*index.entry.iter_unpack(index.to_bytes()), closing):
+        if last >= first:
+            counted[-1 if time < 0 else time - time % bucket_ms] += last + 1 - first
+        first = last + 1
     return counted
 
 
