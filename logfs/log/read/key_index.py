@@ -19,6 +19,7 @@ import logging
 import os
 import secrets
 from contextlib import suppress
+from functools import cache, partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,7 @@ from logfs.format.files.key_table_format import Anchor, TableHeader, anchor_of
 from logfs.locks import Level, make_lock
 from logfs.log.disk.cache_directory import cache_directory, remove_oldest
 from logfs.log.disk.disk import Disk, Gone
+from logfs.log.read.read_committed import aborted_rows
 from logfs.log.segment.batch_iterator import Damage, DamagedRange
 from logfs.log.segment.batch_scanner import position_to_scan_from, scan_from
 
@@ -44,12 +46,11 @@ if TYPE_CHECKING:
     from logfs.format.batches.batch import Header
     from logfs.format.batches.record import Record
     from logfs.log.read.key_tables import FileTable, MemoryTable
+    from logfs.log.read.read_committed import Aborted
     from logfs.log.read.reader import Reader
     from logfs.log.segment.batch_scanner import ScannedBatches
     from logfs.log.segment.segment import Segment
     from logfs.log.state.log_state import LogState
-
-    Shows = Callable[[Header], bool]
 
 logger = logging.getLogger(__name__)
 
@@ -280,11 +281,11 @@ class KeyIndex:
         if total > INLINE_BYTES:
             self._reader.check_may_block()
             self.progress = (0, total)
-        shows = self._reader.shown(state)
+        aborted = cache(partial(self._reader.aborted, state))
         done = 0
         try:
             for segment in segments:
-                for size, last in self._take(segment, start, end, shows):
+                for size, last in self._take(segment, start, end, aborted):
                     done += size
                     self._tail_bytes += size
                     if last is not None and last.last_offset < end:
@@ -302,7 +303,7 @@ class KeyIndex:
             self._write()
 
     def _take(
-        self, segment: Segment, start: int, end: int, shows: Shows
+        self, segment: Segment, start: int, end: int, aborted: Callable[[], Aborted]
     ) -> Iterator[tuple[int, Header | None]]:
         """Put the keys of a segment with offsets in [start, end) into the table in memory.
 
@@ -317,23 +318,19 @@ class KeyIndex:
             inside = (rows[:, SPAN_BASE_OFFSET] < end) & (rows[:, NEXT_OFFSET] > self._end)
             last = None
             if inside.any():
-                self._put(found.select(inside), shows)
+                self._put(found.select(inside), aborted)
                 (batch,) = found._replace(rows=rows[inside][-1:]).batches()
                 last = batch.header
             yield found.end - found.position, last
             if found.next_offset >= end:
                 return
 
-    def _put(self, scanned: ScannedBatches, shows: Shows) -> None:
+    def _put(self, scanned: ScannedBatches, aborted: Callable[[], Aborted]) -> None:
         """Put the keys of scanned batches into the table; a batch that cannot be decoded is skipped."""
         attributes = scanned.rows[:, ATTRIBUTES]
         wanted = attributes & CONTROL_BIT == 0
-        if self._isolation:
-            hidden = wanted & (attributes & TRANSACTIONAL_BIT != 0)
-            for number, batch in zip(
-                hidden.nonzero()[0].tolist(), scanned.select(hidden).batches(), strict=True
-            ):
-                wanted[number] = shows(batch.header)
+        if (wanted & (attributes & TRANSACTIONAL_BIT != 0)).any():
+            wanted &= ~aborted_rows(scanned.rows, aborted())
         try:
             for part in scanned.plain_batches(wanted):
                 self._memory.put(part.data, part.spans, self._end)
@@ -346,7 +343,7 @@ class KeyIndex:
                 )
                 return
             for number in range(len(wanted)):
-                self._put(scanned.select(slice(number, number + 1)), shows)
+                self._put(scanned.select(slice(number, number + 1)), aborted)
 
     @property
     def _memory(self) -> MemoryTable:

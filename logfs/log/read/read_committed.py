@@ -24,6 +24,8 @@ from logfs.log.state.log_state import segments_from
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence, Set
 
+    from numpy.typing import NDArray
+
     from logfs.format.files.aborted_transactions import AbortedTransaction
     from logfs.format.text.rendering import View
     from logfs.log.read.reader import Reader
@@ -47,6 +49,15 @@ def is_aborted(aborted: Aborted, producer_id: int, base_offset: int) -> bool:
     ranges = aborted.get(producer_id, ())
     number = bisect_right(ranges, base_offset, key=lambda found: found[0]) - 1
     return number >= 0 and base_offset < ranges[number][1]
+
+
+def aborted_rows(rows: NDArray[np.int64], aborted: Aborted) -> NDArray[np.bool_]:
+    """Return which of some scanned batches belong to `aborted` transactions, as bool[batches]."""
+    found = np.zeros(len(rows), np.bool_)
+    kind = rows[:, ATTRIBUTES] & (TRANSACTIONAL_BIT | CONTROL_BIT)
+    for number in np.flatnonzero(kind == TRANSACTIONAL_BIT).tolist() if aborted else ():
+        found[number] = is_aborted(aborted, *rows[number, [PRODUCER_ID, SPAN_BASE_OFFSET]].tolist())
+    return found
 
 
 class HiddenRange(NamedTuple):
@@ -232,16 +243,11 @@ class CommittedText:
                 kind = rows[:, ATTRIBUTES] & (TRANSACTIONAL_BIT | CONTROL_BIT)
                 wanted = (kind == TRANSACTIONAL_BIT) & (rows[:, NEXT_OFFSET] > start)
                 wanted &= rows[:, SPAN_BASE_OFFSET] < end
-                hidden = [
-                    number
-                    for number in np.flatnonzero(wanted).tolist()
-                    if is_aborted(aborted, *rows[number, (PRODUCER_ID, SPAN_BASE_OFFSET)].tolist())
-                    or (
-                        segment in left and not self._is_in_log(int(rows[number, SPAN_BASE_OFFSET]))
-                    )
-                ]
-                if hidden:
-                    self._add_hidden(ranges, run, hidden, end)
+                hidden = wanted & aborted_rows(rows, aborted)
+                for number in np.flatnonzero(wanted & ~hidden) if segment in left else ():
+                    hidden[number] = not self._is_in_log(int(rows[number, SPAN_BASE_OFFSET]))
+                if hidden.any():
+                    self._add_hidden(ranges, run, np.flatnonzero(hidden).tolist(), end)
                 if run.next_offset >= end:
                     break
         self._hidden_ranges[-1:] = ranges

@@ -10,27 +10,23 @@ from bisect import bisect_right
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from logfs.errors import Corrupt
 from logfs.format.base.batch_rows import (
     ATTRIBUTES,
     MAX_TIMESTAMP,
     NEXT_OFFSET,
     POSITION,
-    PRODUCER_ID,
     SPAN_BASE_OFFSET,
 )
-from logfs.format.batches.batch import CONTROL_BIT, MAGIC, TRANSACTIONAL_BIT
+from logfs.format.batches.batch import CONTROL_BIT, MAGIC
 from logfs.log.disk.disk import Gone
+from logfs.log.read.read_committed import aborted_rows
 from logfs.log.scan.segment_descriptor import describe_segments
 from logfs.log.segment import batch_scanner
 from logfs.log.segment.batch_iterator import Damage, DamagedRange, unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from numpy.typing import NDArray
 
     from logfs.format.batches.columns import Columns
     from logfs.log.read.read_committed import Aborted
@@ -243,7 +239,7 @@ def _scanned(
     wanted = rows[:, ATTRIBUTES] & CONTROL_BIT == 0
     wanted &= rows[:, NEXT_OFFSET] > segment_split.first_offset
     wanted &= rows[:, SPAN_BASE_OFFSET] < segment_split.end_offset
-    wanted &= ~_aborted(rows, segment_split.aborted)
+    wanted &= ~aborted_rows(rows, segment_split.aborted)
     # The timestamp of a message of an old format is not the greatest of those in it.
     if since is not None and run.legacy is None:
         wanted &= rows[:, MAX_TIMESTAMP] >= since
@@ -267,14 +263,3 @@ def _inside(columns: Columns, segment_split: SegmentSplit) -> Iterator[Columns]:
         )
     if len(columns):
         yield columns
-
-
-def _aborted(rows: NDArray[np.int64], aborted: Aborted) -> NDArray[np.bool_]:
-    """Return which batches belong to aborted transactions, as bool[rows]."""
-    found = np.zeros(len(rows), np.bool_)
-    for producer, ranges in aborted.items():
-        mine = (rows[:, PRODUCER_ID] == producer) & (rows[:, ATTRIBUTES] & TRANSACTIONAL_BIT != 0)
-        bases = rows[:, SPAN_BASE_OFFSET]
-        for first, last in ranges if mine.any() else ():
-            found |= mine & (bases >= first) & (bases < last)
-    return found
