@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from logfs.errors import Corrupt
@@ -76,9 +77,7 @@ def plan(
         if position + split_bytes < planned.size_bytes:
             cuts += _cuts(segment, first, end, split_bytes)
         stop = planned.size_bytes if end == segment.next_offset else _position_after(segment, end)
-        for (offset, position), (next_offset, next_position) in zip(
-            cuts, [*cuts[1:], (end, stop)], strict=True
-        ):
+        for (offset, position), (next_offset, next_position) in pairwise([*cuts, (end, stop)]):
             yield SegmentSplit(
                 segment=planned,
                 position=position,
@@ -181,11 +180,8 @@ def _position_after(segment: Segment, offset: int) -> int:
     """Return a position at or after the start of the batch that holds an offset, by the index."""
     index = segment.offset_index
     number = bisect_right(range(len(index)), offset, key=lambda n: index[n].offset)
-    return (
-        min(index[number].position, segment.size_bytes)
-        if number < len(index)
-        else segment.size_bytes
-    )
+    size = segment.size_bytes
+    return min(index[number].position, size) if number < len(index) else size
 
 
 def read(segment_split: SegmentSplit, since: int | None = None) -> Iterator[Columns | DamagedRange]:
