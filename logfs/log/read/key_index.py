@@ -92,7 +92,7 @@ class KeyIndex:
         self._distrusted: set[bytes] = set()
         # The bytes of log that the table in memory covers.
         self._tail_bytes = 0
-        self._is_kept = is_kept
+        self.is_kept = is_kept
         self._was_asked = False
         self._asked_ms: int | None = None
         # During a long read: bytes done and bytes in all. `on_progress` is called with the same numbers.
@@ -138,10 +138,6 @@ class KeyIndex:
         if self._asked_ms is not None and now_ms - self._asked_ms < IDLE_MS:
             with self._reader.disk.hold(self._lock), suppress(Gone):
                 self._bring_up()
-
-    def detach(self) -> None:
-        """Write no more files, because the log has changed. The log's reader makes a new index at the next lookup."""
-        self._is_kept = False
 
     def _find(self, key: bytes) -> tuple[int | None, int]:
         """Return the offset that the tables have for a key, and the end of the log that they cover.
@@ -223,7 +219,7 @@ class KeyIndex:
         """Yield the paths at which the index file may be, each with the `Disk` that accesses it."""
         log = self._reader.log
         yield file_path(self._reader), log.disk
-        if not log.disk.writable and self._is_kept:
+        if not log.disk.writable and self.is_kept:
             cached = self._cached_path()
             if cached is not None:
                 yield cached, Disk()
@@ -293,13 +289,13 @@ class KeyIndex:
                     if total > INLINE_BYTES:
                         self.progress = (done, total)
                         self.on_progress(done, total)
-                    if self._is_kept and self._memory.used >= MEMORY_KEYS:
+                    if self.is_kept and self._memory.used >= MEMORY_KEYS:
                         self._write()
         finally:
             self.progress = None
         self._end = end
         table_bytes = self._base.size_bytes if self._base else 0
-        if self._is_kept and self._tail_bytes >= max(SMALLEST_BYTES, table_bytes):
+        if self.is_kept and self._tail_bytes >= max(SMALLEST_BYTES, table_bytes):
             self._write()
 
     def _take(
@@ -362,7 +358,7 @@ class KeyIndex:
         *_, (path, disk) = self._sources()
         if not disk.writable:
             # There is no cache directory either.
-            self._is_kept = False
+            self.is_kept = False
             return
         # Other processes may write the same file in the cache directory, for it has no lock.
         own = "" if log.disk.writable else f".{os.getpid()}"
@@ -379,7 +375,7 @@ class KeyIndex:
                 remove_oldest(disk, path.parent, CACHE_BYTES)
         except OSError as error:
             logger.warning("%s: the key index is kept in memory only: %s", path, error)
-            self._is_kept = False
+            self.is_kept = False
             return
         self._tail_bytes = 0
         self._tail = MemoryTable(self._secret)

@@ -391,7 +391,8 @@ class Reader:
         """Forget the key index because the log has changed. The next use makes another."""
         with self._making_keys:
             if self._keys is not None:
-                self._keys.detach()
+                # Who still holds it writes no more files.
+                self._keys.is_kept = False
             self._keys = None
 
     def until_found(self, read: Callable[..., T], *arguments: Any) -> T:
