@@ -71,8 +71,6 @@ class MergedText:
         self._logs = logs
         self._view = view
         self._texts = [log.text(view) for log in logs]
-        # The beginnings of envelopes; lines have none.
-        self._prefixes = [envelope.prefix(log.name) for log in logs]
         self._lock = make_lock(Level.MERGING)
         self._slices: list[_Slice] = []
         self._ends = [text.first_offset for text in self._texts]
@@ -216,6 +214,7 @@ class MergedText:
     def _stream(self, number: int, first: int, part: _Slice) -> Iterator[MergedRows]:
         """Yield the rows of one log in a slice, from the offset `first` on."""
         log, at, reached = self._logs[number], first, part.reached[number]
+        prefix = envelope.prefix(log.name)
         while at < part.ends[number]:
             stop = min(at + _STEP, part.ends[number])
             columns = log.columns(at, stop)
@@ -223,4 +222,4 @@ class MergedText:
             if len(columns):
                 times = rising(columns, reached)
                 reached = int(times[-1])
-                yield MergedRows(times, *render(columns, self._view, self._prefixes[number]))
+                yield MergedRows(times, *render(columns, self._view, prefix))
