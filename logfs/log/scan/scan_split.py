@@ -233,8 +233,8 @@ def _scanned(
     """Yield the records of scanned batches that belong to the split, and batches with malformed records as errors."""
     rows = run.rows
     wanted = rows[:, ATTRIBUTES] & CONTROL_BIT == 0
-    wanted &= rows[:, NEXT_OFFSET] > segment_split.first_offset
-    wanted &= rows[:, SPAN_BASE_OFFSET] < segment_split.end_offset
+    first, end = segment_split.first_offset, segment_split.end_offset
+    wanted &= (rows[:, NEXT_OFFSET] > first) & (rows[:, SPAN_BASE_OFFSET] < end)
     wanted &= ~aborted_rows(rows, segment_split.aborted)
     # The timestamp of a message of an old format is not the greatest of those in it.
     if since is not None and run.legacy is None:
@@ -245,17 +245,8 @@ def _scanned(
             position = run.position + int(group[0, POSITION])
             yield unreadable(position, batch, columns).error(segment.path)
         else:
-            yield from _inside(columns, segment_split)
-
-
-def _inside(columns: Columns, segment_split: SegmentSplit) -> Iterator[Columns]:
-    """Yield the rows that belong to the split, if there are any."""
-    offsets = columns.offsets
-    if not len(offsets):
-        return
-    if offsets[0] < segment_split.first_offset or offsets[-1] >= segment_split.end_offset:
-        columns = columns.select(
-            (offsets >= segment_split.first_offset) & (offsets < segment_split.end_offset)
-        )
-    if len(columns):
-        yield columns
+            offsets = columns.offsets
+            if len(offsets) and (offsets[0] < first or offsets[-1] >= end):
+                columns = columns.select((offsets >= first) & (offsets < end))
+            if len(columns):
+                yield columns
