@@ -127,10 +127,8 @@ class SegmentDescriptor:
         disk = read_only_disk(self.path.parent.parent)
         swapped = self.path.with_name(self.path.name + names.SWAP)
         # A swap is renamed to the final name, so the final name is looked up last.
-        if self.identity not in (
-            None,
-            *(_identity_at(disk, each) for each in (swapped, self.path)),
-        ):
+        found = [_identity_at(disk, each) for each in (swapped, self.path)]
+        if self.identity not in (None, *found):
             raise Gone(self._why_gone(disk))
 
     def has_left(self, reader: Reader) -> bool:
