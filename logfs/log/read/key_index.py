@@ -144,13 +144,11 @@ class KeyIndex:
 
         The offset is None if the key has no record, or its newest value is null.
         """
-        from logfs.log.read.key_tables import hash_key
-
         disk = self._reader.disk
         with disk.hold(self._lock):
             while True:
                 self._bring_up()
-                first, second = hash_key(key, self._memory.secret)
+                first, second = self._memory.hash_key(key)
                 word = self._memory.get(first, second)
                 try:
                     if not word and self._base is not None:

@@ -80,6 +80,12 @@ class MemoryTable:
         """
         self.used += _moved(slots, self.slots, self.used)
 
+    def hash_key(self, key: bytes) -> tuple[np.uint64, np.uint64]:
+        """Return the 128-bit hash of a key as two words; it depends on the table's secret."""
+        array = np.frombuffer(key, np.uint8)
+        first, second = compaction_kernels.hash_key(array, 0, len(key), self.secret)
+        return np.uint64(first), np.uint64(second)
+
     def get(self, first: np.uint64, second: np.uint64) -> int:
         """Return the entry of the key whose hash is the words `first` and `second`; 0 if there is none.
 
@@ -105,19 +111,13 @@ def _moved(old: NDArray[np.uint64], slots: NDArray[np.uint64], used: int) -> int
     return added
 
 
-def hash_key(key: bytes, secret: NDArray[np.uint64]) -> tuple[np.uint64, np.uint64]:
-    """Return the 128-bit hash of a key as two words; it depends on the table's `secret`, uint64[2]."""
-    first, second = compaction_kernels.hash_key(np.frombuffer(key, np.uint8), 0, len(key), secret)
-    return np.uint64(first), np.uint64(second)
-
-
 def warm_up() -> None:
     """Compile the kernels that lookups and insertions use, or load them from numba's cache.
 
     Otherwise the first lookup would do so, perhaps in a thread that must not wait.
     """
     table = MemoryTable(bytes(16))
-    table.get(*hash_key(b"", table.secret))
+    table.get(*table.hash_key(b""))
     table.put(np.frombuffer(b"\0", np.uint8), np.zeros((1, 5), np.int64), 0)
     table.put_table(table.slots)
 
