@@ -7,6 +7,7 @@ segment may also leave the log after it was described; `SegmentDescriptor.has_le
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -144,10 +145,8 @@ class SegmentDescriptor:
             return True
         for _ in range(_TRIES):
             reader.refresh()
-            try:
+            with suppress(FileNotFoundError, Gone):
                 return self._has_left(reader)
-            except (FileNotFoundError, Gone):
-                continue
         # The files change faster than they can be looked at.
         return True
 
@@ -250,11 +249,8 @@ def describe_segment(reader: Reader) -> list[tuple[Segment, SegmentDescriptor]]:
     If a file leaves the log meanwhile, refreshes the reader and tries again, up to five times. Raises `Gone` or
     `OSError`.
     """
-    for left in reversed(range(_TRIES)):
-        try:
+    for _ in range(_TRIES - 1):
+        with suppress(FileNotFoundError, Gone):
             return list(describe_segments(reader, reader.segments))
-        except (FileNotFoundError, Gone):
-            if not left:
-                raise
-            reader.refresh()
-    raise AssertionError("the last try returns or raises")
+        reader.refresh()
+    return list(describe_segments(reader, reader.segments))
