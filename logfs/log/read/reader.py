@@ -9,9 +9,11 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from logfs.errors import Corrupt, InvalidRecord, OffsetOutOfRange
+from logfs.format.batches.columns import Columns, concatenate
 from logfs.format.batches.record import NO_TIMESTAMP
 from logfs.locks import Level, make_lock
 from logfs.log.disk.disk import TRIES, Gone
+from logfs.log.read.key_index import KeyIndex
 from logfs.log.read.text_view import TextView, ViewRegistry
 from logfs.log.segment.batch_iterator import Damage, unreadable
 from logfs.log.segment.segment import POINT_READ_BYTES
@@ -22,11 +24,9 @@ if TYPE_CHECKING:
 
     from logfs.format.base.names import TopicPartition
     from logfs.format.batches.batch import Batch, Header
-    from logfs.format.batches.columns import Columns
     from logfs.format.batches.record import Record
     from logfs.format.text.rendering import View
     from logfs.log.disk.disk import Disk
-    from logfs.log.read.key_index import KeyIndex
     from logfs.log.read.log import Log
     from logfs.log.read.read_committed import Aborted, Text
     from logfs.log.segment.segment import Segment
@@ -319,8 +319,6 @@ class Reader:
 
         Records that readers do not see are left out. Raises `OffsetOutOfRange`, and `DamagedRange` at damage.
         """
-        from logfs.format.batches.columns import concatenate
-
         state, first, stop = self._range(offset, end)
         shows = self.shown(state)
         parts = []
@@ -380,8 +378,6 @@ class Reader:
     @property
     def keys(self) -> KeyIndex:
         """The key index, which finds the newest record of each key; made at the first use."""
-        from logfs.log.read.key_index import KeyIndex
-
         with self._making_keys:
             if self._keys is None:
                 self._keys = KeyIndex(self)
