@@ -142,10 +142,9 @@ class FileTable:
             raise self._damaged(error) from None
 
     def get(self, disk: Disk, first: np.uint64, second: np.uint64) -> int:
-        """Return the entry of the key whose hash is the words `first` and `second`; 0 if there is none.
+        """Return the entry of the key, as `MemoryTable.get` does.
 
-        An entry is the offset of the key's newest record plus 1, with `NULL_BIT` set if its value is null. `disk`
-        decides whether the calling thread may wait. Raises `Corrupt` for a damaged block, `WouldBlock`, `OSError`.
+        `disk` decides whether the calling thread may wait. Raises `WouldBlock`, `OSError`, and `Corrupt` for damage.
         """
         low, high, count = int(first), int(second), self.header.slots
         at = ((low >> 32) * count) >> 32

@@ -257,27 +257,23 @@ class CommittedReader(Reader):
 
     @property
     def disk(self) -> Disk:
-        """The disk of the log."""
         return self.log.disk
 
     @property
     def directory(self) -> Path:
-        """The partition directory."""
         return self.log.directory
 
     @property
     def epochs(self) -> LeaderEpochs:
-        """The leader epochs of the log, each with its start offset."""
         return self.log.epochs
 
     def refresh(self) -> bool:
         return self.log.refresh()
 
     def shown(self, state: LogState) -> Callable[[Header], bool]:
-        """Return a function that takes the header of a batch, and returns whether readers of `state` see it.
+        """Return whether readers see a batch as `Reader.shown` does: neither control batches nor aborted ones.
 
-        They see neither control batches nor batches of aborted transactions. The function may read the transaction
-        indexes, and raises `OffsetOutOfRange` if the log was truncated since `state`.
+        The function may read the transaction indexes, and raises `OffsetOutOfRange` if the log was truncated since.
         """
         aborted: Aborted | None = None
 

@@ -150,10 +150,8 @@ class CommittedText:
         return at - last.hidden + max(last.end - at, 0)
 
     def release_before(self, position: int) -> None:
-        """Note that readers have passed byte `position`: earlier segments that left the log need not be kept.
-
-        In the text of all records, the same byte lies at `position` or later, so no segment is released too early.
-        """
+        """Note that readers have passed byte `position`, as `TextView.release_before` does."""
+        # In the text of all records, the byte lies at `position` or later, so no segment is released too early.
         self._all.release_before(position)
 
     def _find_hidden(self) -> int:
