@@ -323,19 +323,15 @@ class LivePartition(Log):
             changed = self._take_listing(look.listing, look.remote)
             self._seen_directory = look.mtime_ns
         log, is_settled = self._stat_log()
-        changed |= self._advance(self._active)
+        changed |= self._advance()
         # The bytes up to this state were taken in.
         self._seen_log = log if is_settled else None
         return changed
 
-    @property
-    def _active(self) -> LiveSegment:
+    def _advance(self) -> bool:
+        """Take in what was appended, or put a new object in place of a segment that was cut; return if it changed."""
         active = self.active
         assert isinstance(active, LiveSegment)
-        return active
-
-    def _advance(self, active: LiveSegment) -> bool:
-        """Take in what was appended, or put a new object in place of a segment that was cut; return if it changed."""
         try:
             if not active.advance():
                 return False
@@ -355,7 +351,7 @@ class LivePartition(Log):
             # The partition is being created, or removed file by file.
             return False
         known = {s.base_offset: s for s in self.local_segments if isinstance(s, LiveSegment)}
-        before = self._active
+        before = self.active
         local = _make_segments(self.disk, self.directory, listing, known)
         segments = (*remote, *local)
         kept = set(map(id, segments))
@@ -367,10 +363,10 @@ class LivePartition(Log):
             with suppress(OSError, Gone):
                 segment.hold_open(indexes=False)
         following = [each.base_offset for each in local if each.base_offset > before.base_offset]
-        if before in dropped and following:
+        if dropped and dropped[-1] is before and following:
             # Its writer sealed and dropped it between two looks. Readers finish it, then go on with the next segment.
             with suppress(OSError, Gone):
-                before.seal_at(following[0])
+                dropped[-1].seal_at(following[0])
         changed = segments != self.segments
         self._reload_epochs()
         if any(segment.is_lost for segment in dropped):
