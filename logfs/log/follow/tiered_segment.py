@@ -98,5 +98,4 @@ class MissingSegment(LiveSegment):
         self.txn_index.follow(None)
 
     def mtime_ms(self) -> int:
-        """Return the time that stands for those of records without a timestamp (ms)."""
         return self.max_timestamp.timestamp

@@ -100,10 +100,10 @@ class KeyIndex:
         self.on_progress: Callable[[int, int], None] = lambda done, total: None
 
     def newest(self, key: bytes) -> Record | None:
-        """Return the newest record with a key; None if there is none, its value is null, or it has left the log.
+        """Return the newest record with a key, as `Reader.newest` does; None also if it has left the log.
 
-        Once the index is made, the cost does not depend on the length of the log. Raises `Corrupt` for a record in a
-        damaged range, `WouldBlock` if there is more to read than the calling thread may wait for, and `OSError`.
+        Once the index is made, the cost does not depend on the length of the log. `WouldBlock` is raised if there is
+        more to read than the calling thread may wait for.
         """
         self._was_asked = True
         for left in reversed(range(_TRIES)):

@@ -292,10 +292,7 @@ class ViewRegistry:
             view.pin()
 
     def exchange(self, copies: Mapping[Segment, Segment]) -> None:
-        """Make the views continue with copies of segments that have the same text.
-
-        `copies` maps each old segment to its copy. The caller must not hold a lock of the log.
-        """
+        """Call `TextView.exchange` of each view. The caller must not hold a lock of the log."""
         for view in self._all():
             view.exchange(copies)
 
