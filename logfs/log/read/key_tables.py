@@ -13,12 +13,7 @@ import numpy as np
 
 from logfs.errors import Corrupt
 from logfs.format.files import key_table_format
-from logfs.format.files.key_table_format import (
-    BLOCK_BYTES,
-    BLOCK_SLOTS,
-    HEADER_BYTES,
-    SLOT_BYTES,
-)
+from logfs.format.files.key_table_format import BLOCK_BYTES, BLOCK_SLOTS, HEADER_BYTES, SLOT_BYTES
 from logfs.format.kernels import compaction_kernels
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from logfs.log.segment import batch_scanner
 from logfs.log.segment.batch_iterator import Damage, unreadable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -281,9 +281,8 @@ class TextRenderer:
         return rendered if len(rendered) == size else None
 
     @staticmethod
-    def _join(parts: Iterable[memoryview]) -> memoryview:
-        first, *rest = [*parts, memoryview(b"")]
-        return memoryview(b"".join([first, *rest])) if len(rest) > 1 else first
+    def _join(parts: Sequence[memoryview]) -> memoryview:
+        return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
 
     def _render_columns(self, columns: Columns) -> memoryview:
         return rendering.render(columns, self.view, self.prefix)[0].data
@@ -308,12 +307,12 @@ class TextRenderer:
             except Corrupt as error:
                 texts.append(unreadable(position, batch, error))
         damaged = [item for item in texts if isinstance(item, Damage)]
-        missing = stop - at - sum(len(item) for item in texts if not isinstance(item, Damage))
+        rendered = [item for item in texts if not isinstance(item, Damage)]
+        missing = stop - at - sum(map(len, rendered))
         if missing < 0 or (missing and not damaged):
             raise _disagreement(segment.text_index)
         if not damaged:
-            whole = self._join(item for item in texts if not isinstance(item, Damage))
-            return [RenderedRange(at, stop, whole)]
+            return [RenderedRange(at, stop, self._join(rendered))]
         ranges = []
         taker = _damage_with_text(damaged)
         for part in texts:
