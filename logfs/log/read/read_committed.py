@@ -98,64 +98,7 @@ class CommittedText:
 
     @property
     def size(self) -> int:
-        """The current size of the view in bytes."""
-        return self._find_hidden()
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether the size is final. Only `size` and `read` update this."""
-        return self._end_offset is not None and self._searched[0] >= self._end_offset
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether byte 0 of the view can still be read."""
-        return self._all.is_whole
-
-    def read(self, position: int, size: int, *, up_to_damage: bool = False) -> bytes:
-        """Return the bytes [position, position + size) as `TextView.read` does, with the same errors."""
-        stop = min(position + size, self._find_hidden())
-        parts = []
-        while position < stop:
-            number = bisect_right(
-                self._hidden_ranges, position, key=lambda each: each.end - each.hidden
-            )
-            at = position + self._hidden_ranges[number - 1].hidden
-            wanted = stop - position
-            if number < len(self._hidden_ranges):
-                wanted = min(wanted, self._hidden_ranges[number].start - at)
-            try:
-                parts.append(self._all.read(at, wanted, up_to_damage=up_to_damage))
-            except DamagedRange:
-                if parts and up_to_damage:
-                    break
-                raise
-            position += len(parts[-1])
-            if len(parts[-1]) < wanted:
-                break
-        return b"".join(parts)
-
-    def position_of(self, offset: int) -> int:
-        """Return the position in the view, in bytes, at which the shown records from `offset` on begin.
-
-        `offset` is at most the last stable offset.
-        """
-        self._find_hidden()
-        return self._without_hidden(self._all.position_of(offset))
-
-    def _without_hidden(self, at: int) -> int:
-        """Return the position in this view of the byte `at` of the text of all records."""
-        number = bisect_right(self._hidden_ranges, at, key=lambda each: each.start) - 1
-        last = self._hidden_ranges[number]
-        # Within a hidden range, the next shown record begins where the range does.
-        return at - last.hidden + max(last.end - at, 0)
-
-    def release_before(self, position: int) -> None:
-        """Note that readers have passed byte `position`, as `TextView.release_before` does."""
-        # In the text of all records, the byte lies at `position` or later, so no segment is released too early.
-        self._all.release_before(position)
-
-    def _find_hidden(self) -> int:
-        """Find the hidden ranges up to the last stable offset, and return the size of the text up to there."""
+        """The current size of the view in bytes. Finds the hidden ranges up to the last stable offset."""
         state = self._reader.state
         stable = state.log_end_offset
         if self._all.is_behind_truncation:
@@ -185,6 +128,59 @@ class CommittedText:
                 size = stop - self._hidden_ranges[-1].hidden
                 self._searched = (end, size)
         return size
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the size is final. Only `size` and `read` update this."""
+        return self._end_offset is not None and self._searched[0] >= self._end_offset
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether byte 0 of the view can still be read."""
+        return self._all.is_whole
+
+    def read(self, position: int, size: int, *, up_to_damage: bool = False) -> bytes:
+        """Return the bytes [position, position + size) as `TextView.read` does, with the same errors."""
+        stop = min(position + size, self.size)
+        parts = []
+        while position < stop:
+            number = bisect_right(
+                self._hidden_ranges, position, key=lambda each: each.end - each.hidden
+            )
+            at = position + self._hidden_ranges[number - 1].hidden
+            wanted = stop - position
+            if number < len(self._hidden_ranges):
+                wanted = min(wanted, self._hidden_ranges[number].start - at)
+            try:
+                parts.append(self._all.read(at, wanted, up_to_damage=up_to_damage))
+            except DamagedRange:
+                if parts and up_to_damage:
+                    break
+                raise
+            position += len(parts[-1])
+            if len(parts[-1]) < wanted:
+                break
+        return b"".join(parts)
+
+    def position_of(self, offset: int) -> int:
+        """Return the position in the view, in bytes, at which the shown records from `offset` on begin.
+
+        `offset` is at most the last stable offset.
+        """
+        _ = self.size
+        return self._without_hidden(self._all.position_of(offset))
+
+    def _without_hidden(self, at: int) -> int:
+        """Return the position in this view of the byte `at` of the text of all records."""
+        number = bisect_right(self._hidden_ranges, at, key=lambda each: each.start) - 1
+        last = self._hidden_ranges[number]
+        # Within a hidden range, the next shown record begins where the range does.
+        return at - last.hidden + max(last.end - at, 0)
+
+    def release_before(self, position: int) -> None:
+        """Note that readers have passed byte `position`, as `TextView.release_before` does."""
+        # In the text of all records, the byte lies at `position` or later, so no segment is released too early.
+        self._all.release_before(position)
 
     def _follow_truncation(self, stable: int) -> None:
         """Drop the hidden ranges that a truncation of the log has cut off; end the view there if readers knew more.
