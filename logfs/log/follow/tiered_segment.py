@@ -58,10 +58,9 @@ class TieredSegment(LiveSegment):
             text, time_offset = TextSize(*stored.text), stored.time_offset
             first = stored.first_offset
             self.first_record_offset = self.next_base if first is None else first
-        newest = TimeEntry(-1, remote.start_offset)
+        self.set_end(SegmentEnd(remote.size_bytes, self.next_base, text))
         if time_offset is not None:
-            newest = TimeEntry(remote.max_timestamp, time_offset)
-        self.resume(SegmentEnd(remote.size_bytes, self.next_base, text), newest)
+            self.max_entry = TimeEntry(remote.max_timestamp, time_offset)
         if remote.txn_index_is_empty:
             self.txn_index.follow(None)
 
