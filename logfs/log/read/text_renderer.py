@@ -66,11 +66,6 @@ class Block(NamedTuple):
     next_number: int | None
     segment_end: SegmentEnd | None = None
 
-    @property
-    def end(self) -> int:
-        """The position after the last byte of the block in the segment's text."""
-        return self.ranges[-1].end
-
     def range_at(self, at: int) -> RenderedRange | None:
         """Return the range that holds byte `at` of the segment's text; None if that is not in the block."""
         return next((each for each in self.ranges if each.start <= at < each.end), None)
@@ -215,7 +210,7 @@ class TextRenderer:
         is_last = last_block.content is content and last_block.segment_end in (None, segment_end)
         if is_last and (found := last_block.range_at(at)):
             return found
-        if is_last and at == last_block.end and last_block.next_number is not None:
+        if is_last and at == last_block.ranges[-1].end and last_block.next_number is not None:
             # A sequential read continues where the last block ended.
             first, ahead = last_block.next_number, _AHEAD_BYTES
             while first + 1 < len(index) and self.size_of(index[first + 1].before) <= at:
