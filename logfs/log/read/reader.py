@@ -131,10 +131,9 @@ class Reader:
 
         @property
         def state(self) -> LogState:
-            """The log at this moment. Its `log_end_offset` is the end of the records that this reader shows.
+            """The log at this moment; its `log_end_offset` is the end of the records that this reader shows.
 
-            The end is below the log start if the log start has passed the first offset of an open transaction. A
-            reader of committed records then shows none.
+            For committed records it is `LogState.stable_end`. None are shown if that is below the log start.
             """
 
         @property
