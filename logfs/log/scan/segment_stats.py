@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from logfs.log.read.reader import Reader
     from logfs.log.segment.segment import Segment
 
+# No codec has the numbers 5 to 7.
+_CODEC_NAMES = {codec.value: codec.name.lower() for codec in Codec}
 _SECOND = 1000
 _MINUTE, _HOUR, _DAY = 60 * _SECOND, 3600 * _SECOND, 86_400 * _SECOND
 _WIDTHS_MS = (_SECOND, 10 * _SECOND, _MINUTE, 10 * _MINUTE, _HOUR, 6 * _HOUR, _DAY, 7 * _DAY)
@@ -89,7 +91,7 @@ def count_segment(segment: Segment, bucket_ms: int) -> SegmentStats:
         is_control = attributes & CONTROL_BIT != 0
         for codec in np.unique(attributes & CODEC_MASK).tolist():
             of_it = attributes & CODEC_MASK == codec
-            counts.codecs[_codec_name(codec)] += int(sizes[of_it].sum())
+            counts.codecs[_CODEC_NAMES.get(codec, "unknown")] += int(sizes[of_it].sum())
         counts.batches += len(rows)
         counts.plain_bytes += int(sizes[is_control].sum())
         # A wrapper of an old format adds no header: its messages have headers of their own.
@@ -104,14 +106,6 @@ def count_segment(segment: Segment, bucket_ms: int) -> SegmentStats:
                 plain = header_size + len(columns.data)
             _note_columns(counts, columns, plain, bucket_ms)
     return counts
-
-
-def _codec_name(number: int) -> str:
-    """Return the name of a codec; `unknown` for the numbers 5 to 7, which no codec has."""
-    try:
-        return Codec(number).name.lower()
-    except ValueError:
-        return "unknown"
 
 
 def _note_columns(counts: SegmentStats, columns: Columns, plain_bytes: int, bucket_ms: int) -> None:
