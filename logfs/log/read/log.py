@@ -213,21 +213,17 @@ class Log(Reader):
             self._committed = CommittedReader(self)
         return self._committed
 
-    @property
-    def _readers(self) -> Sequence[Reader]:
-        """The readers that were used so far, of both isolation levels."""
-        return (self,) if self._committed is None else (self, self._committed)
-
     def key_indexes(self) -> Sequence[KeyIndex]:
         """Return the key indexes that lookups have used so far: at most one for each isolation level."""
-        return [keys for each in self._readers if (keys := each._keys) is not None]
+        readers = filter(None, (self, self._committed))
+        return [keys for each in readers if (keys := each._keys) is not None]
 
     def forget_keys(self) -> None:
         """Drop the key indexes, and remove their files.
 
         Called before a truncation, when the log is reindexed, and when the partition has moved.
         """
-        for reader in self._readers:
+        for reader in filter(None, (self, self._committed)):
             reader.drop_keys()
         key_index.remove_files(self)
 
