@@ -20,16 +20,15 @@ from logfs.format.base.batch_rows import (
     MAX_TIMESTAMP,
     NEXT_OFFSET,
     POSITION,
-    SIZE,
     SPAN_BASE_OFFSET,
     SPAN_COUNT,
 )
-from logfs.format.batches.batch import CONTROL_BIT, TRANSACTIONAL_BIT, Batch
+from logfs.format.batches.batch import CONTROL_BIT, TRANSACTIONAL_BIT
 from logfs.format.messages.control import ControlType, end_of_transaction
-from logfs.format.text.rendering import NO_TEXT, TextSize
+from logfs.format.text.rendering import NO_TEXT
 from logfs.log.disk.disk import Gone
-from logfs.log.segment import batch_scanner
 from logfs.log.segment.batch_iterator import Damage
+from logfs.log.segment.batch_scanner import MeasuredBatches, scan_ahead, text_size
 from logfs.log.state.producers import Transaction
 
 if TYPE_CHECKING:
@@ -38,6 +37,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from logfs.format.batches.batch import Batch
+    from logfs.format.text.rendering import TextSize
+    from logfs.log.segment.batch_scanner import ScannedBatches
     from logfs.log.segment.segment import Segment
 
     Epochs = Sequence[tuple[int, int]]
@@ -127,22 +129,6 @@ class Account:
     missing: list[Transaction] = field(default_factory=list)
 
 
-class _BatchArrays(NamedTuple):
-    """Consecutive batches as arrays with a row for each.
-
-    `texts` has three columns: records, bytes of lines, bytes of envelopes. `end` is the position after the last
-    batch.
-    """
-
-    positions: NDArray[np.int64]
-    end: int
-    first_offsets: NDArray[np.int64]
-    next_offsets: NDArray[np.int64]
-    max_timestamps: NDArray[np.int64]
-    leader_epochs: NDArray[np.int64]
-    texts: NDArray[np.int64]
-
-
 def audit(
     segment: Segment,
     epochs: Epochs,
@@ -173,7 +159,7 @@ def audit(
     if trusts_indexes and not segment.damaged:
         indexes = yield from _sound_indexes(segment, live=live)
     text = NO_TEXT
-    for found in batch_scanner.scan_ahead(
+    for found in scan_ahead(
         segment, 0, segment.base_offset, lambda scanned: _check_batches(segment, scanned)
     ):
         if isinstance(found, Damage):
@@ -186,21 +172,23 @@ def audit(
             yield tell(segment.path, str(damage))
             for index in indexes:
                 index.pass_damage(found)
-            text = text.plus(batch_scanner.text_size(found))
+            text = text.plus(text_size(found))
             account.end_offset = damage.next_offset
             report(found.end - found.start)
             continue
-        scanned, batches, findings = found
+        measured, findings = found
+        batches = measured.batches
         yield from findings
-        if scanned.legacy is None:
+        if batches.legacy is None:
             # Batches of old formats have no leader epoch.
             yield from _check_epochs(segment, batches, epochs)
-        for batch in _transactional(scanned):
+        of_transactions = batches.rows[:, ATTRIBUTES] & (TRANSACTIONAL_BIT | CONTROL_BIT) != 0
+        for batch in batches.select(of_transactions).batches():
             yield from transactions.note(batch)
         for index in indexes:
-            yield from index.hold_against(batches, text)
-        text = TextSize(*(np.array(text) + batches.texts.sum(axis=0)).tolist())
-        account.end_offset = int(batches.next_offsets[-1])
+            yield from index.hold_against(measured, text)
+        text = text.plus(measured.text)
+        account.end_offset = batches.next_offset
         report(batches.end - int(batches.positions[0]))
     for index in indexes:
         yield from index.finish(segment.size_bytes, text)
@@ -248,16 +236,13 @@ def check_boundaries(accounts: Iterable[Account], log_start_offset: int) -> Iter
 # The batches.
 
 
-class _CheckedBatches(NamedTuple):
-    """Scanned batches, the same batches as arrays, and the problems that were found in their records."""
+def _check_batches(
+    segment: Segment, scanned: ScannedBatches
+) -> tuple[MeasuredBatches, list[Finding]]:
+    """Measure scanned batches, whose CRCs are right, and return what is wrong with their records, too.
 
-    scanned: batch_scanner.ScannedBatches
-    arrays: _BatchArrays
-    findings: list[Finding]
-
-
-def _check_batches(segment: Segment, scanned: batch_scanner.ScannedBatches) -> _CheckedBatches:
-    """Check the records of scanned batches, whose CRCs are right. Any thread may call this."""
+    Any thread may call this.
+    """
     start, rows = scanned.position, scanned.rows
     measured = scanned.measure_plainly()
     if measured is not None:
@@ -266,21 +251,11 @@ def _check_batches(segment: Segment, scanned: batch_scanner.ScannedBatches) -> _
     else:
         texts = np.zeros((len(rows), 3), np.int64)
         findings = list(_check_columns(segment, scanned, texts))
-    last = rows[-1]
-    arrays = _BatchArrays(
-        start + rows[:, POSITION],
-        start + int(last[POSITION] + last[SIZE]),
-        rows[:, SPAN_BASE_OFFSET],
-        rows[:, NEXT_OFFSET],
-        rows[:, MAX_TIMESTAMP],
-        rows[:, LEADER_EPOCH],
-        texts,
-    )
-    return _CheckedBatches(scanned, arrays, findings)
+    return MeasuredBatches(scanned, texts), findings
 
 
 def _check_columns(
-    segment: Segment, scanned: batch_scanner.ScannedBatches, texts: NDArray[np.int64]
+    segment: Segment, scanned: ScannedBatches, texts: NDArray[np.int64]
 ) -> Iterator[Finding]:
     """Write the text size of each batch to `texts`, and yield what is wrong with the batches' records."""
     rows, start = scanned.rows, scanned.position
@@ -320,28 +295,22 @@ def _outside(
 
 
 def _odd_batch(segment: Segment, start: int, row: NDArray[np.int64], text: str) -> Finding:
-    base, position = (
-        int(row[SPAN_BASE_OFFSET]),
-        start + int(row[POSITION]),
-    )
-    return error(segment.path, f"batch {base} at byte {position}: {text}")
+    position = start + int(row[POSITION])
+    return error(segment.path, f"batch {row[SPAN_BASE_OFFSET]} at byte {position}: {text}")
 
 
-def _check_epochs(segment: Segment, batches: _BatchArrays, epochs: Epochs) -> Iterator[Finding]:
+def _check_epochs(segment: Segment, batches: ScannedBatches, epochs: Epochs) -> Iterator[Finding]:
     """Yield an error for each batch whose leader epoch differs from that of the epoch file (kafka-storage 10.1)."""
     if not epochs:
         return
-    table = np.array(epochs, np.int64)
-    numbers = np.searchsorted(table[:, 1], batches.first_offsets, side="right") - 1
+    table, rows = np.array(epochs, np.int64), batches.rows
+    numbers = np.searchsorted(table[:, 1], rows[:, SPAN_BASE_OFFSET], side="right") - 1
     expected = np.where(numbers >= 0, table[numbers, 0], _NO_EPOCH)
-    found = batches.leader_epochs
+    found = rows[:, LEADER_EPOCH]
     wrong = (expected != _NO_EPOCH) & (found != expected)
     for number in np.flatnonzero(wrong).tolist():
-        yield error(
-            segment.path,
-            f"batch {batches.first_offsets[number]} at byte {batches.positions[number]}: leader epoch "
-            f"{found[number]}, but the epoch file has {expected[number]}",
-        )
+        text = f"leader epoch {found[number]}, but the epoch file has {expected[number]}"
+        yield _odd_batch(segment, batches.position, rows[number], text)
 
 
 # The indexes.
@@ -377,7 +346,7 @@ class _IndexAudit:
             yield self._wrong(f"entry {back[0]} is out of order")
             self._keep(int(back[0]))
 
-    def hold_against(self, batches: _BatchArrays, text: TextSize) -> Iterator[Finding]:
+    def hold_against(self, found: MeasuredBatches, text: TextSize) -> Iterator[Finding]:
         """Check the entries that describe these batches; `text` is the size of the text before them."""
         raise NotImplementedError
 
@@ -424,16 +393,17 @@ class _OffsetIndexAudit(_IndexAudit):
         """Skip the entries for the damaged bytes; those after them can be checked again."""
         self._take(damage.end)
 
-    def hold_against(self, batches: _BatchArrays, text: TextSize) -> Iterator[Finding]:
+    def hold_against(self, found: MeasuredBatches, text: TextSize) -> Iterator[Finding]:
+        batches = found.batches
         entries = self._take(batches.end)
         positions = entries["position"].astype(np.int64)
         offsets = entries["offset"].astype(np.int64) + self.base_offset
-        last_offsets = batches.next_offsets - 1
-        at = np.maximum(np.searchsorted(batches.positions, positions, side="right") - 1, 0)
+        starts, last_offsets = batches.positions, batches.rows[:, NEXT_OFFSET] - 1
+        at = np.maximum(np.searchsorted(starts, positions, side="right") - 1, 0)
         ends = np.searchsorted(last_offsets, offsets)
         is_later = ends == len(last_offsets)
         is_end = last_offsets[np.minimum(ends, len(last_offsets) - 1)] == offsets
-        right = (batches.positions[at] == positions) & (ends >= at) & (is_end | is_later)
+        right = (starts[at] == positions) & (ends >= at) & (is_end | is_later)
         if self._awaited is not None:
             wanted, position = self._awaited
             if wanted <= int(last_offsets[-1]):
@@ -474,11 +444,12 @@ class _TimeIndexAudit(_IndexAudit):
         self._is_cut_short |= count < len(self.entries)
         super()._keep(count)
 
-    def hold_against(self, batches: _BatchArrays, text: TextSize) -> Iterator[Finding]:
-        latest = np.maximum(np.maximum.accumulate(batches.max_timestamps), self._largest)
-        entries = self._take(int(batches.next_offsets[-1]) - self.base_offset)
+    def hold_against(self, found: MeasuredBatches, text: TextSize) -> Iterator[Finding]:
+        rows = found.batches.rows
+        latest = np.maximum(np.maximum.accumulate(rows[:, MAX_TIMESTAMP]), self._largest)
+        entries = self._take(found.batches.next_offset - self.base_offset)
         offsets = entries["offset"].astype(np.int64) + self.base_offset
-        expected = latest[np.searchsorted(batches.next_offsets - 1, offsets)]
+        expected = latest[np.searchsorted(rows[:, NEXT_OFFSET] - 1, offsets)]
         yield from self._check(entries, expected)
         self._largest = int(latest[-1])
 
@@ -510,13 +481,14 @@ class _TimeIndexAudit(_IndexAudit):
 class _TextIndexAudit(_IndexAudit):
     dtype, key = _TEXTS, "position"
 
-    def hold_against(self, batches: _BatchArrays, text: TextSize) -> Iterator[Finding]:
-        entries = self._take(batches.end)
+    def hold_against(self, found: MeasuredBatches, text: TextSize) -> Iterator[Finding]:
+        entries = self._take(found.batches.end)
         if not len(entries):
             return
-        before = np.cumsum(batches.texts, axis=0) - batches.texts + np.array(text)
-        at = np.searchsorted(batches.positions, entries["position"].astype(np.int64), side="right")
-        yield from self._check(entries, batches.positions[np.maximum(at - 1, 0)], before[at - 1])
+        before = np.cumsum(found.sizes, axis=0) - found.sizes + np.array(text)
+        starts = found.batches.positions
+        at = np.searchsorted(starts, entries["position"].astype(np.int64), side="right")
+        yield from self._check(entries, starts[np.maximum(at - 1, 0)], before[at - 1])
 
     def finish(self, size: int, text: TextSize) -> Iterator[Finding]:
         rest = self.entries[self._done :]
@@ -567,11 +539,6 @@ def _sound_indexes(segment: Segment, *, live: bool) -> Generator[Finding, None, 
 
 
 # Transactions.
-
-
-def _transactional(scanned: batch_scanner.ScannedBatches) -> list[Batch]:
-    bits = TRANSACTIONAL_BIT | CONTROL_BIT
-    return list(scanned.select(scanned.rows[:, ATTRIBUTES] & bits != 0).batches())
 
 
 class _TransactionAudit:
