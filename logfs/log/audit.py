@@ -320,9 +320,11 @@ class _IndexAudit:
     """The audit of one index while the log is read. The entries after a wrong entry are not checked."""
 
     dtype: np.dtype[np.void]
-    key: str
-    # A key below that of every entry: no entry stands for the first batch, at position 0 (kafka-storage 3.3).
-    before_first = 0
+    # The fields that rise from entry to entry, each with a value below that of the first entry: no entry stands for
+    # the first batch, at position 0 (kafka-storage 3.3). The first of the fields is the key.
+    rising: Sequence[tuple[str, int]]
+    # Whether entries were left out at the end.
+    _is_cut_short = False
 
     def __init__(self, segment: Segment, path: Path, data: bytes, *, live: bool) -> None:
         self.path = path
@@ -330,7 +332,7 @@ class _IndexAudit:
         self.base_offset = segment.base_offset
         self.live = live
         self._segment = segment
-        self._keys = self.entries[self.key].astype(np.int64)
+        self._keys = self.entries[self.rising[0][0]].astype(np.int64)
         self._done = 0
 
     def leave_out_room(self) -> None:
@@ -340,11 +342,12 @@ class _IndexAudit:
         self._keep(int(used[-1]) + 1 if len(used) else 0)
 
     def check_order(self) -> Iterator[Finding]:
-        """Report the first entry whose key is not above that of the entry before. Ignore it and the later entries."""
-        back = np.flatnonzero(np.diff(self._keys, prepend=self.before_first) <= 0)
-        if len(back):
-            yield self._wrong(f"entry {back[0]} is out of order")
-            self._keep(int(back[0]))
+        """Report the first entry that does not rise above the entry before. Ignore it and the later entries."""
+        for name, least in self.rising:
+            back = np.flatnonzero(np.diff(self.entries[name].astype(np.int64), prepend=least) <= 0)
+            if len(back):
+                yield self._wrong(f"entry {back[0]} is out of order")
+                self._keep(int(back[0]))
 
     def hold_against(self, found: MeasuredBatches, text: TextSize) -> Iterator[Finding]:
         """Check the entries that describe these batches; `text` is the size of the text before them."""
@@ -365,6 +368,7 @@ class _IndexAudit:
 
     def _keep(self, count: int) -> None:
         self.entries, self._keys = self.entries[:count], self._keys[:count]
+        self._is_cut_short = True
 
     def _wrong(self, text: str) -> Finding:
         return _index_error(self._segment, self.path, text)
@@ -377,15 +381,7 @@ class _OffsetIndexAudit(_IndexAudit):
     last (kafka-storage 3.3).
     """
 
-    dtype, key = _OFFSETS, "position"
-
-    def check_order(self) -> Iterator[Finding]:
-        yield from super().check_order()
-        back = np.flatnonzero(np.diff(self.entries["offset"].astype(np.int64), prepend=-1) <= 0)
-        if len(back):
-            yield self._wrong(f"entry {back[0]} is out of order")
-            self._keep(int(back[0]))
-
+    dtype, rising = _OFFSETS, (("position", 0), ("offset", -1))
     # The offset and the position of an entry whose offset is that of a batch after those that were seen.
     _awaited: tuple[int, int] | None = None
 
@@ -431,18 +427,8 @@ class _OffsetIndexAudit(_IndexAudit):
 class _TimeIndexAudit(_IndexAudit):
     """A time index: an entry's timestamp is the greatest of the records up to its offset (kafka-storage 3.2)."""
 
-    dtype, key = _TIMES, "offset"
-    before_first = -1
+    dtype, rising = _TIMES, (("offset", -1),)
     _largest = -1
-    _is_cut_short = False
-
-    def pass_damage(self, damage: Damage) -> None:
-        super().pass_damage(damage)
-        self._is_cut_short = True
-
-    def _keep(self, count: int) -> None:
-        self._is_cut_short |= count < len(self.entries)
-        super()._keep(count)
 
     def hold_against(self, found: MeasuredBatches, text: TextSize) -> Iterator[Finding]:
         rows = found.batches.rows
@@ -474,12 +460,11 @@ class _TimeIndexAudit(_IndexAudit):
                 f"the latest timestamp up to offset {self.base_offset + int(offset)} is {expected[number]}, not "
                 f"{timestamp}"
             )
-            self._is_cut_short = True
             self._keep(self._done)
 
 
 class _TextIndexAudit(_IndexAudit):
-    dtype, key = _TEXTS, "position"
+    dtype, rising = _TEXTS, (("position", 0),)
 
     def hold_against(self, found: MeasuredBatches, text: TextSize) -> Iterator[Finding]:
         entries = self._take(found.batches.end)
