@@ -532,7 +532,6 @@ class _TransactionAudit:
     def __init__(self, segment: Segment, account: Account) -> None:
         self._segment = segment
         self._account = account
-        self._seen: set[int] = set()
         # `_aborts`: for each abort marker (producer id, offset), the offset of the producer's marker before it, or
         # -1. `_markers`: the offset of each producer's last marker.
         self._aborts: dict[tuple[int, int], int] = {}
@@ -545,7 +544,6 @@ class _TransactionAudit:
         producer_id, offset = header.producer_id, header.base_offset
         if not header.is_control:
             account.began.setdefault(producer_id, offset)
-            self._seen.add(producer_id)
             return
         try:
             marker = end_of_transaction(batch)
@@ -558,17 +556,16 @@ class _TransactionAudit:
         if marker is None or not header.is_transactional:
             return
         is_aborted = marker.control_type is ControlType.ABORT
+        before, self._markers[producer_id] = self._markers.get(producer_id, -1), offset
         if is_aborted:
-            self._aborts[producer_id, offset] = self._markers.get(producer_id, -1)
-        self._markers[producer_id] = offset
+            self._aborts[producer_id, offset] = before
         first = account.began.pop(producer_id, None)
         if first is not None and is_aborted:
             self._aborted.append(Transaction(producer_id, first, offset, is_aborted))
-        elif producer_id not in self._seen:
+        elif first is None and before < 0:
             # This segment alone does not show whether the marker must be in the index, so it counts as indexed until
             # `look_up`.
             account.ended[producer_id] = Marker(offset, is_aborted, True)
-        self._seen.add(producer_id)
         account.over.add(producer_id)
 
     def look_up(self) -> Iterator[Finding]:
