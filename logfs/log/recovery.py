@@ -145,32 +145,23 @@ def load(
     return _LogLoader(disk, directory, config, start, now_ms, report, kind).run()
 
 
+@dataclass(eq=False)
 class _LogLoader:
-    def __init__(
-        self,
-        disk: Disk,
-        directory: Path,
-        config: LogConfig,
-        start: LoadStart,
-        now_ms: int,
-        progress: Progress,
-        kind: type[Segment],
-    ) -> None:
-        self.kind = kind
-        self.disk = disk
-        self.directory = directory
-        self.config = config
-        self.start = start
-        self.now_ms = now_ms
-        self.progress = progress
-        self.torn: list[str] = []
-        self.unsynced: list[Segment] = []
-        self.last_timestamp = -1
-        # The producers at the offset that recovery has reached, `producers_end`.
-        self.producers = Producers()
-        self.producers_end = -1
-        # The offset after a log that was closed properly, as far as snapshots and indexes tell; 0 if unknown.
-        self.closed_at = 0
+    disk: Disk
+    directory: Path
+    config: LogConfig
+    start: LoadStart
+    now_ms: int
+    progress: Progress
+    kind: type[Segment]
+    torn: list[str] = field(default_factory=list)
+    unsynced: list[Segment] = field(default_factory=list)
+    last_timestamp: int = -1
+    # The producers at the offset that recovery has reached, `producers_end`.
+    producers: Producers = field(default_factory=Producers)
+    producers_end: int = -1
+    # The offset after a log that was closed properly, as far as snapshots and indexes tell; 0 if unknown.
+    closed_at: int = 0
 
     def run(self) -> Loaded:
         if self.disk.writable:
@@ -194,8 +185,13 @@ class _LogLoader:
                 logger.error(what, self.directory, deleted, log_end_offset)
                 deleted = 0
             else:
-                # A crash lost the records that followed the deleted records.
-                self._drop_all(segments)
+                # A crash lost the records that followed the deleted records. Everything that is left lies below the
+                # log start offset (kafka-storage 5.3).
+                for segment in segments:
+                    segment.close()
+                    if self.disk.writable:
+                        segment.discard()
+                self.epochs.truncate_from_end(0)
                 segments = []
         if not segments:
             # Offsets that were durable are never assigned again, even if their files are gone.
@@ -269,8 +265,7 @@ class _LogLoader:
 
     def _end_of(self, base_offset: int, files: Files, path: Path | None = None) -> int:
         """Return the offset after the last batch of a segment that is being swapped in."""
-        segment = self.kind(self.disk, self.directory, base_offset)
-        segment.identify(files)
+        segment = self._open_segment(base_offset, files)
         segment.path = path or segment.path
         return self._end(segment)
 
@@ -318,14 +313,15 @@ class _LogLoader:
     # Segments.
 
     def _open_segments(self) -> list[Segment]:
-        segments = self._without_empty_inside(list(map(self._open_segment, self.listing)))
+        found = [self._open_segment(base, files) for base, files in self.listing.items()]
+        segments = self._without_empty_inside(found)
         for segment, following in pairwise(segments):
             segment.next_base = following.base_offset
         return segments
 
-    def _open_segment(self, base_offset: int) -> Segment:
+    def _open_segment(self, base_offset: int, files: Files) -> Segment:
         segment = self.kind(self.disk, self.directory, base_offset)
-        segment.identify(self.listing[base_offset])
+        segment.identify(files)
         segment.gaps = self.start.compacted
         return segment
 
@@ -346,7 +342,7 @@ class _LogLoader:
 
     def _ends_after(self, base_offset: int, offset: int) -> bool:
         """Whether the segment at `base_offset` ends after `offset`. Reads its end or, without an index, all of it."""
-        segment = self._open_segment(base_offset)
+        segment = self._open_segment(base_offset, self.listing[base_offset])
         try:
             position = segment.position_of(base_offset + MAX_RELATIVE_OFFSET)
         except (Corrupt, OSError):
@@ -632,15 +628,6 @@ class _LogLoader:
         else:
             segment.resume(SegmentEnd(0, base_offset, NO_TEXT), TimeEntry(-1, base_offset))
         return segment
-
-    def _drop_all(self, segments: list[Segment]) -> None:
-        """Drop all segments, because everything that is left lies below the log start offset (kafka-storage 5.3)."""
-        for segment in segments:
-            segment.close()
-            if self.disk.writable:
-                for suffix in names.SEGMENT_FILES:
-                    self.disk.unlink(self.directory / (names.stem(segment.base_offset) + suffix))
-        self.epochs.truncate_from_end(0)
 
     def _files(self) -> list[str]:
         """Return the names of the regular files, sorted."""
