@@ -28,7 +28,6 @@ from logfs.errors import Corrupt
 from logfs.format.base import names
 from logfs.format.base.batch_rows import MAX_TIMESTAMP
 from logfs.format.batches.batch import Batch
-from logfs.format.text.rendering import NO_TEXT
 from logfs.log.disk.disk import TEMPORARY
 from logfs.log.segment.batch_iterator import CHUNK_BYTES, Damage
 from logfs.log.segment.batch_scanner import scan_segment, survey
@@ -416,10 +415,7 @@ class _LogLoader:
         self, segment: Segment, position: int = 0, first_offset: int | None = None
     ) -> Iterator[ScannedBatches | Damage]:
         """Yield the batches and the damage of a segment whose end is not known; any offset may be missing."""
-        size = self.disk.size(segment.file)
-        segment.resume(
-            SegmentEnd(size, segment.base_offset, NO_TEXT), TimeEntry(-1, segment.base_offset)
-        )
+        segment.resume_unread(self.disk.size(segment.file))
         gaps, segment.gaps = segment.gaps, True
         try:
             first = segment.base_offset if first_offset is None else first_offset
@@ -550,7 +546,7 @@ class _LogLoader:
             self.producers = self.snapshots.restore(
                 segments, self.start.log_start_offset, segment.base_offset, self.now_ms
             )
-        segment.resume(SegmentEnd(size, segment.base_offset, NO_TEXT), TimeEntry(-1, 0))
+        segment.resume_unread(size)
         config = self.config
         builder = IndexBuilder(segment, config.index_interval_bytes, config.segment_index_bytes)
         segment.txn_index.collect()
@@ -626,7 +622,7 @@ class _LogLoader:
         if self.disk.writable:
             segment.begin(self.config, self.now_ms)
         else:
-            segment.resume(SegmentEnd(0, base_offset, NO_TEXT), TimeEntry(-1, base_offset))
+            segment.resume_unread(0)
         return segment
 
     def _files(self) -> list[str]:

@@ -35,7 +35,6 @@ from logfs.format.batches.batch import (
 )
 from logfs.format.batches.record import TimestampType
 from logfs.format.files.commit_file import NO_APPEND_TIME, CommitPart, StagedFile, staged_name
-from logfs.format.text.rendering import NO_TEXT
 from logfs.log.append.partition import LEADER_EPOCH
 from logfs.log.append.validator import check_staged
 from logfs.log.segment.batch_iterator import Damage
@@ -46,9 +45,7 @@ from logfs.log.segment.batch_scanner import (
     scan_at,
     scan_segment,
 )
-from logfs.log.segment.index import TimeEntry
 from logfs.log.segment.segment import Segment
-from logfs.log.segment.segment_end import SegmentEnd
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -455,8 +452,7 @@ class _ExistingBatches:
             if base < self._base:
                 continue
             position = self._position if base == self._base else 0
-            size = segment.size_bytes
-            segment.resume(SegmentEnd(size, base, NO_TEXT), TimeEntry(-1, base))
+            segment.resume_unread(segment.size_bytes)
             first = max(base, self._next_offset)
             for found in segment.walk(position, first_offset=first, is_end_known=False):
                 if isinstance(found, Damage):
@@ -471,10 +467,7 @@ class _ExistingBatches:
         segment = self._segments.get(part.segment)
         if segment is None:
             return
-        size = segment.size_bytes
-        segment.resume(
-            SegmentEnd(size, segment.base_offset, NO_TEXT), TimeEntry(-1, segment.base_offset)
-        )
+        segment.resume_unread(segment.size_bytes)
         for found in scan_segment(segment, 0, segment.base_offset):
             if (
                 not isinstance(found, Damage)

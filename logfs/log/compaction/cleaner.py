@@ -14,13 +14,12 @@ from logfs.errors import LogfsError, PartitionFailed, Unsupported
 from logfs.format.base import names
 from logfs.format.base.batch_rows import ATTRIBUTES, NEXT_OFFSET
 from logfs.format.batches.batch import CONTROL_BIT
-from logfs.format.text.rendering import NO_TEXT
 from logfs.log.compaction.cleaning import Cleaned, CleaningAborted, Dirty
 from logfs.log.compaction.offset_map import OffsetMap
 from logfs.log.compaction.record_filter import CleanedTransactions, FilterRules, RecordFilter
 from logfs.log.segment import batch_scanner
 from logfs.log.segment.batch_iterator import Damage
-from logfs.log.segment.index import MAX_RELATIVE_OFFSET, TimeEntry
+from logfs.log.segment.index import MAX_RELATIVE_OFFSET
 from logfs.log.segment.index_builder import IndexBuilder
 from logfs.log.segment.segment import Segment
 from logfs.log.segment.segment_end import SegmentEnd
@@ -240,7 +239,7 @@ class _Round:
                         self.spend(length)
                     size += length
         file.close()
-        new.resume(SegmentEnd(size, new.base_offset, NO_TEXT), TimeEntry(-1, new.base_offset))
+        new.resume_unread(size)
 
     def _index(self, new: Segment) -> None:
         size = new.size_bytes

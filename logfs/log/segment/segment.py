@@ -634,6 +634,11 @@ class Segment(SegmentFiles):
         self._end = segment_end
         self.max_entry = max_entry
 
+    def resume_unread(self, size_bytes: int) -> None:
+        """Set the end to `size_bytes`, before the offsets, the text and the timestamps up to there are known."""
+        start = self.base_offset
+        self.resume(SegmentEnd(size_bytes, start, NO_TEXT), TimeEntry(-1, start))
+
 
 POINT_READ_BYTES = 16 * 1024
 # The bytes of one read while stepping from header to header. Several headers of small batches fit into them.
