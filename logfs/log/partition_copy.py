@@ -20,7 +20,7 @@ from logfs.log.segment.text_index import TextIndex
 from logfs.log.state.producer_snapshots import ProducerSnapshots
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection
     from pathlib import Path
 
     from logfs.log.append.partition import Partition
@@ -101,8 +101,7 @@ class PartitionCopy:
         for base_offset, copied in list(self._copied.items()):
             if not self._is_same(copied, known.get(base_offset)):
                 del self._copied[base_offset]
-                for path in Segment(self._disk, self.directory, base_offset).files:
-                    self._disk.unlink(path)
+                Segment(self._disk, self.directory, base_offset).discard()
         for segment in segments:
             try:
                 self._copy(segment, is_sealed=segment is not segments[-1])
@@ -130,7 +129,11 @@ class PartitionCopy:
                     continue
                 # A file that may still be changed without a new mtime is copied again the next time.
                 self._others[name] = seen if is_settled else None
-                self._copy_file(name)
+                # Files of staged batches or torn tails may be large. Their bytes do not count as copied bytes.
+                old = source.open(directory / name)
+                self._copy_bytes(
+                    old, self.directory / name, 0, source.size(old), lambda _: self._spend(0)
+                )
 
     def _copy(self, segment: Segment, *, is_sealed: bool) -> None:
         copied = self._copied.get(segment.base_offset)
@@ -155,38 +158,32 @@ class PartitionCopy:
         """Copy the rest of the .log file up to its current end, durably. A truncation may end the copy sooner."""
         source, segment = self._partition.disk, copied.segment
         end = segment.size_bytes
+
+        def note(size: int) -> None:
+            copied.size_bytes += size
+            self._spend(size)
+
         with source.naming:
             old = source.open(segment.path)
-        new = self._disk.open(self._path(segment, names.LOG), write=True, create=True)
-        try:
-            for count in self._copy_bytes(old, new, copied.size_bytes, end):
-                copied.size_bytes += count
-                self._spend(count)
-            self._disk.sync(new)
-        finally:
-            old.close()
-            new.close()
+        self._copy_bytes(old, self._path(segment, names.LOG), copied.size_bytes, end, note)
 
-    def _copy_bytes(self, old: File, new: File, position: int, end: int) -> Iterator[int]:
-        """Copy bytes [position, end) of a file in chunks, fewer if it has become shorter; yield each chunk's size."""
-        while position < end:
-            data = self._partition.disk.read(old, position, min(_CHUNK_BYTES, end - position))
-            if not data:
-                return
-            self._disk.write(new, position, data)
-            position += len(data)
-            yield len(data)
+    def _copy_bytes(
+        self, old: File, path: Path, position: int, end: int, note: Callable[[int], object]
+    ) -> None:
+        """Copy bytes [position, end) of `old` to `path`, in chunks, durably; fewer if `old` has become shorter.
 
-    def _copy_file(self, name: str) -> None:
-        """Copy a file that belongs to no segment, in chunks: files of staged batches or torn tails may be large."""
-        source = self._partition.disk
-        old = source.open(self._partition.directory / name)
-        new = self._disk.open(self.directory / name, write=True, create=True)
+        Closes `old`. `note` is called with the size of each chunk.
+        """
+        new = self._disk.open(path, write=True, create=True)
         try:
-            self._disk.truncate(new, 0)
-            for _ in self._copy_bytes(old, new, 0, source.size(old)):
-                # Only the bytes of .log files count as copied bytes.
-                self._spend(0)
+            self._disk.truncate(new, position)
+            while position < end:
+                data = self._partition.disk.read(old, position, min(_CHUNK_BYTES, end - position))
+                if not data:
+                    break
+                self._disk.write(new, position, data)
+                position += len(data)
+                note(len(data))
             self._disk.sync(new)
         finally:
             old.close()
@@ -205,17 +202,7 @@ class PartitionCopy:
             if TextIndex.entry.unpack(data[-width:])[1] != segment.size_bytes:
                 return
         kind = path.name.removesuffix(names.DELETED).rpartition(".")[2]
-        self._put(names.stem(segment.base_offset) + "." + kind, data)
-
-    def _put(self, name: str, data: bytes) -> None:
-        """Write a small file. Its content is durable, its name is not."""
-        file = self._disk.open(self.directory / name, write=True, create=True)
-        try:
-            self._disk.truncate(file, 0)
-            self._disk.write(file, 0, data)
-            self._disk.sync(file)
-        finally:
-            file.close()
+        self._disk.put_file(self._path(segment, f".{kind}"), data, sync=True)
 
     # While all changes of the partition are blocked.
 
@@ -243,7 +230,7 @@ class PartitionCopy:
         self._snapshots.minimum_offset = partition.snapshots.minimum_offset
         self._snapshots.write(end, partition.producers)
         self._snapshots.flush()
-        self._put(MOVED, unique.encode())
+        self._disk.put_file(self.directory / MOVED, unique.encode(), sync=True)
         self._disk.sync_directory(self.directory)
 
     def _twin(self, segment: Segment) -> Segment:
@@ -257,7 +244,7 @@ class PartitionCopy:
     def _seal(self, active: Segment) -> Segment:
         """Return the copy of the active segment, sealed."""
         for index in active.indexes:
-            self._put(index.path.name, index.to_bytes())
+            self._disk.put_file(self.directory / index.path.name, index.to_bytes(), sync=True)
         with suppress(FileNotFoundError):
             self._copy_index(active, active.txn_index)
         sealed = self._twin(active)
