@@ -7,7 +7,7 @@ renames, which recovery can finish or undo at any point. Readers and appends go 
 
 from __future__ import annotations
 
-import logging
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from logfs.errors import LogfsError, PartitionFailed, Unsupported
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from logfs.log.segment.batch_scanner import ScannedBatches
 
     Spend = Callable[[int], None]
-
-logger = logging.getLogger(__name__)
 
 
 def clean(
@@ -63,31 +61,22 @@ def clean(
     return _Round(partition, dirty, now_ms, known, spend, begin).run()
 
 
+@dataclass(eq=False)
 class _Round:
-    def __init__(
-        self,
-        partition: Partition,
-        dirty: Dirty,
-        now_ms: int,
-        known: OffsetMap,
-        spend: Spend,
-        begin: Callable[[str], None],
-    ) -> None:
-        self.partition = partition
-        self.dirty = dirty
-        self.now_ms = now_ms
-        self.known = known
-        self.spend = spend
-        self.begin = begin
+    partition: Partition
+    dirty: Dirty
+    now_ms: int
+    known: OffsetMap
+    spend: Spend
+    begin: Callable[[str], None]
+
+    def __post_init__(self) -> None:
+        partition, limit = self.partition, self.dirty.first_uncleanable
         self.config = partition.config
-        if partition.recovery_point < dirty.first_uncleanable:
+        if partition.recovery_point < limit:
             # A record that is only in the page cache must not replace one that is on the disk.
             partition.flush()
-        self.segments = [
-            segment
-            for segment in partition.segments
-            if segment.base_offset < dirty.first_uncleanable
-        ]
+        self.segments = [each for each in partition.segments if each.base_offset < limit]
         self.contents = {segment: segment.content for segment in self.segments}
 
     def run(self) -> Cleaned:
@@ -197,7 +186,7 @@ class _Round:
         new.gaps = True
         new.next_base = group[-1].next_base
         try:
-            self._discard(new)
+            new.discard()
             transactions.kept.clear()
             self._write(new, group, record_filter)
             self._index(new)
@@ -216,13 +205,9 @@ class _Round:
         except BaseException:
             # Once the renames have begun, the new files hold the records: recovery finishes the exchange here too.
             if new.path.suffix == names.CLEANED:
-                self._discard(new)
+                new.discard()
             raise
         return new
-
-    def _discard(self, new: Segment) -> None:
-        for path in new.files:
-            self.partition.disk.unlink(path)
 
     def _write(self, new: Segment, group: Sequence[Segment], record_filter: RecordFilter) -> None:
         disk = self.partition.disk
