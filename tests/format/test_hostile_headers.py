@@ -28,7 +28,7 @@ from logfs.format.kernels import compaction_kernels
 from logfs.format.text import envelope, rendering
 from logfs.format.text.rendering import View
 from logfs.log.compaction.offset_map import OffsetMap
-from logfs.log.compaction.record_filter import CleanedTransactions, FilterRules, RecordFilter
+from logfs.log.compaction.record_filter import CleanedTransactions, RecordFilter
 from logfs.log.read.key_tables import MemoryTable
 from logfs.log.segment import batch_scanner
 from tests.support.examples import examples
@@ -264,11 +264,8 @@ def test_scanned_batches_go_through_every_kernel(
             put(array, spans_, 0)
         except Corrupt:
             pass
-    record_filter = RecordFilter(
-        known,
-        CleanedTransactions([]),
-        FilterRules(NOW, 0, int(rows[-1, NEXT_OFFSET]), {}),
-    )
+    limit = int(rows[-1, NEXT_OFFSET])
+    record_filter = RecordFilter(known, CleanedTransactions([]), NOW, 0, limit, {})
     try:
         left = b"".join(map(bytes, record_filter.apply(scanned)))
     except Corrupt:

@@ -15,7 +15,7 @@ from logfs.format.encoding.batch_builder import BatchFormat, build_records
 from logfs.log.compaction.cleaner import clean, groups
 from logfs.log.compaction.cleaning import Cleaned, CleaningAborted, Dirty
 from logfs.log.compaction.offset_map import SLOT_BYTES, OffsetMap
-from logfs.log.compaction.record_filter import CleanedTransactions, FilterRules, RecordFilter
+from logfs.log.compaction.record_filter import CleanedTransactions, RecordFilter
 from logfs.log.segment import batch_scanner
 from logfs.store.store import Store
 from tests.support.legacy_encoder import Old, message
@@ -60,8 +60,8 @@ def sift(data: bytes, newest: dict[bytes, int], *, now: int, first_uncleanable: 
         assert known.put(np.frombuffer(batch.payload, np.uint8), span, 0) == 1
     scanned, end = batch_scanner.scan(memoryview(data), 0, gaps=True)
     assert end == len(data)
-    rules = FilterRules(now, DAY, first_uncleanable, {})
-    record_filter = RecordFilter(known, CleanedTransactions([]), rules)
+    transactions = CleanedTransactions([])
+    record_filter = RecordFilter(known, transactions, now, DAY, first_uncleanable, {})
     return b"".join(map(bytes, record_filter.apply(scanned)))
 
 

@@ -16,7 +16,7 @@ from logfs.format.base.batch_rows import ATTRIBUTES, NEXT_OFFSET
 from logfs.format.batches.batch import CONTROL_BIT
 from logfs.log.compaction.cleaning import Cleaned, CleaningAborted, Dirty
 from logfs.log.compaction.offset_map import OffsetMap
-from logfs.log.compaction.record_filter import CleanedTransactions, FilterRules, RecordFilter
+from logfs.log.compaction.record_filter import CleanedTransactions, RecordFilter
 from logfs.log.segment import batch_scanner
 from logfs.log.segment.batch_iterator import Damage
 from logfs.log.segment.index import MAX_RELATIVE_OFFSET
@@ -100,17 +100,13 @@ class _Round:
                 entry.producer_id: (entry.last_offset, entry.producer_epoch)
                 for entry in self.partition.producers.entries()
             }
-        retention_ms = self.config.delete_retention_ms
-        rules = FilterRules(self.now_ms, retention_ms, self.dirty.first_uncleanable, producers)
-        transactions = self._transactions()
-        record_filter = RecordFilter(self.known, transactions, rules)
-        new = [
-            self._clean_group(group, record_filter, transactions)
-            for group in groups(old, self.config, self.dirty.first_uncleanable)
-        ]
+        limit, retention_ms = self.dirty.first_uncleanable, self.config.delete_retention_ms
+        record_filter = RecordFilter(
+            self.known, self._transactions(), self.now_ms, retention_ms, limit, producers
+        )
+        new = [self._clean_group(group, record_filter) for group in groups(old, self.config, limit)]
         bytes_after = sum(segment.size_bytes for segment in new)
-        share = self.known.share
-        return Cleaned(end, bytes_before, bytes_after, len(old), len(new), share)
+        return Cleaned(end, bytes_before, bytes_after, len(old), len(new), self.known.share)
 
     def _transactions(self) -> CleanedTransactions:
         return CleanedTransactions(
@@ -174,13 +170,8 @@ class _Round:
 
     # The new segments (kafka-storage 8.5 to 8.8).
 
-    def _clean_group(
-        self,
-        group: Sequence[Segment],
-        record_filter: RecordFilter,
-        transactions: CleanedTransactions,
-    ) -> Segment:
-        partition = self.partition
+    def _clean_group(self, group: Sequence[Segment], record_filter: RecordFilter) -> Segment:
+        partition, transactions = self.partition, record_filter.transactions
         base_offset = group[0].base_offset
         new = Segment(partition.disk, partition.directory, base_offset, names.CLEANED)
         new.gaps = True

@@ -8,7 +8,8 @@ file.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -113,33 +114,25 @@ class CleanedTransactions:
         return not was_seen
 
 
-class FilterRules(NamedTuple):
-    """The parameters of one round of compaction. Times are in ms.
+@dataclass(eq=False)
+class RecordFilter:
+    """Filters the batches of a log, one run of batches (`ScannedBatches`) after the other, in one round.
 
-    `delete_retention_ms` is the setting `delete.retention.ms`. The round may clean the log below `first_uncleanable`.
-    `producers` maps each producer id to the producer's last offset (-1 for none) and epoch.
+    `known` has the newest offset of each key. `delete_retention_ms` is the setting `delete.retention.ms`. The round
+    may clean the log below `first_uncleanable`. `producers` maps each producer id to the producer's last offset (-1
+    for none) and epoch. Times are in ms.
     """
 
+    known: OffsetMap
+    transactions: CleanedTransactions
     now_ms: int
     delete_retention_ms: int
     first_uncleanable: int
     producers: Mapping[int, tuple[int, int]]
 
-
-class RecordFilter:
-    """Filters the batches of a log, one run of batches (`ScannedBatches`) after the other.
-
-    `known` has the newest offset of each key.
-    """
-
-    def __init__(
-        self, known: OffsetMap, transactions: CleanedTransactions, rules: FilterRules
-    ) -> None:
-        self._known = known
-        self._transactions = transactions
-        self._rules = rules
+    def __post_init__(self) -> None:
         self._scratch = np.empty(compaction_kernels.SCRATCH_SHAPE, np.uint64)
-        self._last_offsets = np.array([last for last, _ in rules.producers.values()], np.int64)
+        self._last_offsets = np.array([last for last, _ in self.producers.values()], np.int64)
 
     def apply(self, scanned: ScannedBatches) -> Iterator[Buffer]:
         """Yield the bytes that stay of a run of batches, in file order, for the new .log file.
@@ -150,9 +143,9 @@ class RecordFilter:
         # First, the headers of the batches decide by which rule their records are kept.
         attributes = scanned.rows[:, ATTRIBUTES]
         control = attributes & CONTROL_BIT != 0
-        discarded = self._transactions.discarded(scanned)
+        discarded = self.transactions.discarded(scanned)
         has_horizon = attributes & DELETE_HORIZON_BIT != 0
-        expired = has_horizon & (scanned.rows[:, SPAN_BASE_TIMESTAMP] <= self._rules.now_ms)
+        expired = has_horizon & (scanned.rows[:, SPAN_BASE_TIMESTAMP] <= self.now_ms)
         verdicts = np.where(
             expired, compaction_kernels.SELECT_EXPIRED, compaction_kernels.SELECT
         ).astype(np.uint8)
@@ -171,9 +164,9 @@ class RecordFilter:
                 part.data,
                 part.spans,
                 verdicts[here],
-                self._known.latest_offset,
-                self._known.secret,
-                self._known.slots,
+                self.known.latest_offset,
+                self.known.secret,
+                self.known.slots,
                 keep,
                 kept,
                 nulls,
@@ -193,12 +186,11 @@ class RecordFilter:
     def _retained(self, scanned: ScannedBatches, control: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Return which batches keep at least their header: a producer's last one, and the last one of the round."""
         rows = scanned.rows
-        retained: NDArray[np.bool_] = rows[:, NEXT_OFFSET] == self._rules.first_uncleanable
-        producers = self._rules.producers
+        retained: NDArray[np.bool_] = rows[:, NEXT_OFFSET] == self.first_uncleanable
         last = rows[:, NEXT_OFFSET] - 1
         mine = (rows[:, PRODUCER_ID] >= 0) & (np.isin(last, self._last_offsets) | control)
         for number in np.flatnonzero(mine).tolist():
-            known = producers.get(int(rows[number, PRODUCER_ID]))
+            known = self.producers.get(int(rows[number, PRODUCER_ID]))
             if known is None:
                 continue
             offset, epoch = known
@@ -220,7 +212,7 @@ class RecordFilter:
     ) -> Buffer:
         rows = np.ascontiguousarray(scanned.rows[part.first : part.end])
         rows[:, SPAN_COUNT] = part.spans[:, 2]
-        horizon = self._rules.now_ms + self._rules.delete_retention_ms
+        horizon = self.now_ms + self.delete_retention_ms
         bases = np.where(gets_horizon, horizon, rows[:, SPAN_BASE_TIMESTAMP])
         with_base = gets_horizon | (rows[:, ATTRIBUTES] & DELETE_HORIZON_BIT != 0)
         if actions[0] == compaction_kernels.FILTERED and rows[0, ATTRIBUTES] & CODEC_MASK:
