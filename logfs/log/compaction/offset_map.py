@@ -48,9 +48,6 @@ class OffsetMap:
         self._used = 0
         self._scratch = np.empty(compaction_kernels.SCRATCH_SHAPE, np.uint64)
 
-    def __len__(self) -> int:
-        return self._used
-
     @property
     def share(self) -> float:
         """The number of keys in the map, as a share (0 to 1) of the slots that fit in `memory_bytes`."""
@@ -78,11 +75,3 @@ class OffsetMap:
             raise Corrupt(f"batch {spans[done, 3]}: its records are malformed")
         self.latest_offset = max(self.latest_offset, latest)
         return int(done)
-
-    def get(self, key: bytes) -> int:
-        """Return the newest offset of a key; -1 if the key is not in the map."""
-        first, second = compaction_kernels.hash_key(
-            np.frombuffer(key, np.uint8), 0, len(key), self.secret
-        )
-        slot = compaction_kernels.find_slot(self.slots, np.uint64(first), np.uint64(second))
-        return int(self.slots[slot, 2]) - 1
