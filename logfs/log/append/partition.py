@@ -20,12 +20,18 @@ from logfs.errors import (
 from logfs.format.base import names
 from logfs.format.batches.batch import Batch, assign_offset
 from logfs.format.batches.record import Record, as_record
-from logfs.format.encoding.batch_builder import Built, build_lines, build_marker, offset_digits
+from logfs.format.encoding.batch_builder import (
+    Built,
+    build_lines,
+    build_marker,
+    build_records,
+    offset_digits,
+)
 from logfs.format.messages.control import ControlType, EndTransactionMarker
 from logfs.format.text.rendering import TextSize
 from logfs.log.append.flusher import Flusher
 from logfs.log.append.result import AppendedBatch, AppendResult
-from logfs.log.append.validator import batch_format, build_checked, check_batch, refusal
+from logfs.log.append.validator import batch_format, check_batch, refusal
 from logfs.log.disk.disk import EXHAUSTED, NO_DESCRIPTOR, TRIES
 from logfs.log.read.log import Log
 from logfs.log.segment.segment import Segment
@@ -94,7 +100,7 @@ class Partition(Log):
         """
         wanted = [as_record(item) for item in records]
         now_ms, config = self._clock(), self.config
-        built = self._checked(wanted, config, now_ms)
+        built = self._build(wanted, config, now_ms)
         if built.refused is not None:
             raise built.refused
         if in_one_batch and len(built.batches) > 1:
@@ -130,7 +136,7 @@ class Partition(Log):
         `NotWritable`, `PartitionFailed` or `UnknownPartition` if the partition takes no appends at all.
         """
         now_ms, config = self._clock(), self.config
-        built = self._checked(records, config, now_ms)
+        built = self._build(records, config, now_ms)
         with self.disk.hold(self.lock):
             return self._append(built, config, now_ms)
 
@@ -220,9 +226,16 @@ class Partition(Log):
                     self.disk.truncate(self.active.file, self.active.size_bytes - size)
                 raise self.fail("an aborted transaction could not be indexed", error) from error
 
-    def _checked(self, records: Sequence[Record], config: LogConfig, now_ms: int) -> Built:
-        form = self._format_for(config)[1]
-        return build_checked(records, config, form, now_ms, self.name.directory)
+    def _build(self, records: Sequence[Record], config: LogConfig, now_ms: int) -> Built:
+        """Build batches of the records up to the first that the topic refuses; `refused` of the result says why."""
+        form, name = self._format_for(config)[1], self.name.directory
+        for number, record in enumerate(records):
+            refused = refusal(record, config, now_ms, name)
+            if refused is not None:
+                built = build_records(records[:number], form, now_ms)
+                built.refused = built.refused or refused
+                return built
+        return build_records(records, form, now_ms)
 
     @property
     def line_limit(self) -> int:

@@ -11,16 +11,14 @@ from logfs.errors import InvalidRecord, RecordTooLarge, Unsupported
 from logfs.format.batches.batch import MAGIC
 from logfs.format.batches.compression import Codec
 from logfs.format.batches.record import NO_TIMESTAMP, TimestampType
-from logfs.format.encoding.batch_builder import BatchFormat, build_records, rebuild
+from logfs.format.encoding.batch_builder import BatchFormat, rebuild
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from logfs.config import LogConfig
     from logfs.format.batches.batch import Batch, Header
     from logfs.format.batches.columns import Columns
     from logfs.format.batches.record import Record
-    from logfs.format.encoding.batch_builder import Built, NewBatch
+    from logfs.format.encoding.batch_builder import NewBatch
 
 
 def check_record(record: Record, config: LogConfig, now_ms: int) -> InvalidRecord | None:
@@ -59,22 +57,6 @@ def refusal(record: Record, config: LogConfig, now_ms: int, name: str) -> Invali
     return InvalidRecord(f"{name}: {refused}") if refused else None
 
 
-def build_checked(
-    records: Sequence[Record], config: LogConfig, form: BatchFormat, now_ms: int, name: str
-) -> Built:
-    """Build batches of the records up to the first that the topic refuses; `refused` of the result says why.
-
-    `form` is the format of the batches; `name` is the partition's name, for the error message.
-    """
-    for number, record in enumerate(records):
-        refused = refusal(record, config, now_ms, name)
-        if refused is not None:
-            built = build_records(records[:number], form, now_ms)
-            built.refused = built.refused or refused
-            return built
-    return build_records(records, form, now_ms)
-
-
 def batch_format(config: LogConfig) -> BatchFormat:
     """Return the format of the batches that logfs builds for the topic.
 
@@ -108,11 +90,8 @@ def check_batch(batch: Batch, config: LogConfig, now_ms: int, *, trusted: bool) 
         )
     _check_size(len(batch.data), config)
     batch.check()
-    refused = _check_header(header, trusted=trusted) or _check_columns(
-        batch.columns(), config, now_ms
-    )
-    if refused is not None:
-        raise refused
+    _check_header(header, trusted=trusted)
+    _check_columns(batch.columns(), config, now_ms)
     form = batch_format(config)
     if config.compression_type == "producer":
         form = form._replace(codec=header.codec)
@@ -129,18 +108,16 @@ def check_staged(batch: Batch, config: LogConfig, now_ms: int) -> None:
     """
     header = batch.header
     _check_size(len(batch.data), config)
-    refused = _check_header(header._replace(base_offset=0), trusted=False)
-    if refused is None and header.producer_id >= 0:
-        refused = InvalidRecord("a batch with a producer id: staged batches must not have one")
+    _check_header(header._replace(base_offset=0), trusted=False)
+    if header.producer_id >= 0:
+        raise InvalidRecord("a batch with a producer id: staged batches must not have one")
     codec = batch_format(config).codec
-    if refused is None and config.compression_type != "producer" and header.codec is not codec:
-        refused = InvalidRecord(
+    if config.compression_type != "producer" and header.codec is not codec:
+        raise InvalidRecord(
             f"a batch with codec {header.codec.name.lower()}, but compression.type is "
             f"{config.compression_type}: the setting was changed after staging; stage the batch again"
         )
-    refused = refused or _check_columns(batch.columns(), config, now_ms)
-    if refused is not None:
-        raise refused
+    _check_columns(batch.columns(), config, now_ms)
 
 
 def _check_size(size: int, config: LogConfig) -> None:
@@ -152,40 +129,39 @@ def _check_size(size: int, config: LogConfig) -> None:
         )
 
 
-def _check_header(header: Header, *, trusted: bool) -> InvalidRecord | None:
-    """Return why a header cannot be that of a producer's batch, or None if it can."""
+def _check_header(header: Header, *, trusted: bool) -> None:
+    """Raise `InvalidRecord` for a header that cannot be that of a producer's batch."""
     if header.is_control:
-        return InvalidRecord("a control batch: end a transaction with 'end_transaction'")
+        raise InvalidRecord("a control batch: end a transaction with 'end_transaction'")
     if header.base_offset != 0:
-        return InvalidRecord(f"base offset {header.base_offset} is not 0: the log assigns offsets")
+        raise InvalidRecord(f"base offset {header.base_offset} is not 0: the log assigns offsets")
     if not header.is_whole:
-        return InvalidRecord(
+        raise InvalidRecord(
             f"{header.record_count} records for {header.last_offset_delta + 1} offsets"
         )
     if header.timestamp_type is TimestampType.LOG_APPEND_TIME:
-        return InvalidRecord("timestamp type LogAppendTime: only the log sets it")
+        raise InvalidRecord("timestamp type LogAppendTime: only the log sets it")
     if header.delete_horizon_ms is not None:
-        return InvalidRecord("a delete horizon: only the log cleaner sets one")
+        raise InvalidRecord("a delete horizon: only the log cleaner sets one")
     if header.is_transactional and header.producer_id < 0:
-        return InvalidRecord("a transactional batch without a producer id")
+        raise InvalidRecord("a transactional batch without a producer id")
     sequenced = header.base_sequence >= 0 or trusted
     if header.producer_id >= 0 and not (header.producer_epoch >= 0 and sequenced):
-        return InvalidRecord(
+        raise InvalidRecord(
             f"producer {header.producer_id} has epoch {header.producer_epoch} and sequence "
             f"{header.base_sequence}: both must be given"
         )
-    return None
 
 
-def _check_columns(decoded: Columns, config: LogConfig, now_ms: int) -> InvalidRecord | None:
-    """Return the first reason that `check_record` gives for a record of a batch, or None."""
+def _check_columns(decoded: Columns, config: LogConfig, now_ms: int) -> None:
+    """Raise the first reason that `check_record` gives for a record of a batch."""
     times = decoded.timestamps
     suspect = (times < NO_TIMESTAMP) | (now_ms - times > config.message_timestamp_before_max_ms)
     suspect |= times - now_ms > config.message_timestamp_after_max_ms
     suspect &= times != NO_TIMESTAMP
     if config.is_compacted:
         suspect |= decoded.key_lengths < 0
-    if not suspect.any():
-        return None
-    reasons = (check_record(record, config, now_ms) for record in decoded.select(suspect).records())
-    return next((reason for reason in reasons if reason is not None), None)
+    for record in decoded.select(suspect).records() if suspect.any() else ():
+        refused = check_record(record, config, now_ms)
+        if refused is not None:
+            raise refused
