@@ -108,8 +108,7 @@ class Partition(Log):
                 f"{self.name.directory}: {len(wanted)} records that belong together do not fit in one batch; append "
                 "fewer, or raise max.message.bytes or segment.bytes"
             )
-        with self.disk.hold(self.lock):
-            done = self._append(built, config, now_ms)
+        done = self._append(built, config, now_ms)
         if done.refused is not None:
             raise done.refused
         self.flush_if_due()
@@ -126,8 +125,7 @@ class Partition(Log):
             built = Built([], 0, refusal(Record(b""), config, now_ms, self.name.directory))
         else:
             built = build_lines(data, self._format_for(config)[1], now_ms)
-        with self.disk.hold(self.lock):
-            return self._append(built, config, now_ms)
+        return self._append(built, config, now_ms)
 
     def append_records(self, records: Sequence[Record]) -> AppendResult:
         """Append records up to the first that is refused.
@@ -136,9 +134,7 @@ class Partition(Log):
         `NotWritable`, `PartitionFailed` or `UnknownPartition` if the partition takes no appends at all.
         """
         now_ms, config = self._clock(), self.config
-        built = self._build(records, config, now_ms)
-        with self.disk.hold(self.lock):
-            return self._append(built, config, now_ms)
+        return self._append(self._build(records, config, now_ms), config, now_ms)
 
     def refusal_of(self, record: Record) -> LogfsError | None:
         """Return why the topic's settings refuse a record, its size aside; None if they do not."""
@@ -252,24 +248,25 @@ class Partition(Log):
 
     def _append(self, built: Built, config: LogConfig, now_ms: int) -> AppendResult:
         """Write batches one by one, and show them together. What a failed write left of a batch is cut off again."""
-        self.check_appendable()
-        if len(built.batches) > 1:
-            # A call that is repeated in another thread must have appended nothing.
-            self.check_may_block()
-        self.flusher.note_settings(config)
-        first_offset, consumed = self.log_end_offset, built.consumed
-        refused: LogfsError | OSError | None = built.refused
-        timestamp = self.state.last_timestamp
-        for number, batch in enumerate(built.batches):
-            try:
-                self._append_batch(batch, config, now_ms)
-            except OSError as error:
-                refused = self.failed_append(error)
-                consumed -= sum(map(built.consumed_by, built.batches[number:]))
-                break
-            timestamp = batch.max_timestamp
-        self.publish(last_timestamp=timestamp)
-        return AppendResult(first_offset, self.log_end_offset - 1, consumed, refused)
+        with self.disk.hold(self.lock):
+            self.check_appendable()
+            if len(built.batches) > 1:
+                # A call that is repeated in another thread must have appended nothing.
+                self.check_may_block()
+            self.flusher.note_settings(config)
+            first_offset, consumed = self.log_end_offset, built.consumed
+            refused: LogfsError | OSError | None = built.refused
+            timestamp = self.state.last_timestamp
+            for number, batch in enumerate(built.batches):
+                try:
+                    self._append_batch(batch, config, now_ms)
+                except OSError as error:
+                    refused = self.failed_append(error)
+                    consumed -= sum(map(built.consumed_by, built.batches[number:]))
+                    break
+                timestamp = batch.max_timestamp
+            self.publish(last_timestamp=timestamp)
+            return AppendResult(first_offset, self.log_end_offset - 1, consumed, refused)
 
     def check_appendable(self) -> None:
         """Raise `NotWritable`, `PartitionFailed` or `UnknownPartition` if no append can succeed."""
