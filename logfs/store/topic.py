@@ -97,11 +97,7 @@ class Topic:
         wanted = [as_record(item) for item in records]
         rows: dict[int, list[int]] = {}
         for row, record in enumerate(wanted):
-            if record.key is not None:
-                number = partitioner.of_key(record.key)
-            else:
-                number = partitioner.current
-                partitioner.note(len(record.value or b""))
+            number = partitioner.partition(record.key, len(record.value or b""))
             rows.setdefault(number, []).append(row)
         places = [(-1, -1)] * len(wanted)
         for number, chosen in sorted(rows.items()):

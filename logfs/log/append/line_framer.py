@@ -37,6 +37,8 @@ class LineFramer:
 
     def __init__(self, partition: Partition) -> None:
         self.partition = partition
+        # The partitions that lines may go to.
+        self.partitions: Sequence[Partition] = (partition,)
         self.carry = b""
         self.skipped: LogfsError | None = None
         self.refused_rest = b""
@@ -92,13 +94,8 @@ class LineFramer:
         if not self.carry:
             return self._nothing_appended(0)
         done = self.append(self.carry + b"\n")
-        taken, self.carry = len(self.carry), b""
-        return done._replace(consumed=taken)
-
-    @property
-    def partitions(self) -> Sequence[Partition]:
-        """The partitions that lines may go to."""
-        return (self.partition,)
+        self.carry = b""
+        return done
 
     @property
     def limit(self) -> int:
@@ -119,35 +116,25 @@ class LineFramer:
         return AppendResult(end, end - 1, consumed, refused)
 
     def _hold(self, data: bytes) -> AppendResult:
-        if len(self.carry) + len(data) > self.limit:
-            ends_line = not self.carry and len(data) >= _PART_BYTES
-            refused = self._give_up_line()
-            if ends_line:
-                self.skipped = None
-            return self._nothing_appended(0, refused)
-        self.carry += data
-        return self._nothing_appended(len(data))
-
-    def _give_up_line(self) -> RecordTooLarge:
-        self.carry = b""
-        self.skipped = RecordTooLarge(
+        """Keep the beginning of a line, or refuse the line if it is too long already."""
+        if len(self.carry) + len(data) <= self.limit:
+            self.carry += data
+            return self._nothing_appended(len(data))
+        refused = RecordTooLarge(
             f"{self.partition.name.directory}: a line exceeds {self.limit} bytes, the limit of "
             "max.message.bytes or segment.bytes; the line is refused up to its newline"
         )
-        return self.skipped
+        # The rest of a line that begins with a part of a divided write does not come.
+        has_rest = self.carry or len(data) < _PART_BYTES
+        self.carry, self.skipped = b"", refused if has_rest else None
+        return self._nothing_appended(0, refused)
 
     def _skip(self, data: bytes) -> AppendResult:
         """Refuse the rest of a refused line, and leave good lines after it for the next write."""
-        reason = self.skipped
-        newline = data.find(b"\n")
-        if newline < 0:
-            if len(data) >= _PART_BYTES:
-                self.skipped = None
-            return self._nothing_appended(0, reason)
-        self.skipped = None
-        if newline + 1 == len(data):
-            return self._nothing_appended(0, reason)
-        return self._nothing_appended(newline + 1, reason)
+        reason, end = self.skipped, data.find(b"\n") + 1
+        if end or len(data) >= _PART_BYTES:
+            self.skipped = None
+        return self._nothing_appended(end if end < len(data) else 0, reason)
 
     def _refuse_carried(self, lines: bytes, done: AppendResult) -> AppendResult:
         """Refuse a line that earlier writes began, and drop its beginning. No byte of this write is taken."""

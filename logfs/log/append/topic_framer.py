@@ -42,9 +42,13 @@ class Partitioner:
         # How many more bytes of records without a key go to the current partition, at least.
         self.left = BATCH_BYTES
 
-    def of_key(self, key: bytes) -> int:
-        """Return the partition of a key."""
-        return partition_of(key, self.count)
+    def partition(self, key: bytes | None, size: int) -> int:
+        """Return the partition of a record; `size` counts its bytes if it has no key."""
+        if key is not None:
+            return partition_of(key, self.count)
+        number = self.current
+        self.note(size)
+        return number
 
     def note(self, size: int) -> None:
         """Note that `size` bytes of records without a key have gone to the current partition."""
@@ -70,12 +74,8 @@ class _TopicFramer(LineFramer):
 
     def __init__(self, partitions: Sequence[Partition], partitioner: Partitioner) -> None:
         super().__init__(partitions[partitioner.current])
-        self._partitions = partitions
+        self.partitions = partitions
         self._partitioner = partitioner
-
-    @property
-    def partitions(self) -> Sequence[Partition]:
-        return self._partitions
 
 
 class TopicLineFramer(_TopicFramer):
@@ -96,7 +96,7 @@ class TopicLineFramer(_TopicFramer):
             position += done.consumed
             count += done.last_offset + 1 - done.first_offset
             self._partitioner.note(done.consumed)
-            self.partition = self._partitions[self._partitioner.current]
+            self.partition = self.partitions[self._partitioner.current]
             if done.refused is not None:
                 return AppendResult(0, count - 1, position, done.refused)
         return AppendResult(0, count - 1, position)
@@ -126,7 +126,7 @@ class TopicEnvelopeFramer(_TopicFramer, EnvelopeFramer):
                 except LogfsError as error:
                     refused = error
                     break
-                number = _partition_of(record, len(line), partitioner)
+                number = partitioner.partition(record.key, len(line))
                 # A record that may be too large is appended alone. If it is refused, no later record is in the log.
                 is_large = _size(record) > self.partition.line_limit
                 if is_large:
@@ -139,7 +139,7 @@ class TopicEnvelopeFramer(_TopicFramer, EnvelopeFramer):
         except (LogfsError, OSError) as error:
             refused = error
         self._partitioner = partitioner
-        self.partition = self._partitions[partitioner.current]
+        self.partition = self.partitions[partitioner.current]
         return AppendResult(0, count - 1, done, refused)
 
     def _checked(self, line: bytes) -> Record:
@@ -158,20 +158,11 @@ class TopicEnvelopeFramer(_TopicFramer, EnvelopeFramer):
         count = 0
         for number in sorted(waiting):
             records = waiting.pop(number)
-            result = self._partitions[number].append_records(records)
+            result = self.partitions[number].append_records(records)
             count += result.consumed
             if result.refused is not None:
                 raise result.refused
         return count
-
-
-def _partition_of(record: Record, size: int, partitioner: Partitioner) -> int:
-    """Return the partition of a record, and count the bytes of one without a key."""
-    if record.key is not None:
-        return partitioner.of_key(record.key)
-    number = partitioner.current
-    partitioner.note(size)
-    return number
 
 
 def _size(record: Record) -> int:
