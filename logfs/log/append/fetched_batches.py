@@ -6,7 +6,7 @@ A leader checks what producers send, and assigns offsets. A follower takes what 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -60,40 +60,36 @@ def append_fetched(
     `UnknownPartition`; and the `OSError` of a full disk. What was appended before the error stays.
     """
     view = memoryview(data)
-    first = _take(partition, view, source, may_have_gaps=False)
-    appended = first.size_bytes
-    if first.has_gap:
+    start, end, has_gap = _take(partition, view, source, may_have_gaps=False)
+    appended = end - start
+    if has_gap:
         # Called without the partition's lock, because `note_gap` takes locks that come before it.
         note_gap()
-        appended += _take(partition, view[first.end :], source, may_have_gaps=True).size_bytes
+        start, end, _ = _take(partition, view[end:], source, may_have_gaps=True)
+        appended += end - start
     partition.flush_if_due()
     return appended
 
 
-class _Taken(NamedTuple):
-    """What was appended of fetched bytes: its size, its end position, and whether a gap stopped the append."""
+def _take(
+    partition: Partition, view: memoryview, source: str, *, may_have_gaps: bool
+) -> tuple[int, int, bool]:
+    """Append the whole batches in `view`, but without `may_have_gaps` only those before the first gap.
 
-    size_bytes: int
-    end: int
-    has_gap: bool
-
-
-def _take(partition: Partition, view: memoryview, source: str, *, may_have_gaps: bool) -> _Taken:
-    """Append the whole batches in `view`, but without `may_have_gaps` only those before the first gap."""
-    appended = 0
+    Returns where in `view` they begin and end, and whether a gap follows.
+    """
     with partition.disk.hold(partition.lock):
         partition.check_mirror(source)
         partition.disk.check_may_block()
-        position = _skip_known(partition, view)
+        start = position = _skip_known(partition, view)
         while (run := _valid_batches(partition, view[position:])) is not None:
             if _has_gap(run.rows, partition.log_end_offset):
                 if not may_have_gaps:
-                    return _Taken(appended, position, True)
+                    return start, position, True
                 partition.active.gaps = True
             _append(partition, run)
             position += run.end
-            appended += run.end
-    return _Taken(appended, position, False)
+    return start, position, False
 
 
 def _skip_known(partition: Partition, view: memoryview) -> int:
