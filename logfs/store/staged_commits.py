@@ -36,8 +36,8 @@ from logfs.format.files.commit_file import (
 )
 from logfs.locks import Level, make_rlock
 from logfs.log.append.staged_batches import (
-    BatchMeasures,
     StagedAppend,
+    StagedSize,
     assign_place,
     measure_staged,
     reconcile,
@@ -174,12 +174,12 @@ class Commits:
             registry.writable(name).check_appendable()
         _check_names(files)
         home = self._home_of(writer, min(by_partition, default=None))
-        measures = {}
+        sizes = {}
         parts = []
         for name in sorted(by_partition):
             partition = registry.writable(name)
             chosen = tuple(by_partition[name])
-            measures[name] = measure_staged(
+            sizes[name] = measure_staged(
                 partition.disk, partition.directory, chosen, partition.config, registry.clock()
             )
             where = "" if registry.homes[name] is home else str(registry.home(name))
@@ -188,7 +188,7 @@ class Commits:
             partition.flush()
         self._check_space(parts)
         pending = Pending(writer, sequence, registry.clock(), tuple(parts))
-        return self._apply(home, pending, measures)
+        return self._apply(home, pending, sizes)
 
     def _check_space(self, parts: Sequence[CommitPart]) -> None:
         """Raise `OSError` (ENOSPC) if the batches do not fit, because a decided commit would wait for free space."""
@@ -214,9 +214,7 @@ class Commits:
             return known[0]
         return self._registry.working[0] if name is None else self._registry.homes[name]
 
-    def _apply(
-        self, home: LogDir, pending: Pending, measures: Mapping[str, BatchMeasures]
-    ) -> Committed:
+    def _apply(self, home: LogDir, pending: Pending, sizes: Mapping[str, StagedSize]) -> Committed:
         """Decide a commit, unless it is decided already; do it, and record that it is done.
 
         The locks of its partitions are held until the batches are durable.
@@ -239,7 +237,7 @@ class Commits:
                 partition.flush()
                 now_ms = self._registry.clock()
                 placed[part.partition] = assign_place(
-                    partition, part, measures[part.partition], now_ms
+                    partition, part, sizes[part.partition], now_ms
                 )
             decided = replace(
                 pending, parts=tuple(placed.get(part.partition, part) for part in pending.parts)
@@ -247,15 +245,14 @@ class Commits:
             if decided != self._known[home].pending:
                 self._write(home, replace(self._known[home], pending=decided))
             staged_appends = [
-                StagedAppend(partitions[name], part, measures[name])
-                for name, part in placed.items()
+                StagedAppend(partitions[name], part, sizes[name]) for name, part in placed.items()
             ]
             self._land(home, decided, staged_appends)
         self._note(home, decided)
         return Committed(
             False,
             {
-                part.partition: (part.base_offset, part.base_offset + _records_of(part, measures))
+                part.partition: (part.base_offset, part.base_offset + _records_of(part, sizes))
                 for part in decided.parts
             },
         )
@@ -366,15 +363,15 @@ class Commits:
             for home, pending in self.pending().items():
                 parts = [self._present(home, part) for part in pending.parts]
                 there = replace(pending, parts=tuple(part for part in parts if part is not None))
-                measures = {}
+                sizes = {}
                 for part in there.parts:
                     if not part.done:
                         partition = self._registry[part.partition]
-                        measures[part.partition] = measure_staged(
-                            partition.disk, partition.directory, part.files
+                        sizes[part.partition] = measure_staged(
+                            partition.disk, partition.directory, part.files, skip=part.skip
                         )
                 logger.info("%s: finishing commit %d", pending.writer, pending.sequence)
-                self._apply(home, there, measures)
+                self._apply(home, there, sizes)
 
     def _present(self, home: LogDir, part: CommitPart) -> CommitPart | None:
         """Return the part if it can be done, or None if its partition was deleted.
@@ -571,10 +568,10 @@ def _check_names(files: Iterable[StagedFile]) -> None:
             )
 
 
-def _records_of(part: CommitPart, measures: Mapping[str, BatchMeasures]) -> int:
-    if part.partition not in measures:
+def _records_of(part: CommitPart, sizes: Mapping[str, StagedSize]) -> int:
+    if part.partition not in sizes:
         return sum(file.record_count for file in part.files)
-    return int(measures[part.partition].behind(part.skip).counts.sum())
+    return sizes[part.partition].record_count
 
 
 def _pending_error(decided: Pending, error: BaseException) -> CommitPending:

@@ -51,8 +51,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from numpy.typing import NDArray
-
     from logfs.config import LogConfig
     from logfs.format.encoding.batch_builder import NewBatch
     from logfs.log.append.partition import Partition
@@ -124,16 +122,12 @@ def read_staged(disk: Disk, directory: Path, staged: StagedFile) -> Iterator[Sca
         file.close()
 
 
-class BatchMeasures(NamedTuple):
-    """The bytes, records and greatest timestamp (ms) of each staged batch, in order, as int64 arrays."""
+class StagedSize(NamedTuple):
+    """The bytes and the records of staged batches, and their greatest timestamp (ms), -1 if there are none."""
 
-    sizes: NDArray[np.int64]
-    counts: NDArray[np.int64]
-    timestamps: NDArray[np.int64]
-
-    def behind(self, skip: int) -> BatchMeasures:
-        """Return the measures of all but the first `skip` batches."""
-        return BatchMeasures(*(column[skip:] for column in self))
+    size_bytes: int
+    record_count: int
+    max_timestamp: int
 
 
 def measure_staged(
@@ -142,8 +136,10 @@ def measure_staged(
     files: Sequence[StagedFile],
     checked_for: LogConfig | None = None,
     now_ms: int = 0,
-) -> BatchMeasures:
-    """Read staged files in a partition directory, and return the measures of their batches.
+    *,
+    skip: int = 0,
+) -> StagedSize:
+    """Read staged files in a partition directory, and return the size of all but the first `skip` batches.
 
     With `checked_for`, the topic's settings, a batch that they do not allow at the time `now_ms` raises
     `RecordTooLarge` or `InvalidRecord`. Raises `Corrupt` if a file does not match its description, and
@@ -158,7 +154,8 @@ def measure_staged(
             if checked_for is not None:
                 for batch in scanned.batches():
                     check_staged(batch, checked_for, now_ms)
-    return BatchMeasures(*np.concatenate(found).T)
+    sizes, counts, timestamps = np.concatenate(found)[skip:].T
+    return StagedSize(int(sizes.sum()), int(counts.sum()), int(timestamps.max(initial=-1)))
 
 
 def final_batches(disk: Disk, directory: Path, part: CommitPart) -> Iterator[ScannedBatches]:
@@ -212,15 +209,11 @@ class StagedAppend:
     The caller holds `Flusher.lock` and the partition's `lock`.
     """
 
-    def __init__(self, partition: Partition, part: CommitPart, measures: BatchMeasures) -> None:
-        """Prepare the append of `part`, whose place is the log end.
-
-        `measures` has a row for every batch of the part, including the first `part.skip`, which are in the log
-        already.
-        """
+    def __init__(self, partition: Partition, part: CommitPart, size: StagedSize) -> None:
+        """Prepare the append of `part`, whose place is the log end; `size` is that of the batches to append."""
         self.partition = partition
         self.part = part
-        self._measures = measures.behind(part.skip)
+        self._size = size
         self._config = partition.config
         self._runs: list[_SegmentRun] = []
 
@@ -298,8 +291,7 @@ class StagedAppend:
         for run in reversed(self._runs):
             segment = run.segment
             if segment.base_offset != partition.active.base_offset:
-                for path in segment.files:
-                    partition.disk.unlink(path)
+                segment.discard()
             elif segment is partition.active:
                 segment.cut_back()
             else:
@@ -329,9 +321,8 @@ class StagedAppend:
                     partition.snapshots.write(segment.base_offset, partition.producers)
         except OSError as error:
             raise partition.fail("a commit could not be made visible", error) from error
-        sizes, counts, _ = self._measures
         timestamp = int(last.batches[-1].batches.rows[-1, MAX_TIMESTAMP])
-        partition.note_appended(int(counts.sum()), int(sizes.sum()), now_ms)
+        partition.note_appended(self._size.record_count, self._size.size_bytes, now_ms)
         partition.publish(segments=segments, last_timestamp=timestamp)
         if active not in segments:
             # Text views that have reached the empty segment continue with the segment that has replaced it.
@@ -339,24 +330,22 @@ class StagedAppend:
 
 
 def assign_place(
-    partition: Partition, part: CommitPart, measures: BatchMeasures, now_ms: int
+    partition: Partition, part: CommitPart, size: StagedSize, now_ms: int
 ) -> CommitPart:
     """Return `part` with its place set to the log end, the leader epoch and, for LogAppendTime, the append time.
 
     The place (`base_offset`, `segment`, `position`) is that of the first batch to be written: the first `part.skip`
-    batches are in the log already. `measures` has a row for every batch of the part, skipped ones too. The caller
-    holds the locks of the partition.
+    batches are in the log already. `size` is that of the others. The caller holds the locks of the partition.
     """
-    new = measures.behind(part.skip)
     active, config = partition.active, partition.config
     writer = partition.writer(config)
     if partition.epochs.latest < 0:
         partition.epochs.assign(LEADER_EPOCH, partition.log_end_offset)
     end = partition.log_end_offset
     late = config.message_timestamp_type == TimestampType.LOG_APPEND_TIME.label
-    newest = now_ms if late else int(new.timestamps.max(initial=-1))
-    last = end + int(new.counts.sum()) - 1
-    rolls = writer.should_roll(int(new.sizes.sum()), last, newest, config, now_ms)
+    newest = now_ms if late else size.max_timestamp
+    last = end + size.record_count - 1
+    rolls = writer.should_roll(size.size_bytes, last, newest, config, now_ms)
     in_new = rolls and active.size_bytes > 0
     return replace(
         part,
@@ -482,8 +471,7 @@ class _ExistingBatches:
         """Cut off everything from the place where the part begins."""
         for base, segment in reversed(self._segments.items()):
             if base > part.segment:
-                for path in segment.files:
-                    self._disk.unlink(path)
+                segment.discard()
             elif segment.size_bytes > part.position:
                 self._disk.truncate(segment.file, part.position)
                 self._disk.sync(segment.file)
