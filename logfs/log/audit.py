@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -94,27 +94,15 @@ def _index_error(segment: Segment, path: Path, text: str) -> Finding:
     return error(path, text.removesuffix(_ADVICE) + advice)
 
 
-class Marker(NamedTuple):
-    """The marker of a transaction that did not begin in the same segment.
-
-    `is_indexed` says whether the segment's transaction index has an entry for the marker.
-    """
-
-    offset: int
-    is_aborted: bool
-    is_indexed: bool
-
-
 @dataclass
 class Account:
     """What `check_boundaries` needs to know of a segment: its end, and the transactions that cross its boundaries.
 
     - `gaps`: offsets may be missing in the segment, because of compaction.
     - `began`: for each producer id with a transaction open at the segment's end, the offset at which it began.
-    - `ended`: for each producer id whose first transactional batch in the segment is a marker, that marker. The
-      transaction began before the segment, or did not begin at all.
     - `over`: the ids of the producers with any marker in the segment.
-    - `missing`: the aborted transactions that both began and ended in the segment and are not in the index.
+    - `missing`: the aborted transactions that ended in the segment and are not in the index. The first offset is -1
+      if the transaction did not begin in the segment: it began before, or not at all.
     """
 
     path: Path
@@ -124,7 +112,6 @@ class Account:
     end_offset: int
     records: int = 0
     began: dict[int, int] = field(default_factory=dict)
-    ended: dict[int, Marker] = field(default_factory=dict)
     over: set[int] = field(default_factory=set)
     missing: list[Transaction] = field(default_factory=list)
 
@@ -212,25 +199,17 @@ def check_boundaries(accounts: Iterable[Account], log_start_offset: int) -> Iter
             low, high = sorted((expected, account.base_offset))
             yield error(account.path, f"offsets {low} to {high - 1} {what}")
         expected = None if account.gaps else account.end_offset
-        missing = [
-            each._replace(first_offset=open_since.get(each.producer_id, each.first_offset))
-            for each in account.missing
-        ]
-        for producer_id, marker in account.ended.items():
-            first = open_since.get(producer_id, -1)
-            if first >= 0 and marker.is_aborted and not marker.is_indexed:
-                missing.append(Transaction(producer_id, first, marker.offset, True))
+        for producer_id, first_offset, last_offset, _ in account.missing:
+            # Of a transaction that began below the log start, recovery may have seen only the readable part.
+            if open_since.get(producer_id, first_offset) >= log_start_offset:
+                yield error(
+                    account.txn_index,
+                    f"the index entry of producer {producer_id}'s transaction that was aborted at {last_offset} is "
+                    f"missing{_ADVICE}",
+                )
         for producer_id in account.over:
             open_since.pop(producer_id, None)
         open_since = account.began | open_since
-        for transaction in missing:
-            # Of a transaction that began below the log start, recovery may have seen only the readable part.
-            if transaction.first_offset >= log_start_offset:
-                yield error(
-                    account.txn_index,
-                    f"the index entry of producer {transaction.producer_id}'s transaction that was aborted at "
-                    f"{transaction.last_offset} is missing{_ADVICE}",
-                )
 
 
 # The batches.
@@ -536,7 +515,9 @@ class _TransactionAudit:
         # -1. `_markers`: the offset of each producer's last marker.
         self._aborts: dict[tuple[int, int], int] = {}
         self._markers: dict[int, int] = {}
+        # The aborted transactions that began in the segment, and those of which it has only the marker.
         self._aborted: list[Transaction] = []
+        self._ended: list[Transaction] = []
 
     def note(self, batch: Batch) -> Iterator[Finding]:
         """Note the next transactional or control batch; yield an error for a control batch that cannot be read."""
@@ -557,16 +538,13 @@ class _TransactionAudit:
             return
         is_aborted = marker.control_type is ControlType.ABORT
         before, self._markers[producer_id] = self._markers.get(producer_id, -1), offset
+        first = account.began.pop(producer_id, -1)
+        account.over.add(producer_id)
         if is_aborted:
             self._aborts[producer_id, offset] = before
-        first = account.began.pop(producer_id, None)
-        if first is not None and is_aborted:
-            self._aborted.append(Transaction(producer_id, first, offset, is_aborted))
-        elif first is None and before < 0:
-            # This segment alone does not show whether the marker must be in the index, so it counts as indexed until
-            # `look_up`.
-            account.ended[producer_id] = Marker(offset, is_aborted, True)
-        account.over.add(producer_id)
+            if first >= 0 or before < 0:
+                found = self._aborted if first >= 0 else self._ended
+                found.append(Transaction(producer_id, first, offset, is_aborted))
 
     def look_up(self) -> Iterator[Finding]:
         """Note in the account which aborted transactions the index lacks; yield the index's first wrong entry."""
@@ -592,8 +570,7 @@ class _TransactionAudit:
             text = f"the entry of producer {producer_id} that ends at offset {offset} matches no abort in the log"
             yield _index_error(self._segment, index.path, text)
         account.missing += [
-            each for each in self._aborted if (each.producer_id, each.last_offset) not in indexed
+            each
+            for each in (*self._aborted, *self._ended)
+            if (each.producer_id, each.last_offset) not in indexed
         ]
-        for producer_id, marker in account.ended.items():
-            is_indexed = (producer_id, marker.offset) in indexed
-            account.ended[producer_id] = marker._replace(is_indexed=is_indexed)
