@@ -138,7 +138,6 @@ def _has_gap(rows: NDArray[np.int64], log_end_offset: int) -> bool:
 def _append(partition: Partition, run: ScannedBatches) -> None:
     """Append the batches of a run, and roll where the settings say so (kafka-storage 4.1)."""
     now_ms, config = partition.now_ms(), partition.config
-    partition.flusher.note_settings(config)
     left = run.measured()
     while len(left.sizes):
         try:
@@ -155,7 +154,7 @@ def _append(partition: Partition, run: ScannedBatches) -> None:
         size = int(fits.batches.rows[:, SIZE].sum())
         for batch in deciding_batches(fits.batches):
             partition.note_producer(batch, size)
-        partition.note_appended(fits.text.records, size, now_ms)
+        partition.note_appended(fits.text.records, size, config, now_ms)
         # Published last, once the transaction indexes have the transactions that the batches abort.
         partition.publish(last_timestamp=int(fits.batches.rows[-1, MAX_TIMESTAMP]))
 

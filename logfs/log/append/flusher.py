@@ -68,12 +68,9 @@ class Flusher:
 
     # What the partition reports.
 
-    def note_settings(self, config: LogConfig) -> None:
-        """Remember the `flush.messages` that is in force at an append; `is_due` uses it."""
+    def note_append(self, config: LogConfig, now_ms: int) -> None:
+        """Note the time of an append, from which `flush.ms` counts after a flush, and the settings in force then."""
         self._flush_messages = config.flush_messages
-
-    def note_append(self, now_ms: int) -> None:
-        """Note the time of an append; `flush.ms` counts from the first append after a flush."""
         if self._unflushed_since_ms is None:
             self._unflushed_since_ms = now_ms
 

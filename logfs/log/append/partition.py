@@ -197,7 +197,6 @@ class Partition(Log):
 
     def _append_noted(self, new: NewBatch, config: LogConfig, now_ms: int) -> AppendedBatch:
         """Append a batch and note it in the state of its producer, before readers see it."""
-        self.flusher.note_settings(config)
         first_offset = self.log_end_offset
         try:
             self._append_batch(new, config, now_ms)
@@ -253,7 +252,6 @@ class Partition(Log):
             if len(built.batches) > 1:
                 # A call that is repeated in another thread must have appended nothing.
                 self.check_may_block()
-            self.flusher.note_settings(config)
             first_offset, consumed = self.log_end_offset, built.consumed
             refused: LogfsError | OSError | None = built.refused
             timestamp = self.state.last_timestamp
@@ -322,14 +320,14 @@ class Partition(Log):
         writer.append(
             batch.data, base_offset + count - 1, timestamp, text, config.index_interval_bytes
         )
-        self.note_appended(count, size, now_ms)
+        self.note_appended(count, size, config, now_ms)
 
-    def note_appended(self, records: int, size_bytes: int, now_ms: int) -> None:
+    def note_appended(self, records: int, size_bytes: int, config: LogConfig, now_ms: int) -> None:
         """Add to the counts of appended records and bytes, and remember `now_ms`, the time of the append."""
         self.appended_records += records
         self.appended_bytes += size_bytes
         self.appended_ms = now_ms
-        self.flusher.note_append(now_ms)
+        self.flusher.note_append(config, now_ms)
 
     def failed_append(self, error: OSError) -> OSError | PartitionFailed:
         """Undo a failed write and return the error to report. Refuse appends unless its errno is in `EXHAUSTED`."""

@@ -322,7 +322,8 @@ class StagedAppend:
         except OSError as error:
             raise partition.fail("a commit could not be made visible", error) from error
         timestamp = int(last.batches[-1].batches.rows[-1, MAX_TIMESTAMP])
-        partition.note_appended(self._size.record_count, self._size.size_bytes, now_ms)
+        size = self._size
+        partition.note_appended(size.record_count, size.size_bytes, self._config, now_ms)
         partition.publish(segments=segments, last_timestamp=timestamp)
         if active not in segments:
             # Text views that have reached the empty segment continue with the segment that has replaced it.
