@@ -32,7 +32,6 @@ class Flusher:
     def __init__(self, log: Partition, loaded: Loaded) -> None:
         self.lock = make_rlock(Level.FLUSH)
         self.recovery_point = loaded.recovery_point
-        self.flushes = 0
         self._log = log
         # The segments whose files loading has changed.
         self._unsynced: Sequence[Segment] = loaded.unsynced
@@ -119,7 +118,6 @@ class Flusher:
                     self._unflushed_since_ms = since_ms
                     raise
                 raise log.fail("an fsync failed", error) from error
-            self.flushes += 1
             self._unsynced = ()
             self.recovery_point = max(self.recovery_point, end_offset)
             return self.recovery_point
