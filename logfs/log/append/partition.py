@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from logfs.errors import (
     Corrupt,
+    InvalidRecord,
     LogDirFailed,
     LogfsError,
     NotWritable,
@@ -31,7 +32,7 @@ from logfs.format.messages.control import ControlType, EndTransactionMarker
 from logfs.format.text.rendering import TextSize
 from logfs.log.append.flusher import Flusher
 from logfs.log.append.result import AppendedBatch, AppendResult
-from logfs.log.append.validator import batch_format, check_batch, refusal
+from logfs.log.append.validator import batch_format, check_batch, check_record
 from logfs.log.disk.disk import EXHAUSTED, NO_DESCRIPTOR, TRIES
 from logfs.log.read.log import Log
 from logfs.log.segment.segment import Segment
@@ -122,7 +123,7 @@ class Partition(Log):
         """
         now_ms, config = self._clock(), self.config
         if config.is_compacted:
-            built = Built([], 0, refusal(Record(b""), config, now_ms, self.name.directory))
+            built = Built([], 0, self._refusal(Record(b""), config, now_ms))
         else:
             built = build_lines(data, self._format_for(config)[1], now_ms)
         return self._append(built, config, now_ms)
@@ -138,7 +139,11 @@ class Partition(Log):
 
     def refusal_of(self, record: Record) -> LogfsError | None:
         """Return why the topic's settings refuse a record, its size aside; None if they do not."""
-        return refusal(record, self.config, self._clock(), self.name.directory)
+        return self._refusal(record, self.config, self._clock())
+
+    def _refusal(self, record: Record, config: LogConfig, now_ms: int) -> InvalidRecord | None:
+        refused = check_record(record, config, now_ms)
+        return InvalidRecord(f"{self.name.directory}: {refused}") if refused else None
 
     def append_batch(self, data: Buffer, *, coordinator: bool = False) -> AppendedBatch:
         """Append one record batch as its producer made it, checked as a leader checks it (kafka-storage 2.9, 9.2).
@@ -223,9 +228,9 @@ class Partition(Log):
 
     def _build(self, records: Sequence[Record], config: LogConfig, now_ms: int) -> Built:
         """Build batches of the records up to the first that the topic refuses; `refused` of the result says why."""
-        form, name = self._format_for(config)[1], self.name.directory
+        form = self._format_for(config)[1]
         for number, record in enumerate(records):
-            refused = refusal(record, config, now_ms, name)
+            refused = self._refusal(record, config, now_ms)
             if refused is not None:
                 built = build_records(records[:number], form, now_ms)
                 built.refused = built.refused or refused
@@ -582,9 +587,8 @@ class Partition(Log):
                 if count >= len(self.segments) and start == self.log_end_offset:
                     self.roll(now_ms)
                 segments = self.segments
-                dropped = tuple(s for s in segments[:count] if s.next_offset <= start)
-                if len(dropped) == len(segments):
-                    dropped = dropped[:-1]
+                most = min(count, len(segments) - 1)
+                dropped = tuple(s for s in segments[:most] if s.next_offset <= start)
                 self.publish(segments=segments[len(dropped) :])
                 try:
                     due_ms = now_ms + self.config.file_delete_delay_ms

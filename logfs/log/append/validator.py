@@ -51,12 +51,6 @@ def check_record(record: Record, config: LogConfig, now_ms: int) -> InvalidRecor
     return None
 
 
-def refusal(record: Record, config: LogConfig, now_ms: int, name: str) -> InvalidRecord | None:
-    """Return why `check_record` refuses a record, with the partition's `name` in the message; None if it does not."""
-    refused = check_record(record, config, now_ms)
-    return InvalidRecord(f"{name}: {refused}") if refused else None
-
-
 def batch_format(config: LogConfig) -> BatchFormat:
     """Return the format of the batches that logfs builds for the topic.
 
