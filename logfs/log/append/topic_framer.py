@@ -69,20 +69,16 @@ def check_partitions(topic: str, partitions: Sequence[Log]) -> None:
             )
 
 
-class _TopicFramer(LineFramer):
-    """The base of the framers of a topic. `partition` is the one to which the next record without a key goes."""
+class TopicLineFramer(LineFramer):
+    """A `LineFramer` whose lines go to the partitions of a topic, the next record without a key to `partition`.
+
+    The offsets in its results are not those of a log: they count the records of the call from 0.
+    """
 
     def __init__(self, partitions: Sequence[Partition], partitioner: Partitioner) -> None:
         super().__init__(partitions[partitioner.current])
         self.partitions = partitions
         self._partitioner = partitioner
-
-
-class TopicLineFramer(_TopicFramer):
-    """A `LineFramer` whose lines go to the partitions of a topic.
-
-    The offsets in its results are not those of a log: they count the records of the call from 0.
-    """
 
     def append(self, lines: bytes) -> AppendResult:
         position = count = 0
@@ -102,12 +98,11 @@ class TopicLineFramer(_TopicFramer):
         return AppendResult(0, count - 1, position)
 
 
-class TopicEnvelopeFramer(_TopicFramer, EnvelopeFramer):
+class TopicEnvelopeFramer(TopicLineFramer, EnvelopeFramer):
     """An `EnvelopeFramer` whose records go to the partitions of a topic, those with a key by its hash.
 
     The records of one call are appended partition by partition. A record that the topic refuses ends the append:
-    nothing after it is appended. After a disk error, records after the failed one may be in other partitions. The
-    offsets in the results count the records of the call from 0.
+    nothing after it is appended. After a disk error, records after the failed one may be in other partitions.
     """
 
     def append(self, lines: bytes) -> AppendResult:
