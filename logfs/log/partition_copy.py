@@ -76,7 +76,7 @@ class PartitionCopy:
         self._segments: list[Segment] = []
         # After `take_over`: the segments of the original, each with its copy.
         self.copies: dict[Segment, Segment] = {}
-        self._snapshots: ProducerSnapshots | None = None
+        self._snapshot_offsets: list[int] = []
         mode = stat.S_IMODE(partition.disk.stat(partition.directory).mode)
         disk.mkdir(directory, mode=mode)
 
@@ -226,10 +226,11 @@ class PartitionCopy:
         fresh.begin(partition.config, now_ms)
         fresh.flush(indexes=False)
         self._segments.append(fresh)
-        self._snapshots = ProducerSnapshots(self._disk, self.directory, 0)
-        self._snapshots.minimum_offset = partition.snapshots.minimum_offset
-        self._snapshots.write(end, partition.producers)
-        self._snapshots.flush()
+        snapshots = ProducerSnapshots(self._disk, self.directory, 0)
+        snapshots.minimum_offset = partition.snapshots.minimum_offset
+        snapshots.write(end, partition.producers)
+        snapshots.flush()
+        self._snapshot_offsets = snapshots.offsets
         self._disk.put_file(self.directory / MOVED, unique.encode(), sync=True)
         self._disk.sync_directory(self.directory)
 
@@ -260,12 +261,11 @@ class PartitionCopy:
         Returns the segments of the original, and segments that were dropped earlier and that readers still hold.
         """
         partition = self._partition
-        assert self._snapshots is not None, "complete"
         old = partition.local_segments
         end = partition.log_end_offset
         relocate(self._segments, directory)
         left = partition.switch_to_copies(
-            self._disk, directory, self._segments, self._snapshots.offsets
+            self._disk, directory, self._segments, self._snapshot_offsets
         )
         # Readers of the old last segment continue with the new one at this offset.
         old[-1].next_base = end
