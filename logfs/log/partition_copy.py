@@ -45,8 +45,6 @@ _NOT_COPIED = (
 class _Copied:
     """The copied part of a segment: `size_bytes` of its .log file, or all of its files if it is `whole`."""
 
-    segment: Segment
-    content: object
     size_bytes: int = 0
     whole: bool = False
 
@@ -69,7 +67,8 @@ class PartitionCopy:
         self._partition = partition
         self._disk = disk
         self._spend = spend
-        self._copied: dict[int, _Copied] = {}
+        # By segment and its content, which a truncation replaces.
+        self._copied: dict[tuple[Segment, object], _Copied] = {}
         # By name, the inode number, size and mtime of each other file that was copied; None if these may miss a
         # change.
         self._others: dict[str, tuple[int, int, int] | None] = {}
@@ -83,30 +82,26 @@ class PartitionCopy:
     @property
     def missing_bytes(self) -> int:
         """The bytes of .log files that have not been copied yet."""
+        none = _Copied()
         return sum(
-            segment.size_bytes - copied.size_bytes
-            if (copied := self._copied.get(segment.base_offset)) and self._is_same(copied, segment)
-            else segment.size_bytes
+            segment.size_bytes - self._copied.get((segment, segment.content), none).size_bytes
             for segment in self._partition.local_segments
         )
-
-    @staticmethod
-    def _is_same(copied: _Copied, segment: Segment | None) -> bool:
-        return copied.segment is segment and segment.content is copied.content
 
     def catch_up(self) -> None:
         """Copy what is new since the last call, and remove the segments and files that have left the partition."""
         segments = self._partition.local_segments
-        known = {segment.base_offset: segment for segment in segments}
-        for base_offset, copied in list(self._copied.items()):
-            if not self._is_same(copied, known.get(base_offset)):
-                del self._copied[base_offset]
-                Segment(self._disk, self.directory, base_offset).discard()
-        for segment in segments:
+        contents = {segment: segment.content for segment in segments}
+        for segment, content in list(self._copied):
+            if contents.get(segment) is not content:
+                del self._copied[segment, content]
+                Segment(self._disk, self.directory, segment.base_offset).discard()
+        for segment, content in contents.items():
+            copied = self._copied.setdefault((segment, content), _Copied())
             try:
-                self._copy(segment, is_sealed=segment is not segments[-1])
+                self._copy(segment, copied, is_sealed=segment is not segments[-1])
             except FileNotFoundError:
-                if any(each is segment for each in self._partition.local_segments):
+                if segment in self._partition.local_segments:
                     raise
         self._copy_other_files()
 
@@ -135,14 +130,10 @@ class PartitionCopy:
                     old, self.directory / name, 0, source.size(old), lambda _: self._spend(0)
                 )
 
-    def _copy(self, segment: Segment, *, is_sealed: bool) -> None:
-        copied = self._copied.get(segment.base_offset)
-        if copied is None:
-            copied = _Copied(segment, segment.content)
-            self._copied[segment.base_offset] = copied
+    def _copy(self, segment: Segment, copied: _Copied, *, is_sealed: bool) -> None:
         if copied.whole:
             return
-        self._copy_log(copied)
+        self._copy_log(segment, copied)
         if not is_sealed or copied.size_bytes < segment.size_bytes:
             return
         for part in (*segment.indexes, segment.txn_index):
@@ -154,10 +145,9 @@ class PartitionCopy:
     def _path(self, segment: Segment, suffix: str) -> Path:
         return self.directory / (names.stem(segment.base_offset) + suffix)
 
-    def _copy_log(self, copied: _Copied) -> None:
+    def _copy_log(self, segment: Segment, copied: _Copied) -> None:
         """Copy the rest of the .log file up to its current end, durably. A truncation may end the copy sooner."""
-        source, segment = self._partition.disk, copied.segment
-        end = segment.size_bytes
+        source, end = self._partition.disk, segment.size_bytes
 
         def note(size: int) -> None:
             copied.size_bytes += size
