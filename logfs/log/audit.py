@@ -379,28 +379,25 @@ class _OffsetIndexAudit(_IndexAudit):
         is_later = ends == len(last_offsets)
         is_end = last_offsets[np.minimum(ends, len(last_offsets) - 1)] == offsets
         right = (starts[at] == positions) & (ends >= at) & (is_end | is_later)
-        if self._awaited is not None:
-            wanted, position = self._awaited
-            if wanted <= int(last_offsets[-1]):
-                self._awaited = None
-                if wanted not in last_offsets:
-                    yield from self._first(np.array([wanted]), np.array([position]))
-                    return
+        if self._awaited is not None and self._awaited[0] <= int(last_offsets[-1]):
+            awaited, self._awaited = self._awaited, None
+            if awaited[0] not in last_offsets:
+                yield self._without_batch(*awaited)
+                return
         if is_later.any():
             self._awaited = int(offsets[is_later][0]), int(positions[is_later][0])
-        yield from self._first(offsets[~right], positions[~right])
+        for number in np.flatnonzero(~right)[:1]:
+            yield self._without_batch(int(offsets[number]), int(positions[number]))
 
     def finish(self, size: int, text: TextSize) -> Iterator[Finding]:
         if self._awaited is not None:
-            wanted, position = self._awaited
-            yield from self._first(np.array([wanted]), np.array([position]))
-        rest = self.entries[self._done :]
-        yield from self._first(rest["offset"].astype(np.int64) + self.base_offset, rest["position"])
+            yield self._without_batch(*self._awaited)
+        for offset, position in self.entries[self._done :][:1].tolist():
+            yield self._without_batch(self.base_offset + offset, position)
 
-    def _first(self, offsets: NDArray[np.int64], positions: NDArray[np.int64]) -> Iterator[Finding]:
-        if len(offsets):
-            yield self._wrong(f"no batch with last offset {offsets[0]} at byte {positions[0]}")
-            self._keep(self._done)
+    def _without_batch(self, offset: int, position: int) -> Finding:
+        self._keep(self._done)
+        return self._wrong(f"no batch with last offset {offset} at byte {position}")
 
 
 class _TimeIndexAudit(_IndexAudit):

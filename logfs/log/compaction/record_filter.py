@@ -223,13 +223,10 @@ class RecordFilter:
         if copied.all() and len(rows):
             # Copy the run as it is: scanned batches follow each other without a gap in the file.
             return scanned.data[int(rows[0, POSITION]) : int(rows[-1, POSITION] + rows[-1, SIZE])]
-        size = int(
-            rows[actions != compaction_kernels.GONE, SIZE].sum()
-        ) + compaction_kernels.GROWTH * int(kept.sum())
+        stays = actions != compaction_kernels.GONE
+        size = int(rows[stays, SIZE].sum()) + compaction_kernels.GROWTH * int(kept.sum())
         out = np.empty(size, np.uint8)
-        rewritten = np.empty(
-            (int((~copied & (actions != compaction_kernels.GONE)).sum()), 2), np.int64
-        )
+        rewritten = np.empty((int((stays & ~copied).sum()), 2), np.int64)
         written, count = compaction_kernels.write_batches(
             np.frombuffer(scanned.data, np.uint8),
             rows,
