@@ -168,21 +168,18 @@ class EnvelopeFramer(LineFramer):
 
     def append(self, lines: bytes) -> AppendResult:
         records = []
-        ends = []
         refused: LogfsError | OSError | None = None
-        position = 0
-        for line in lines[:-1].split(b"\n"):
+        envelopes = lines[:-1].split(b"\n")
+        for line in envelopes:
             try:
                 records.append(envelope.decode(line))
             except InvalidEnvelope as error:
                 name = self.partition.name.directory
                 refused = InvalidEnvelope(f"{name}: {error}, in {line[:40]!r}")
                 break
-            position += len(line) + 1
-            ends.append(position)
         done = self.partition.append_records(records)
-        consumed = ends[done.consumed - 1] if done.consumed else 0
-        return AppendResult(done.first_offset, done.last_offset, consumed, done.refused or refused)
+        consumed = sum(len(line) + 1 for line in envelopes[: done.consumed])
+        return done._replace(consumed=consumed, refused=done.refused or refused)
 
     @property
     def limit(self) -> int:
