@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from bisect import bisect_right
 from contextlib import suppress
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from logfs.errors import (
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from logfs.log.recovery import Loaded
     from logfs.log.segment.segment_writer import SegmentWriter
 
+_extent = attrgetter("base_offset", "next_offset", "size_bytes")
 # How often a read is repeated after it has met a file that is shorter than any writer leaves it.
 _REBUILDS = 3
 # The leader epoch of a log without a broker. It is constant, so that a flipped bit in it is detected.
@@ -129,11 +131,7 @@ class Partition(Log):
         return self._append(built, config, now_ms)
 
     def append_records(self, records: Sequence[Record]) -> AppendResult:
-        """Append records up to the first that is refused.
-
-        `consumed` in the result counts records, and `refused` is the error of the first refused record. Raises
-        `NotWritable`, `PartitionFailed` or `UnknownPartition` if the partition takes no appends at all.
-        """
+        """Append records up to the first that is refused, as `append_lines` does; `consumed` counts records."""
         now_ms, config = self._clock(), self.config
         return self._append(self._build(records, config, now_ms), config, now_ms)
 
@@ -460,19 +458,16 @@ class Partition(Log):
                 if self.active.has_preallocated_space:
                     self.active.finish()
                     self.active.flush(indexes=True)
-                self._keep_snapshot()
+                if self.snapshots.latest < self.log_end_offset:
+                    # A clean start then need not read the log for the producers.
+                    self.snapshots.write(self.log_end_offset, self.producers)
+                    self.snapshots.flush()
+                    self.disk.sync_directory(self.directory)
             except (OSError, PartitionFailed):
                 self.failure = ended or self.failure or closed
                 return False
             self.failure = closed
             return super().close()
-
-    def _keep_snapshot(self) -> None:
-        """Write a durable producer snapshot at the log end, so that a clean start need not read the log for them."""
-        if self.snapshots.latest < self.log_end_offset:
-            self.snapshots.write(self.log_end_offset, self.producers)
-            self.snapshots.flush()
-            self.disk.sync_directory(self.directory)
 
     # Moving the ends.
 
@@ -629,10 +624,8 @@ class Partition(Log):
                 before = self.segments
                 local = self.local_segments
                 dropped = local[: len(copies)]
-                same = [(each.base_offset, each.next_offset, each.size_bytes) for each in copies]
-                if dropped[-1] is self.active or same != [
-                    (each.base_offset, each.next_offset, each.size_bytes) for each in dropped
-                ]:
+                differs = [*map(_extent, copies)] != [*map(_extent, dropped)]
+                if differs or dropped[-1] is self.active:
                     raise Corrupt(f"{self.directory}: the segments differ from their remote copies")
                 remote = before[: len(before) - len(local)]
                 self.publish(segments=(*remote, *copies, *local[len(copies) :]))
