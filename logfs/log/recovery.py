@@ -130,7 +130,7 @@ def load(
     config: LogConfig,
     start: LoadStart,
     now_ms: int,
-    progress: Progress | None = None,
+    progress: Progress = lambda _: None,
     kind: type[Segment] = Segment,
 ) -> Loaded:
     """Load a partition directory. If it was not closed cleanly, recover it from the recovery point on.
@@ -140,8 +140,7 @@ def load(
     Raises `OSError`, `Corrupt` for a leader epoch file that cannot be read, and `InvalidName` for a file whose stem
     is not an offset.
     """
-    report = progress or (lambda _: None)
-    return _LogLoader(disk, directory, config, start, now_ms, report, kind).run()
+    return _LogLoader(disk, directory, config, start, now_ms, progress, kind).run()
 
 
 @dataclass(eq=False)
