@@ -100,7 +100,7 @@ class Account:
 
     - `gaps`: offsets may be missing in the segment, because of compaction.
     - `began`: for each producer id with a transaction open at the segment's end, the offset at which it began.
-    - `over`: the ids of the producers with any marker in the segment.
+    - `over`: for each producer id with any marker in the segment, the offset of the last one.
     - `missing`: the aborted transactions that ended in the segment and are not in the index. The first offset is -1
       if the transaction did not begin in the segment: it began before, or not at all.
     """
@@ -112,7 +112,7 @@ class Account:
     end_offset: int
     records: int = 0
     began: dict[int, int] = field(default_factory=dict)
-    over: set[int] = field(default_factory=set)
+    over: dict[int, int] = field(default_factory=dict)
     missing: list[Transaction] = field(default_factory=list)
 
 
@@ -508,13 +508,9 @@ class _TransactionAudit:
     def __init__(self, segment: Segment, account: Account) -> None:
         self._segment = segment
         self._account = account
-        # `_aborts`: for each abort marker (producer id, offset), the offset of the producer's marker before it, or
-        # -1. `_markers`: the offset of each producer's last marker.
-        self._aborts: dict[tuple[int, int], int] = {}
-        self._markers: dict[int, int] = {}
-        # The aborted transactions that began in the segment, and those of which it has only the marker.
-        self._aborted: list[Transaction] = []
-        self._ended: list[Transaction] = []
+        # For each abort marker (producer id, offset), the offset of the producer's marker before it, and that at
+        # which the transaction began; -1 for what is not in the segment.
+        self._aborts: dict[tuple[int, int], tuple[int, int]] = {}
 
     def note(self, batch: Batch) -> Iterator[Finding]:
         """Note the next transactional or control batch; yield an error for a control batch that cannot be read."""
@@ -533,15 +529,10 @@ class _TransactionAudit:
             return
         if marker is None or not header.is_transactional:
             return
-        is_aborted = marker.control_type is ControlType.ABORT
-        before, self._markers[producer_id] = self._markers.get(producer_id, -1), offset
+        before, account.over[producer_id] = account.over.get(producer_id, -1), offset
         first = account.began.pop(producer_id, -1)
-        account.over.add(producer_id)
-        if is_aborted:
-            self._aborts[producer_id, offset] = before
-            if first >= 0 or before < 0:
-                found = self._aborted if first >= 0 else self._ended
-                found.append(Transaction(producer_id, first, offset, is_aborted))
+        if marker.control_type is ControlType.ABORT:
+            self._aborts[producer_id, offset] = before, first
 
     def look_up(self) -> Iterator[Finding]:
         """Note in the account which aborted transactions the index lacks; yield the index's first wrong entry."""
@@ -553,21 +544,20 @@ class _TransactionAudit:
         except Corrupt as why:
             yield error(index.path, str(why))
             return
-        indexed = firsts.keys()
         wrong = {
             key
-            for each in self._aborted
-            if (key := (each.producer_id, each.last_offset)) in indexed
-            and not self._aborts[key] < firsts[key] <= each.first_offset
+            for key, (before, first) in self._aborts.items()
+            if first >= 0 and key in firsts and not before < firsts[key] <= first
         }
         if not self._segment.gaps:
             # In a compacted log the marker of an entry may have been removed, so such an entry is not wrong there.
-            wrong |= indexed - self._aborts.keys()
+            wrong |= firsts.keys() - self._aborts.keys()
         for producer_id, offset in sorted(wrong)[:1]:
             text = f"the entry of producer {producer_id} that ends at offset {offset} matches no abort in the log"
             yield _index_error(self._segment, index.path, text)
+        # A marker that follows another marker of the producer ends no transaction.
         account.missing += [
-            each
-            for each in (*self._aborted, *self._ended)
-            if (each.producer_id, each.last_offset) not in indexed
+            Transaction(producer_id, first, offset, True)
+            for (producer_id, offset), (before, first) in self._aborts.items()
+            if (producer_id, offset) not in firsts and (first >= 0 or before < 0)
         ]
