@@ -35,7 +35,7 @@ MOVED = "logfs.moved"
 _CHUNK_BYTES = 1024 * 1024
 # Segments are copied separately. Caches, and files that a crash or a compaction left, are not copied.
 _NOT_COPIED = (
-    *(names.LOG, names.OFFSET_INDEX, names.TIME_INDEX, names.TXN_INDEX, names.TEXT_INDEX),
+    *names.SEGMENT_FILES,
     *(names.DELETED, names.CLEANED, names.SWAP, ".tmp"),
     *(names.KEY_INDEX, names.COMMITTED_KEY_INDEX, MOVED),
 )

@@ -18,14 +18,7 @@ from logfs.format.base.batch_rows import (
     SIZE,
     SPAN_BASE_OFFSET,
 )
-from logfs.format.batches.batch import (
-    HEADER_SIZE,
-    LENGTH_OVERHEAD,
-    MAGIC,
-    START,
-    Batch,
-    whole_batches,
-)
+from logfs.format.batches.batch import HEADER_SIZE, MAGIC, Batch, whole_batches
 from logfs.log.segment.batch_scanner import scan, scan_one
 from logfs.log.state.producers import deciding_batches
 
@@ -119,7 +112,7 @@ def _valid_batches(partition: Partition, view: memoryview) -> ScannedBatches | N
     run, _ = scan(view, partition.log_end_offset, gaps=True)
     if len(run.rows):
         return run
-    if len(view) < HEADER_SIZE or len(view) < START.unpack_from(view)[1] + LENGTH_OVERHEAD:
+    if next(whole_batches(view), None) is None:
         return None
     batch = Batch.parse(view)
     if batch.header.magic == MAGIC:
