@@ -142,8 +142,7 @@ def measure_staged(
     """Read staged files in a partition directory, and return the size of all but the first `skip` batches.
 
     With `checked_for`, the topic's settings, a batch that they do not allow at the time `now_ms` raises
-    `RecordTooLarge` or `InvalidRecord`. Raises `Corrupt` if a file does not match its description, and
-    `FileNotFoundError` if it is gone.
+    `RecordTooLarge` or `InvalidRecord`. Raises as `read_staged`, too.
     """
 
     columns = (SIZE, SPAN_COUNT, MAX_TIMESTAMP)
@@ -161,12 +160,11 @@ def measure_staged(
 def final_batches(disk: Disk, directory: Path, part: CommitPart) -> Iterator[ScannedBatches]:
     """Yield the batches of a part in runs, as they will be in the log. The first `part.skip` batches are left out.
 
-    Offsets, leader epoch and, for LogAppendTime, timestamps are set. The `position` of a run counts from the first
-    byte of the first batch that is yielded. Raises `Corrupt` if a staged file does not match its description, and
-    `FileNotFoundError` if it is gone.
+    Offsets, leader epoch and, for LogAppendTime, timestamps are set. The `position` of each run is 0. Raises as
+    `read_staged`.
     """
 
-    offset, skip, position = part.base_offset, part.skip, 0
+    offset, skip = part.base_offset, part.skip
     for staged in part.files:
         for scanned in read_staged(disk, directory, staged):
             data, rows = scanned.data, scanned.rows
@@ -184,8 +182,8 @@ def final_batches(disk: Disk, directory: Path, part: CommitPart) -> Iterator[Sca
                 if part.append_time != NO_APPEND_TIME:
                     stamp(batch, part.append_time)
             final, _ = scan(out.toreadonly(), offset, gaps=False)
-            yield final._replace(position=position)
-            offset, position = final.next_offset, position + len(out)
+            yield final
+            offset = final.next_offset
 
 
 # Appending what was staged.
@@ -226,7 +224,7 @@ class StagedAppend:
         else:
             self._runs.append(_SegmentRun(active, part.position))
         for scanned in final_batches(partition.disk, partition.directory, part):
-            left = scanned._replace(position=0).measured()
+            left = scanned.measured()
             while len(left.sizes):
                 count = self._how_many_fit(left.batches)
                 if count:
