@@ -580,11 +580,9 @@ class _LogLoader:
         self.snapshots.write_if_room(builder.end, self.producers)
 
     def _is_torn(self, segment: Segment, damage: Damage, size: int, *, is_last: bool) -> bool:
-        """Whether damage is a torn tail: the end of an append that never became durable.
+        """Whether damage in a file of `size` bytes is a torn tail, as the docstring of this module describes it.
 
-        It reaches to the end of the file, at `size` bytes, and does not begin with a whole batch. In the last segment
-        it lies at or after the recovery point. In another segment no offset is missing before the next segment, as
-        in the preallocated space of a file when a crash interrupted a roll.
+        In a segment that is not the last, it may be preallocated space, left by a crash that interrupted a roll.
         """
         if self.start.closed or damage.end != size or damage.start == damage.end:
             return False

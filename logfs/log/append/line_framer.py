@@ -1,8 +1,4 @@
-"""Framing: cuts the writes of one file handle into lines or envelopes, and appends these.
-
-`append` and `append.jsonl` use the same framing, which does not depend on FUSE: it takes bytes, appends to a
-`Partition`, and returns the number of bytes taken.
-"""
+"""Framing, without FUSE: cuts the writes of one file handle into lines or envelopes, and appends these."""
 
 from __future__ import annotations
 

@@ -341,10 +341,9 @@ class Partition(Log):
         return error if error.errno in EXHAUSTED else self.fail("a write failed", error)
 
     def fail(self, what: str, error: OSError) -> PartitionFailed:
-        """Refuse all further appends (rule 7), and return the error that they raise.
+        """Refuse all further appends (rule 7), and return their error, which tells `what` failed and why (`error`).
 
-        `what` says what failed, for the error's message; `error` is the cause. If the whole log directory has failed,
-        the error is that of the directory.
+        If the whole log directory has failed, it is the error of the directory.
         """
         if self.disk.failure is not None:
             self.failure = self.disk.failure
