@@ -82,7 +82,8 @@ class TopicLineFramer(LineFramer):
 
     def append(self, lines: bytes) -> AppendResult:
         position = count = 0
-        while position < len(lines):
+        refused: LogfsError | OSError | None = None
+        while position < len(lines) and refused is None:
             # The lines up to the one that fills the batch.
             end = lines.find(b"\n", position + self._partitioner.left - 1) + 1 or len(lines)
             if end < len(lines):
@@ -93,9 +94,8 @@ class TopicLineFramer(LineFramer):
             count += done.last_offset + 1 - done.first_offset
             self._partitioner.note(done.consumed)
             self.partition = self.partitions[self._partitioner.current]
-            if done.refused is not None:
-                return AppendResult(0, count - 1, position, done.refused)
-        return AppendResult(0, count - 1, position)
+            refused = done.refused
+        return AppendResult(0, count - 1, position, refused)
 
 
 class TopicEnvelopeFramer(TopicLineFramer, EnvelopeFramer):
