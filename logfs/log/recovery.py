@@ -31,7 +31,7 @@ from logfs.format.batches.batch import Batch
 from logfs.log.disk.disk import TEMPORARY
 from logfs.log.segment.batch_iterator import CHUNK_BYTES, Damage
 from logfs.log.segment.batch_scanner import scan_segment, survey
-from logfs.log.segment.index import MAX_RELATIVE_OFFSET, OffsetEntry, TimeEntry
+from logfs.log.segment.index import MAX_RELATIVE_OFFSET, TimeEntry
 from logfs.log.segment.index_builder import IndexBuilder
 from logfs.log.segment.segment import Segment
 from logfs.log.segment.segment_end import UNMEASURED, SegmentEnd
@@ -271,13 +271,11 @@ class _LogLoader:
         """Remove files that a crash left unfinished, and indexes without a .log."""
         files = set(self._files())
         for name in files:
-            if name in _UNFINISHED or name.endswith(_TEMPORARY_INDEXES):
+            is_orphan = name.endswith(names.SEGMENT_FILES[1:]) and (
+                names.stem(names.parse_stem(name)) + names.LOG not in files
+            )
+            if is_orphan or name in _UNFINISHED or name.endswith(_TEMPORARY_INDEXES):
                 self.disk.unlink(self.directory / name)
-        for name in files:
-            if name.endswith(names.SEGMENT_FILES[1:]):
-                log = names.stem(names.parse_stem(name)) + names.LOG
-                if log not in files:
-                    self.disk.unlink(self.directory / name)
 
     # Producers (kafka-storage 5.2, step 10, and 9.8).
 
@@ -498,7 +496,9 @@ class _LogLoader:
         if not 0 <= last.position <= size:
             return False
         segment.resume(SegmentEnd(size, end, UNMEASURED), max_entry)
-        first_offset = self._first_offset(segment, last)
+        # No CRC covers the base offset in the header of the entry's batch, so it must agree with the entry.
+        header = segment.header(last.position) if last.position else None
+        first_offset = max(last.offset - header.last_offset_delta, end) if header else end
         for found in segment.walk(last.position, first_offset=first_offset, is_end_known=False):
             if isinstance(found, Damage):
                 return False
@@ -519,14 +519,6 @@ class _LogLoader:
         return segment.offset_index.can_be(end, size) and segment.time_index.can_be(
             end, segment.first_batch_timestamp
         )
-
-    @staticmethod
-    def _first_offset(segment: Segment, entry: OffsetEntry) -> int:
-        """Return the base offset that an index entry's batch must have; no CRC covers the one in the header."""
-        header = segment.header(entry.position) if entry.position else None
-        if header is None:
-            return segment.base_offset
-        return max(entry.offset - header.last_offset_delta, segment.base_offset)
 
     def _rebuild(self, segments: Sequence[Segment], segment: Segment, *, sync: bool) -> None:
         """Walk one of the segments, rebuild its indexes, and cut a torn tail (kafka-storage 3.4).
