@@ -25,8 +25,6 @@ from logfs.log.state.producers import deciding_batches
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from numpy.typing import NDArray
-
     from logfs.log.append.partition import Partition
     from logfs.log.segment.batch_scanner import MeasuredBatches, ScannedBatches
 
@@ -76,7 +74,9 @@ def _take(
         partition.disk.check_may_block()
         start = position = _skip_known(partition, view)
         while (run := _valid_batches(partition, view[position:])) is not None:
-            if _has_gap(run.rows, partition.log_end_offset):
+            ends = np.concatenate(([partition.log_end_offset], run.rows[:-1, NEXT_OFFSET]))
+            if (run.rows[:, SPAN_BASE_OFFSET] != ends).any():
+                # Offsets are missing before or between the batches.
                 if not may_have_gaps:
                     return start, position, True
                 partition.active.gaps = True
@@ -120,12 +120,6 @@ def _valid_batches(partition: Partition, view: memoryview) -> ScannedBatches | N
         raise Corrupt(f"{partition.name.directory}: batch {batch.header.base_offset} is not valid")
     # Messages of an old format are not in batches: each message counts as one batch.
     return scan_one(0, batch)
-
-
-def _has_gap(rows: NDArray[np.int64], log_end_offset: int) -> bool:
-    """Whether offsets are missing before or between batches that are appended at the log end."""
-    ends = np.concatenate(([log_end_offset], rows[:-1, NEXT_OFFSET]))
-    return bool((rows[:, SPAN_BASE_OFFSET] != ends).any())
 
 
 def _append(partition: Partition, run: ScannedBatches) -> None:
