@@ -8,6 +8,7 @@ file.
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -60,8 +61,7 @@ class CleanedTransactions:
 
     def __init__(self, aborted: Iterable[AbortedTransaction]) -> None:
         self.kept: list[AbortedTransaction] = []
-        self._aborted = sorted(aborted, key=lambda each: each.first_offset)
-        self._next = 0
+        self._aborted = deque(sorted(aborted, key=lambda each: each.first_offset))
         self._open_aborted: dict[int, tuple[AbortedTransaction, bool]] = {}
         self._open_committed: set[int] = set()
 
@@ -82,12 +82,9 @@ class CleanedTransactions:
         return found
 
     def _begin(self, last_offset: int) -> None:
-        while self._next < len(self._aborted):
-            entry = self._aborted[self._next]
-            if entry.first_offset > last_offset:
-                return
+        while self._aborted and self._aborted[0].first_offset <= last_offset:
+            entry = self._aborted.popleft()
             self._open_aborted.setdefault(entry.producer_id, (entry, False))
-            self._next += 1
 
     def _data(self, producer_id: int) -> bool:
         found = self._open_aborted.get(producer_id)
