@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from typing import TYPE_CHECKING
 
 from logfs.locks import Level, make_rlock
 from logfs.log.disk.disk import NO_DESCRIPTOR
 from logfs.log.segment.segment_files import too_many_unflushed
+from logfs.log.state.log_state import segments_from
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -124,9 +124,9 @@ class Flusher:
 
     def _sync(self, segments: Sequence[Segment], directory_is_dirty: bool) -> None:
         # A segment that ends at the recovery point is included: its indexes were closed after its last flush.
-        first = bisect_right(segments, self.recovery_point - 1, key=lambda s: s.base_offset) - 1
         changed = [segment for segment in self._unsynced if segment in segments]
-        for segment in dict.fromkeys([*changed, *segments[max(first, 0) :]]):
+        newest = segments_from(segments, self.recovery_point - 1)
+        for segment in dict.fromkeys([*changed, *newest]):
             segment.flush(indexes=not segment.is_active)
         self._log.snapshots.flush()
         if directory_is_dirty:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-from bisect import bisect_right
 from contextlib import suppress
 from operator import attrgetter
 from typing import TYPE_CHECKING
@@ -651,10 +650,8 @@ class Partition(Log):
 
         False also if the log was closed or deleted, or has failed.
         """
-        known = self.segments
-        number = bisect_right(known, segments[0].base_offset, key=lambda s: s.base_offset) - 1
-        found = known[max(number, 0) : -1][: len(segments)]
-        return [*map(id, found)] == [*map(id, segments)] and self.failure is None
+        found = self.state.segments_from(segments[0].base_offset)[:-1]
+        return list(found[: len(segments)]) == list(segments) and self.failure is None
 
     def replace(self, old: Sequence[Segment], new: Segment, check: Callable[[], None]) -> None:
         """Replace the adjacent segments `old` by `new`, which compaction has made of them.
