@@ -255,7 +255,7 @@ def test_scanned_batches_go_through_every_kernel(
         size = int(texts[:, 0].sum() + texts[:, 2].sum())
         envelopes = part.render_envelopes(b"{", size)
         assert envelopes is None or len(envelopes) == size
-    known = OffsetMap(1 << 12, 0.9)
+    known = OffsetMap(1 << 12, 0.9, 1 << 12)
     table = MemoryTable(bytes(16))
     spans_ = np.ascontiguousarray(rows[:, SPAN_START:])
     array = np.frombuffer(data, np.uint8)

@@ -53,7 +53,7 @@ I = bytes.fromhex(  # noqa: E741
 
 def sift(data: bytes, newest: dict[bytes, int], *, now: int, first_uncleanable: int = 99) -> bytes:
     """Return the bytes that compaction leaves of one batch, if `newest` has the newest offset of each key."""
-    known = OffsetMap(MEMORY, 0.9)
+    known = OffsetMap(MEMORY, 0.9, len(newest))
     for key, offset in newest.items():
         batch = Batch.parse(build_records([Record(b"v", key)], BatchFormat(), 0).batches[0].data)
         span = np.array([(0, len(batch.payload), 1, offset, 0)], np.int64)

@@ -16,6 +16,8 @@ from logfs.log.compaction.offset_map import SLOT_BYTES, OffsetMap
 from logfs.log.read.key_tables import hash_key
 
 MASK = 2**64 - 1
+# More keys than any of the maps has slots.
+MANY = 2**40
 
 
 def plain_hash(key: bytes, secret: tuple[int, int]) -> tuple[int, int]:
@@ -116,7 +118,7 @@ def test_the_map_equals_a_dict(
 ) -> None:
     """The map holds the newest offset of each key from the dirty offset on, up to the first key that does not fit."""
     data, spans = spans_of(*batches, base=base)
-    known = OffsetMap(SLOT_BYTES * (capacity + 1), 1.0)
+    known = OffsetMap(SLOT_BYTES * (capacity + 1), 1.0, MANY)
     assert known.capacity == capacity
     done = known.put(data, spans, base + dirty)
     expected: dict[bytes, int] = {}
@@ -142,7 +144,7 @@ def test_the_map_equals_a_dict(
 def test_build_partial_offset_map() -> None:
     """With room for 2 keys, from offset 2 on, the map has the offsets 2 and 3 (Kafka's tests of compaction)."""
     data, spans = spans_of(*[[b"%d" % n] for n in range(5)])
-    known = OffsetMap(SLOT_BYTES * 4, 0.5)
+    known = OffsetMap(SLOT_BYTES * 4, 0.5, MANY)
     assert known.put(data, spans, 2) == 4
     assert [newest(known, b"%d" % n) for n in range(5)] == [-1, -1, 2, 3, -1]
     assert (count(known), known.latest_offset) == (2, 3)
@@ -150,14 +152,14 @@ def test_build_partial_offset_map() -> None:
 
 def test_a_full_map_takes_newer_offsets_of_the_keys_it_has() -> None:
     data, spans = spans_of([b"a", b"a", b"a", b"b", b"a"])
-    known = OffsetMap(SLOT_BYTES * 2, 1.0)
+    known = OffsetMap(SLOT_BYTES * 2, 1.0, MANY)
     assert known.put(data, spans, 0) == 0
     assert (newest(known, b"a"), newest(known, b"b"), known.latest_offset) == (2, -1, 2)
 
 
 def test_the_map_stays_within_its_memory() -> None:
     """128 MiB hold 5592405 slots of 24 bytes, as in Kafka, and the load factor limits how many are used."""
-    known = OffsetMap(134217728, 0.9)
+    known = OffsetMap(134217728, 0.9, MANY)
     assert len(known.slots) == 5592405
     assert known.slots.nbytes <= 134217728
     assert known.capacity == 5033164
@@ -178,7 +180,7 @@ def test_many_keys_are_found_at_a_high_load() -> None:
     """Every key is found at a high load, also where a search wraps around the end of the table."""
     keys = [b"%d" % number for number in range(20_000)]
     data, spans = spans_of(keys, keys[::2])
-    known = OffsetMap(SLOT_BYTES * 20_400, 0.999)
+    known = OffsetMap(SLOT_BYTES * 20_400, 0.999, MANY)
     assert known.put(data, spans, 0) == 2
     assert count(known) == 20_000
     for number in (0, 1, 2, 777, 9999, 19_998, 19_999):
@@ -187,7 +189,7 @@ def test_many_keys_are_found_at_a_high_load() -> None:
 
 
 def test_two_maps_have_two_secrets() -> None:
-    assert OffsetMap(1024, 0.9).secret.tolist() != OffsetMap(1024, 0.9).secret.tolist()
+    assert OffsetMap(1024, 0.9, MANY).secret.tolist() != OffsetMap(1024, 0.9, MANY).secret.tolist()
 
 
 def test_malformed_records_are_refused() -> None:
@@ -197,4 +199,4 @@ def test_malformed_records_are_refused() -> None:
         wrong = spans.copy()
         wrong[row, column] += by
         with pytest.raises(Corrupt, match=f"batch {row}: its records are malformed"):
-            OffsetMap(1024, 0.9).put(data, wrong, 0)
+            OffsetMap(1024, 0.9, MANY).put(data, wrong, 0)

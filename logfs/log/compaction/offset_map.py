@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 SLOT_BYTES = 24
 
 _VALUES_UNREAD = np.uint64(0)
-_MOST_KEYS = 2**63
 
 
 class OffsetMap:
@@ -31,7 +30,7 @@ class OffsetMap:
     to which the map is complete, -1 at first.
     """
 
-    def __init__(self, memory_bytes: int, load_factor: float, most_keys: int = _MOST_KEYS) -> None:
+    def __init__(self, memory_bytes: int, load_factor: float, most_keys: int) -> None:
         """Make an empty map of at most `memory_bytes`; it is full when the share `load_factor` of its slots is used.
 
         It always has room for one key, and takes no more memory than `most_keys` keys need. Hashes are spread over
