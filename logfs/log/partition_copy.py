@@ -252,13 +252,12 @@ class PartitionCopy:
         """
         partition = self._partition
         old = partition.local_segments
-        end = partition.log_end_offset
         relocate(self._segments, directory)
         left = partition.switch_to_copies(
             self._disk, directory, self._segments, self._snapshot_offsets
         )
         # Readers of the old last segment continue with the new one at this offset.
-        old[-1].next_base = end
+        old[-1].next_base = self._segments[-1].base_offset
         self.copies = dict(zip(old, self._segments, strict=False))
         partition.forget_keys()
         return left
