@@ -176,10 +176,9 @@ class Partition(Log):
         Raises `InvalidProducerEpoch` or `CoordinatorFenced` for an outdated epoch, and `NotWritable`,
         `PartitionFailed`, `UnknownPartition` or `OSError` if the marker cannot be written.
         """
-        now_ms = self._clock()
+        now_ms, config = self._clock(), self.config
         kind = ControlType.COMMIT if commit else ControlType.ABORT
         marker = EndTransactionMarker(kind, coordinator_epoch)
-        config = self.config
         stamped = self._format_for(config)[1].timestamp_type
         new = build_marker(marker, producer_id, producer_epoch, stamped, now_ms)
         with self.disk.hold(self.lock):

@@ -248,8 +248,7 @@ class StagedAppend:
         return count if run.batches else max(count, 1)
 
     def _begin(self, base_offset: int) -> None:
-        disk, directory = self.partition.disk, self.partition.directory
-        segment = Segment(disk, directory, base_offset)
+        segment = Segment(self.partition.disk, self.partition.directory, base_offset)
         self._runs.append(_SegmentRun(segment, 0))
         segment.begin(self._config, self.partition.now_ms())
 

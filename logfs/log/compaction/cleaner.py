@@ -50,8 +50,7 @@ def clean(
     round cleans the log only up to the last offset in the map.
 
     `spend` is called with the number of bytes of each read and write. It may wait, and may raise to end the round;
-    the segments that were replaced before that stay valid. `begin` is called with the name of each phase as it
-    begins.
+    the segments that were replaced before that stay valid. `begin` is called with the name of each phase.
 
     Raises `CleaningAborted`, `Corrupt` for damage, `Unsupported` for a log of old formats, `PartitionFailed` after a
     failed fsync or rename, and `OSError`.
@@ -218,14 +217,13 @@ class _Round:
         new.resume_unread(size)
 
     def _index(self, new: Segment) -> None:
-        size = new.size_bytes
         config = self.config
         builder = IndexBuilder(new, config.index_interval_bytes, config.segment_index_bytes)
         for found in batch_scanner.survey(new, 0, new.base_offset):
             if isinstance(found, Damage):
                 raise found.error(new.path)
             builder.add(found)
-        new.resume(SegmentEnd(size, builder.end, builder.text), builder.max_entry)
+        new.resume(SegmentEnd(new.size_bytes, builder.end, builder.text), builder.max_entry)
         new.finish()
 
 
