@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import logging
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakMethod
 
 from logfs.errors import Corrupt
 from logfs.format.batches.batch import (
@@ -43,6 +45,8 @@ if TYPE_CHECKING:
     from logfs.log.disk.disk import Disk, Status
     from logfs.log.segment.index import OffsetIndex, SparseIndex, TimeIndex
     from logfs.log.segment.text_index import TextEntry
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +99,13 @@ class Segment(SegmentFiles):
             other.writer = self.writer.writing_to(other)
         return other
 
-    def repaired(self, number: int) -> SparseIndex | None:
+    def _watch_indexes(self) -> None:
+        super()._watch_indexes()
+        self.offset_index.repair = partial(_call_if_alive, WeakMethod(self._repaired), 0)
+        self.time_index.repair = partial(_call_if_alive, WeakMethod(self._repaired), 1)
+        self.text_index.recreate = partial(_call_if_alive, WeakMethod(self._recreated))
+
+    def _repaired(self, number: int) -> SparseIndex | None:
         """Rebuild the offset index (0) or the time index (1) from the log if its file cannot be right.
 
         Returns the new index, or None if the file may be used. Also returns None if the segment is not sealed, is
@@ -128,7 +138,7 @@ class Segment(SegmentFiles):
         """Return the statuses of those of some files that exist."""
         return [self._disk.stat(path) for path in paths if self._disk.exists(path)]
 
-    def recreated(
+    def _recreated(
         self, before: TextEntry, after: TextEntry | None, count: int
     ) -> Sequence[TextEntry]:
         """Make `count` text index entries from the log, to replace damaged ones between two valid entries.
@@ -638,6 +648,12 @@ class Segment(SegmentFiles):
         """Set the end to `size_bytes`, before the offsets, the text and the timestamps up to there are known."""
         start = self.base_offset
         self.resume(SegmentEnd(size_bytes, start, NO_TEXT), TimeEntry(-1, start))
+
+
+def _call_if_alive(method: WeakMethod[Callable[..., T]], *arguments: Any) -> T | None:
+    """Call a method of a segment, which its indexes do not keep alive; return None if the segment is gone."""
+    call = method()
+    return None if call is None else call(*arguments)
 
 
 POINT_READ_BYTES = 16 * 1024

@@ -17,17 +17,16 @@ from weakref import WeakSet, ref
 from logfs.format.base import names
 from logfs.locks import Level, make_lock
 from logfs.log.disk.named_file import NamedFile
-from logfs.log.segment.index import OffsetIndex, SparseIndex, TimeIndex
+from logfs.log.segment.index import OffsetIndex, TimeIndex
 from logfs.log.segment.text_index import TextIndex
 from logfs.log.segment.txn_index import TransactionIndex
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from logfs.log.disk.disk import Disk, File
     from logfs.log.segment.segment_listing import Files
-    from logfs.log.segment.text_index import TextEntry
 
 # Sealed segments use at most half of the descriptors of the process. A durable segment has four, for the .log file
 # and the three sparse indexes. A segment that waits for its flush may also have one for the transaction index.
@@ -76,16 +75,10 @@ class SegmentFiles(NamedFile):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         with _making:
             if not self._has_index_objects:
-                disk, base, log = self._disk, self.base_offset, self.path
-                suffix = log.name.removeprefix(names.stem(base) + names.LOG)
-
-                def path(kind: str) -> Path:
-                    return log.with_name(names.stem(base) + kind + suffix)
-
-                self.time_index = TimeIndex(disk, path(names.TIME_INDEX), base)
-                self.text_index = TextIndex(disk, path(names.TEXT_INDEX), base)
-                self.txn_index = TransactionIndex(disk, path(names.TXN_INDEX))
-                self.offset_index = OffsetIndex(disk, path(names.OFFSET_INDEX), base)
+                self.txn_index = TransactionIndex(self._disk, self._index_path(names.TXN_INDEX))
+                offset_index, self.time_index, self.text_index = self.new_indexes()
+                # Set last, because `_has_index_objects` looks for it.
+                self.offset_index = offset_index
                 self._watch_indexes()
         return self.__dict__[name]
 
@@ -105,35 +98,23 @@ class SegmentFiles(NamedFile):
         """
 
     def new_indexes(self) -> tuple[OffsetIndex, TimeIndex, TextIndex]:
-        """Return new objects for the same three index files, without the callbacks that this segment set."""
+        """Return new objects for the three index files, without callbacks."""
         return (
-            OffsetIndex(self._disk, self.offset_index.path, self.base_offset),
-            TimeIndex(self._disk, self.time_index.path, self.base_offset),
-            TextIndex(self._disk, self.text_index.path, self.base_offset),
+            OffsetIndex(self._disk, self._index_path(names.OFFSET_INDEX), self.base_offset),
+            TimeIndex(self._disk, self._index_path(names.TIME_INDEX), self.base_offset),
+            TextIndex(self._disk, self._index_path(names.TEXT_INDEX), self.base_offset),
         )
 
+    def _index_path(self, kind: str) -> Path:
+        """Return the path of an index file (".index"), whose name ends in the suffix that the .log file has."""
+        stem = names.stem(self.base_offset)
+        log = self.path
+        return log.with_name(stem + kind + log.name.removeprefix(stem + names.LOG))
+
     def _watch_indexes(self) -> None:
+        """Set the callbacks of the index objects."""
         for index in self.indexes:
             index.on_open = partial(_count, ref(self))
-        self.offset_index.repair = partial(_repair, ref(self), 0)
-        self.time_index.repair = partial(_repair, ref(self), 1)
-        self.text_index.recreate = partial(_recreate, ref(self))
-
-    def repaired(self, number: int) -> SparseIndex | None:
-        """Return the offset index (0) or the time index (1), rebuilt, if its file cannot be right; None otherwise.
-
-        This class always returns None; `Segment` checks and rebuilds.
-        """
-        return None
-
-    def recreated(
-        self, before: TextEntry, after: TextEntry | None, count: int
-    ) -> Sequence[TextEntry]:
-        """Return `count` text index entries to replace the damaged ones between `before` and `after`.
-
-        This class always returns an empty sequence; `Segment` makes the entries from the log.
-        """
-        return ()
 
     @property
     def indexes(self) -> tuple[OffsetIndex, TimeIndex, TextIndex]:
@@ -240,18 +221,6 @@ class SegmentFiles(NamedFile):
             return True
         finally:
             self._rebuilding.release()
-
-
-def _repair(opened: ref[SegmentFiles], number: int) -> SparseIndex | None:
-    segment = opened()
-    return None if segment is None else segment.repaired(number)
-
-
-def _recreate(
-    opened: ref[SegmentFiles], before: TextEntry, after: TextEntry | None, count: int
-) -> Sequence[TextEntry]:
-    segment = opened()
-    return () if segment is None else segment.recreated(before, after, count)
 
 
 def relocate(segments: Iterable[SegmentFiles], directory: Path) -> None:

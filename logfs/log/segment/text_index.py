@@ -43,8 +43,8 @@ class TextIndex(SparseIndex):
     first_field = struct.Struct(">i")
     _facts = struct.Struct(">iiiqq")
     # Called for damaged entries. Returns `count` entries between two valid ones; none if the log has too few batches.
-    recreate: Callable[[TextEntry, TextEntry | None, int], Sequence[TextEntry]] = staticmethod(
-        lambda before, after, count: ()
+    recreate: Callable[[TextEntry, TextEntry | None, int], Sequence[TextEntry] | None] = (
+        staticmethod(lambda before, after, count: None)
     )
 
     def __init__(self, disk: Disk, path: Path, base_offset: int) -> None:
