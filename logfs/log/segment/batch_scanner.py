@@ -561,15 +561,16 @@ def _sums(values: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int6
     return np.diff(running)
 
 
-def text_size(found: Batch | Damage) -> TextSize:
-    """Return how many records a batch or damage has, and how many bytes it takes in each text view.
+def text_size(found: tuple[int, Batch] | Damage) -> TextSize:
+    """Return how many records something that a walk has yielded has, and how many bytes in each text view.
 
     Damage has no records, and as many bytes in the views as in the file, so that readers can go past it. A batch
     whose records cannot be decoded counts as damage.
     """
     if isinstance(found, Damage):
         return TextSize(0, found.end - found.start, found.end - found.start)
+    _, batch = found
     try:
-        return rendering.measure(found)
+        return rendering.measure(batch)
     except Corrupt:
-        return TextSize(0, found.header.size_bytes, found.header.size_bytes)
+        return TextSize(0, batch.header.size_bytes, batch.header.size_bytes)

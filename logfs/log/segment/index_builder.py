@@ -18,11 +18,7 @@ from logfs.format.batches.batch import LENGTH_OVERHEAD, MAGIC, MAGIC_AT, START
 from logfs.format.batches.legacy import SMALLEST_BYTES
 from logfs.format.text.rendering import NO_TEXT, TextSize, measure
 from logfs.log.segment.batch_iterator import Damage, DamagedRange
-from logfs.log.segment.batch_scanner import (
-    scan_segment,
-    survey,
-    text_size,
-)
+from logfs.log.segment.batch_scanner import scan_segment, survey, text_size
 from logfs.log.segment.index import TimeEntry
 from logfs.log.segment.text_index import TextEntry
 
@@ -257,42 +253,20 @@ def text_fits(segment: Segment) -> bool:
     return bool(fits and entry.offset <= offset < segment.limit_offset)
 
 
-def text_entries_after(segment: Segment, before: TextEntry, count: int) -> list[TextEntry]:
-    """Make `count` text index entries from the log after a valid entry, to replace damaged ones up to the last.
-
-    The last one is for the end of the segment. Returns an empty list if the log there has too few batches.
-    """
-    entries: list[TextEntry] = []
-    text = before.before
-    for found in segment.walk(before.position, first_offset=before.offset):
-        if isinstance(found, Damage):
-            entries.append(TextEntry(found.first_offset, found.start, text))
-            text = text.plus(text_size(found))
-        else:
-            entries.append(TextEntry(found[1].header.base_offset, found[0], text))
-            text = text.plus(text_size(found[1]))
-    end = TextEntry(segment.next_offset, segment.size_bytes, text)
-    # The first entry is `before`, which is in the index already.
-    inner = entries[1:]
-    between, wanted = len(inner), count - 1
-    if between < wanted:
-        return []
-    return [*(inner[n * between // wanted] for n in range(wanted)), end]
-
-
-def text_entries_between(
-    segment: Segment, before: TextEntry, after: TextEntry, count: int
+def text_entries(
+    segment: Segment, before: TextEntry, after: TextEntry | None, count: int
 ) -> list[TextEntry]:
     """Make `count` text index entries from the log, to replace damaged ones between two valid entries.
 
-    Returns an empty list if the text size of the log between `before` and `after` differs from that in the two
-    entries, or if the log there has too few batches for `count` entries.
+    Without `after`, the last new entry is for the end of the segment. Returns an empty list if the text size of the
+    log between `before` and `after` differs from that in the two entries, or if the log there has too few batches.
     """
     # Offset, position and text size of each batch or damage in between. A size of None is derived from the other
     # sizes.
     parts: list[tuple[int, int, TextSize | None]] = []
-    missing = after.before.minus(before.before)
-    for found in segment.walk(before.position, after.position, first_offset=before.offset):
+    missing = NO_TEXT if after is None else after.before.minus(before.before)
+    end = None if after is None else after.position
+    for found in segment.walk(before.position, end, first_offset=before.offset):
         size: TextSize | None = None
         if isinstance(found, Damage):
             first, position = found.first_offset, found.start
@@ -302,10 +276,12 @@ def text_entries_between(
             first, position = found[1].header.base_offset, found[0]
             with suppress(Corrupt):
                 size = measure(found[1])
+        if size is None and after is None:
+            size = text_size(found)
         parts.append((first, position, size))
         missing = missing.minus(size or NO_TEXT)
     is_damaged = any(size is None for _, _, size in parts)
-    if min(missing) < 0 or (max(missing) and not is_damaged):
+    if after is not None and (min(missing) < 0 or (max(missing) and not is_damaged)):
         return []
     entries = [before]
     text = before.before
@@ -317,9 +293,12 @@ def text_entries_between(
             size, missing = missing, NO_TEXT
         text = text.plus(size)
     del entries[0]
-    # The new entries are spaced evenly, as in an index that was never damaged.
-    between = len(entries)
-    return [entries[n * between // count] for n in range(count)] if between >= count else []
+    closing = [TextEntry(segment.next_offset, segment.size_bytes, text)] if after is None else []
+    # The other entries are spaced evenly, as in an index that was never damaged.
+    between, wanted = len(entries), count - len(closing)
+    if between < wanted:
+        return []
+    return [*(entries[n * between // wanted] for n in range(wanted)), *closing]
 
 
 def rebuild_text(segment: Segment) -> None:

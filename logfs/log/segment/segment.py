@@ -29,8 +29,7 @@ from logfs.log.segment.index_builder import (
     lookup_fits,
     rebuild_lookups,
     rebuild_text,
-    text_entries_after,
-    text_entries_between,
+    text_entries,
     text_fits,
 )
 from logfs.log.segment.segment_end import UNMEASURED, SegmentEnd
@@ -141,16 +140,12 @@ class Segment(SegmentFiles):
     def _recreated(
         self, before: TextEntry, after: TextEntry | None, count: int
     ) -> Sequence[TextEntry]:
-        """Make `count` text index entries from the log, to replace damaged ones between two valid entries.
-
-        Without `after`, the last new entry is for the end of the segment, which must be sealed. Returns an empty
-        sequence if the log between `before` and `after` does not agree with them or has too few batches.
-        """
+        """Return what `text_entries` makes; nothing for the end of a segment that is not sealed."""
         self._disk.check_may_block()
-        if after is None:
+        if after is None and self.next_base is None:
             # Recovery does not know yet where the last segment ends.
-            return () if self.next_base is None else text_entries_after(self, before, count)
-        return text_entries_between(self, before, after, count)
+            return ()
+        return text_entries(self, before, after, count)
 
     @property
     def is_remote(self) -> bool:
@@ -618,7 +613,7 @@ class Segment(SegmentFiles):
         entry = self.text_index.lookup_position(position)
         text = entry.before
         for found in self.walk(entry.position, position, first_offset=entry.offset):
-            text = text.plus(text_size(found if isinstance(found, Damage) else found[1]))
+            text = text.plus(text_size(found))
         return text
 
     def _load_end(self) -> SegmentEnd:
