@@ -24,12 +24,12 @@ from logfs.format.base.batch_rows import (
     SPAN_COUNT,
 )
 from logfs.format.batches.batch import CONTROL_BIT, TRANSACTIONAL_BIT
+from logfs.format.files.aborted_transactions import AbortedTransaction
 from logfs.format.messages.control import ControlType, end_of_transaction
 from logfs.format.text.rendering import NO_TEXT
 from logfs.log.disk.disk import Gone
 from logfs.log.segment.batch_iterator import Damage
 from logfs.log.segment.batch_scanner import MeasuredBatches, scan_ahead, text_size
-from logfs.log.state.producers import Transaction
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -102,7 +102,7 @@ class Account:
     - `began`: for each producer id with a transaction open at the segment's end, the offset at which it began.
     - `over`: for each producer id with any marker in the segment, the offset of the last one.
     - `missing`: the aborted transactions that ended in the segment and are not in the index. The first offset is -1
-      if the transaction did not begin in the segment: it began before, or not at all.
+      if the transaction did not begin in the segment: it began before, or not at all. The last stable offset is -1.
     """
 
     path: Path
@@ -113,7 +113,7 @@ class Account:
     records: int = 0
     began: dict[int, int] = field(default_factory=dict)
     over: dict[int, int] = field(default_factory=dict)
-    missing: list[Transaction] = field(default_factory=list)
+    missing: list[AbortedTransaction] = field(default_factory=list)
 
 
 def audit(
@@ -557,7 +557,7 @@ class _TransactionAudit:
             yield _index_error(self._segment, index.path, text)
         # A marker that follows another marker of the producer ends no transaction.
         account.missing += [
-            Transaction(producer_id, first, offset, True)
+            AbortedTransaction(producer_id, first, offset, -1)
             for (producer_id, offset), (before, first) in self._aborts.items()
             if (producer_id, offset) not in firsts and (first >= 0 or before < 0)
         ]

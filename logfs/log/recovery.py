@@ -300,9 +300,9 @@ class _LogLoader:
         The transactions that they abort get entries in the segment's transaction index.
         """
         for batch in deciding_batches(batches):
-            ended = self.producers.update(batch)
-            if ended is not None and ended.is_aborted:
-                segment.txn_index.append(self.producers.aborted(ended))
+            aborted = self.producers.update(batch)
+            if aborted is not None:
+                segment.txn_index.append(aborted)
         self.epochs.note_batches(batches.rows)
         self.last_timestamp = int(batches.rows[-1, MAX_TIMESTAMP])
 

@@ -213,10 +213,10 @@ class Partition(Log):
         If the transaction that it aborts cannot be indexed, these bytes are cut off: other processes would read the
         marker, and take the records for committed.
         """
-        ended = self.producers.update(batch)
-        if ended is not None and ended.is_aborted:
+        aborted = self.producers.update(batch)
+        if aborted is not None:
             try:
-                self.active.txn_index.append(self.producers.aborted(ended))
+                self.active.txn_index.append(aborted)
             except OSError as error:
                 with suppress(OSError, LogDirFailed):
                     self.disk.truncate(self.active.file, self.active.size_bytes - size)

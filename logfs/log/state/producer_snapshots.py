@@ -237,8 +237,8 @@ def replay(producers: Producers, segment: Segment, start: int, end: int) -> None
         rows = found.rows
         is_inside = (rows[:, NEXT_OFFSET] > start) & (rows[:, SPAN_BASE_OFFSET] < end)
         for batch in deciding_batches(found.select(is_inside)):
-            ended = producers.update(batch)
-            if ended is not None and ended.is_aborted:
-                segment.txn_index.supplement(producers.aborted(ended))
+            aborted = producers.update(batch)
+            if aborted is not None:
+                segment.txn_index.supplement(aborted)
         if found.next_offset >= end:
             return

@@ -66,15 +66,6 @@ class SentBatch(NamedTuple):
         return self.last_offset - self.offset_delta
 
 
-class Transaction(NamedTuple):
-    """A transaction that a marker has ended; `last_offset` is the offset of the marker."""
-
-    producer_id: int
-    first_offset: int
-    last_offset: int
-    is_aborted: bool
-
-
 @dataclass(frozen=True, slots=True)
 class Producer:
     """One producer of a partition. `batches` are its last batches in the current epoch, oldest first.
@@ -248,11 +239,12 @@ class Producers:
 
     # Noting the batches of the log, in order.
 
-    def update(self, batch: Batch) -> Transaction | None:
-        """Update the producers by a batch of the log; return the transaction that the batch ends, or None.
+    def update(self, batch: Batch) -> AbortedTransaction | None:
+        """Update the producers by a batch of the log; return the transaction that the batch aborts, or None.
 
-        A batch without a producer id changes nothing. No batch is refused, because those in the log have been
-        checked. A malformed control record ends nothing.
+        The transaction is returned as its entry in the transaction index (kafka-storage 9.5). A batch without a
+        producer id changes nothing. No batch is refused, because those in the log have been checked. A malformed
+        control record ends nothing.
         """
         header = batch.header
         if header.producer_id < 0:
@@ -284,7 +276,9 @@ class Producers:
             transaction_start=start,
         )
 
-    def _note_marker(self, header: Header, marker: EndTransactionMarker) -> Transaction | None:
+    def _note_marker(
+        self, header: Header, marker: EndTransactionMarker
+    ) -> AbortedTransaction | None:
         producer = self[header.producer_id].at_epoch(header.producer_epoch)
         start = producer.transaction_start
         self._producers[header.producer_id] = replace(
@@ -295,18 +289,12 @@ class Producers:
         )
         if start is None:
             return None
-        self.first_unstable_offset = self._first_open()
-        is_aborted = marker.control_type is ControlType.ABORT
-        return Transaction(header.producer_id, start, header.base_offset, is_aborted)
-
-    def aborted(self, ended: Transaction) -> AbortedTransaction:
-        """Return the transaction index entry of an aborted transaction that has just ended (kafka-storage 9.5)."""
-        stable = self.first_unstable_offset
+        self.first_unstable_offset = stable = self._first_open()
+        if marker.control_type is not ControlType.ABORT:
+            return None
+        end = header.base_offset
         return AbortedTransaction(
-            ended.producer_id,
-            ended.first_offset,
-            ended.last_offset,
-            ended.last_offset + 1 if stable is None else stable,
+            header.producer_id, start, end, end + 1 if stable is None else stable
         )
 
     def expire(self, now_ms: int, expiration_ms: int) -> None:
