@@ -109,26 +109,8 @@ class CheckedDisk(Disk):
             time.sleep(0.001)
         return True
 
-    def forbid_blocking(self) -> None:
-        self.disk.forbid_blocking()
-
-    def allow_blocking(self) -> None:
-        self.disk.allow_blocking()
-
-    def share_blocking(self, other: Disk) -> None:
-        self.disk.share_blocking(other)
-
     def check_may_block(self) -> None:
         self.disk.check_may_block()
-
-    def check_may_fetch(self) -> None:
-        self.disk.check_may_fetch()
-
-    def release(self) -> None:
-        self.disk.release()
-
-    def read_afresh(self) -> None:
-        self.disk.read_afresh()
 
     def scan(self, path: Path) -> Iterator[Entry]:
         return iter(self.call(lambda: list(self.disk.scan(path))))
@@ -181,29 +163,34 @@ class CheckedDisk(Disk):
             raise self.fail(error) from error
 
 
-def _watched(name: str) -> Callable[..., Any]:
+def _passed_on(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method that has `call` call the method `name` of the wrapped disk."""
+
     def method(self: CheckedDisk, *arguments: Any, **named: Any) -> Any:
-        return self.call(getattr(self.disk, name), *arguments, **named)
+        return call(self, getattr(self.disk, name), *arguments, **named)
 
     return method
 
 
-def _changing(name: str) -> Callable[..., Any]:
-    def method(self: CheckedDisk, *arguments: Any, **named: Any) -> Any:
-        return self.change(getattr(self.disk, name), *arguments, **named)
-
-    return method
+def _unchecked(_: CheckedDisk, work: Callable[..., Any], *arguments: Any) -> Any:
+    """Call `work`, which is allowed after a storage error, too."""
+    return work(*arguments)
 
 
+for _name in (
+    *("forbid_blocking", "allow_blocking", "share_blocking", "check_may_fetch"),
+    *("release", "read_afresh"),
+):
+    setattr(CheckedDisk, _name, _passed_on(_name, _unchecked))
 for _name in (
     *("read_ahead", "fetch_again", "described_end", "is_cut", "size", "stat_file"),
     *("sync", "map", "sync_map", "sync_directory"),
     *("free_bytes", "exists", "stat", "stat_settled", "read_file", "read_all"),
 ):
-    setattr(CheckedDisk, _name, _watched(_name))
+    setattr(CheckedDisk, _name, _passed_on(_name, CheckedDisk.call))
 for _name in (
     *("write", "truncate", "allocate"),
     *("rename", "rename_unsynced", "unlink", "mkdir", "rmdir", "set_mtime"),
     *("replace_file", "put_file", "ensure_file"),
 ):
-    setattr(CheckedDisk, _name, _changing(_name))
+    setattr(CheckedDisk, _name, _passed_on(_name, CheckedDisk.change))
