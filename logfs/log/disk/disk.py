@@ -15,7 +15,7 @@ import os
 import stat
 import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
@@ -418,11 +418,8 @@ class Disk:
 
     def read_file(self, path: Path) -> bytes:
         """Return all bytes of a small regular file. Raises `Corrupt` for a file of more than 64 MiB."""
-        file = self.open(path)
-        try:
+        with closing(self.open(path)) as file:
             return self.read_all(file)
-        finally:
-            file.close()
 
     def read_all(self, file: File) -> bytes:
         """Return all bytes of an open small file. Raises `Corrupt` for a file of more than 64 MiB."""
@@ -449,19 +446,17 @@ class Disk:
         """
         temporary = path.with_name(path.name + TEMPORARY)
         self.unlink(temporary)
-        file = self.open(temporary, write=True, create=True)
-        try:
-            self.write(file, 0, data)
-            if sync:
-                self.sync(file)
-            self.rename_unsynced(temporary, path)
-        except OSError:
-            # An unfinished file must not keep a full disk full.
-            with suppress(OSError):
-                self.unlink(temporary)
-            raise
-        finally:
-            file.close()
+        with closing(self.open(temporary, write=True, create=True)) as file:
+            try:
+                self.write(file, 0, data)
+                if sync:
+                    self.sync(file)
+                self.rename_unsynced(temporary, path)
+            except OSError:
+                # An unfinished file must not keep a full disk full.
+                with suppress(OSError):
+                    self.unlink(temporary)
+                raise
 
     def ensure_file(self, path: Path, data: bytes, *, sync: bool) -> None:
         """Replace a small file as `put_file` does, unless it holds `data` already.
@@ -481,30 +476,20 @@ class Disk:
 
     def _overwrite(self, path: Path, data: bytes) -> bool:
         """Write the content of a small file in place; return False if there is no such file."""
-        try:
-            file = self.open(path, write=True)
-        except FileNotFoundError:
-            return False
-        try:
+        with suppress(FileNotFoundError), closing(self.open(path, write=True)) as file:
             self.write(file, 0, data)
             self.truncate(file, len(data))
             return True
-        finally:
-            file.close()
+        return False
 
     def _holds(self, path: Path, data: bytes, *, sync: bool) -> bool:
-        try:
-            file = self.open(path, write=True)
-        except FileNotFoundError:
-            return False
-        try:
+        with suppress(FileNotFoundError), closing(self.open(path, write=True)) as file:
             if self.size(file) != len(data) or bytes(self.read(file, 0, len(data))) != data:
                 return False
             if sync:
                 self.sync(file)
             return True
-        finally:
-            file.close()
+        return False
 
 
 class ReadOnlyDisk(Disk):

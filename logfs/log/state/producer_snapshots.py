@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import logging
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING
 
 from logfs.errors import Corrupt
@@ -102,12 +102,11 @@ class ProducerSnapshots:
         while self._unsynced:
             offset = next(iter(self._unsynced))
             # A snapshot that has been dropped since needs no sync.
-            with suppress(FileNotFoundError):
-                file = self._disk.open(self.path(offset), write=True)
-                try:
-                    self._disk.sync(file)
-                finally:
-                    file.close()
+            with (
+                suppress(FileNotFoundError),
+                closing(self._disk.open(self.path(offset), write=True)) as file,
+            ):
+                self._disk.sync(file)
             self._unsynced.discard(offset)
 
     def newest(self, now_ms: int, most: int | None = None) -> tuple[int, Producers]:
