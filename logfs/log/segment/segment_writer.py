@@ -137,40 +137,35 @@ class SegmentWriter:
         for number, (size, next_offset, timestamp) in enumerate(rows):
             if not held:
                 first = timestamp
-            if self._should_roll(held, size, next_offset - 1, timestamp, config, now_ms, first):
+            last = next_offset - 1
+            if self.should_roll(size, last, timestamp, config, now_ms, held, first):
                 return number
             held += size
         return len(rows)
 
     def should_roll(
-        self, size: int, last_offset: int, max_timestamp: int, config: LogConfig, now_ms: int
-    ) -> bool:
-        """Whether the segment must be sealed before a batch of `size` bytes is appended (kafka-storage 4.1).
-
-        `last_offset` and `max_timestamp` (ms) are those of the batch; `now_ms` is the present time.
-        """
-        held = self._segment.size_bytes
-        return self._should_roll(held, size, last_offset, max_timestamp, config, now_ms)
-
-    def _should_roll(
         self,
-        held: int,
         size: int,
         last_offset: int,
         max_timestamp: int,
         config: LogConfig,
         now_ms: int,
-        first_batch_timestamp: int | None = None,
+        held: int | None = None,
+        first: int | None = None,
     ) -> bool:
-        """Whether a segment of `held` bytes must be sealed first. Looks up `first_batch_timestamp` if it is None."""
+        """Whether the segment must be sealed before a batch of `size` bytes is appended (kafka-storage 4.1).
+
+        `last_offset` and `max_timestamp` (ms) are those of the batch; `now_ms` is the present time. `held` is the
+        number of bytes before the batch, and `first` the greatest timestamp of the first batch (ms); None stands for
+        what the segment has.
+        """
+        if held is None:
+            held = self._segment.size_bytes
         if held > config.segment_bytes - size:
             return True
         if held:
-            first = (
-                self._first_batch_timestamp()
-                if first_batch_timestamp is None
-                else first_batch_timestamp
-            )
+            if first is None:
+                first = self._first_batch_timestamp()
             waited_ms = now_ms - self._segment.created_ms if first < 0 else max_timestamp - first
             if waited_ms > age_limit_ms(config, self):
                 return True
