@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 from typing import TYPE_CHECKING
@@ -26,7 +27,7 @@ def square(number: int) -> int:
 def test_results_come_in_order(monkeypatch: pytest.MonkeyPatch, processors: int) -> None:
     """As `map` does, with one processor and with several; an error comes in place of its result."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(processors)))
-    monkeypatch.setattr(pipeline, "_threads", None)
+    monkeypatch.setattr(pipeline, "_pool", functools.cache(pipeline._pool.__wrapped__))
     results = map_ahead(square, range(50))
     assert [next(results) for _ in range(30)] == [number * number for number in range(30)]
     with pytest.raises(ValueError, match="thirty"):
@@ -40,7 +41,7 @@ def test_an_error_of_the_items_comes_after_the_results(
 ) -> None:
     """What was read before a read failed is used."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(processors)))
-    monkeypatch.setattr(pipeline, "_threads", None)
+    monkeypatch.setattr(pipeline, "_pool", functools.cache(pipeline._pool.__wrapped__))
 
     def items() -> Iterator[int]:
         yield from range(7)
@@ -55,7 +56,7 @@ def test_an_error_of_the_items_comes_after_the_results(
 def test_the_caller_works_while_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread that needs a result does later items until the result is there."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
-    monkeypatch.setattr(pipeline, "_threads", None)
+    monkeypatch.setattr(pipeline, "_pool", functools.cache(pipeline._pool.__wrapped__))
     begun, here = threading.Event(), threading.Event()
 
     def work(item: int) -> int:
@@ -95,7 +96,7 @@ def test_without_threads_the_caller_does_the_work(monkeypatch: pytest.MonkeyPatc
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
-    monkeypatch.setattr(pipeline, "_threads", None)
+    monkeypatch.setattr(pipeline, "_pool", functools.cache(pipeline._pool.__wrapped__))
     monkeypatch.setattr(threading.Thread, "start", refuse)
     assert list(map_ahead(str, range(9))) == list(map(str, range(9)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,8 +17,6 @@ R = TypeVar("R")
 
 # How many further items are taken before the result of an item is needed.
 _AHEAD = 4
-
-_threads: ThreadPoolExecutor | None = None
 
 
 def map_ahead(work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
@@ -84,17 +83,10 @@ def _helpers() -> int:
     return len(os.sched_getaffinity(0)) - 1
 
 
+@functools.cache
 def _pool() -> ThreadPoolExecutor:
-    global _threads
-    if _threads is None:
-        _threads = ThreadPoolExecutor(_helpers(), "logfs-scan")
-    return _threads
+    return ThreadPoolExecutor(_helpers(), "logfs-scan")
 
 
-def _forget() -> None:
-    """Forget the pool in a forked child process, which has only the thread that forked."""
-    global _threads
-    _threads = None
-
-
-os.register_at_fork(after_in_child=_forget)
+# A forked child process has only the thread that forked.
+os.register_at_fork(after_in_child=_pool.cache_clear)
