@@ -90,7 +90,9 @@ def note(path: Path, text: str) -> Finding:
 def _index_error(segment: Segment, path: Path, text: str) -> Finding:
     """Return a finding that an index of a segment is wrong, with what to do about it."""
     # No command changes a copy in a bucket.
-    advice = "; it was copied so, and lookups check its entries" if segment.is_remote else _ADVICE
+    advice = (
+        "; it was copied so, and lookups check its entries" if segment.disk.is_remote else _ADVICE
+    )
     return error(path, text.removesuffix(_ADVICE) + advice)
 
 
@@ -137,7 +139,7 @@ def audit(
     files leave the log meanwhile.
     """
     # A tiered topic is not compacted, so missing offsets are an error there.
-    gaps = segment.gaps and not segment.is_remote
+    gaps = segment.gaps and not segment.disk.is_remote
     account = Account(
         segment.path, segment.txn_index.path, segment.base_offset, gaps, segment.base_offset
     )

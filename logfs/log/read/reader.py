@@ -533,7 +533,7 @@ class Reader:
         walked = segment.walk(position, chunk_bytes=POINT_READ_BYTES)
         for found in walked if batch is None else chain([(position, batch)], walked):
             if isinstance(found, Damage):
-                if segment.is_remote:
+                if segment.disk.is_remote:
                     # The bytes may have arrived wrong. Another request may return the right ones.
                     raise found.error(segment.path)
                 continue

@@ -148,16 +148,6 @@ class Segment(SegmentFiles):
         return text_entries(self, before, after, count)
 
     @property
-    def is_remote(self) -> bool:
-        """Whether the segment is read from a bucket."""
-        return self._disk.is_remote
-
-    @property
-    def is_cut(self) -> bool:
-        """Whether the .log file has bytes after the segment's end, as an object in a bucket may."""
-        return self._disk.is_cut(self.file)
-
-    @property
     def size_bytes(self) -> int:
         """The length of the .log file in bytes, up to the end of the last whole batch."""
         if self._end is not None:

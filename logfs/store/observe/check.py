@@ -263,7 +263,7 @@ def _check_log(
             segment,
             partition.epochs.entries,
             trusts_indexes=trusts_indexes(store, partition, segment),
-            live=store.registry.homes[partition.name.directory].live and not segment.is_remote,
+            live=store.registry.homes[partition.name.directory].live and not segment.disk.is_remote,
             log_start_offset=partition.log_start_offset,
             report=lambda size: report(partition.name.directory, size),
         ):
@@ -288,9 +288,9 @@ def trusts_indexes(store: Store, partition: Log, segment: Segment) -> bool:
     False if a writer may not have completed the indexes yet, or a crash may have left them incomplete.
     """
     log_dir = store.registry.homes[partition.name.directory]
-    if segment.is_remote:
+    if segment.disk.is_remote:
         # Indexes in a bucket are complete. If the next copy begins before this one ends, they have extra entries.
-        return not segment.is_cut
+        return not segment.disk.is_cut(segment.file)
     if log_dir.clean:
         return True
     if segment is partition.active:
