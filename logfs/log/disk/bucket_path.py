@@ -40,10 +40,6 @@ class BucketPath(PosixPath):
     def __fspath__(self) -> str:
         return str(self)
 
-    def absolute(self) -> BucketPath:
-        """Return the path itself."""
-        return self
-
     def is_absolute(self) -> bool:
         """Return True."""
         return True
