@@ -585,22 +585,20 @@ class Segment(SegmentFiles):
         self.max_entry = self.time_index.last
         for found in self.walk(self.position_of(self.max_entry.offset)):
             if not isinstance(found, Damage):
-                self._note_max(found[1].header)
+                header = found[1].header
+                if header.max_timestamp > self.max_entry.timestamp:
+                    self.max_entry = TimeEntry(header.max_timestamp, header.last_offset)
         self.content = object()
         if position == 0:
             self.created_ms = now_ms
         self.next_base = None
         self.activate(config)
 
-    def _note_max(self, header: Header) -> None:
-        if header.max_timestamp > self.max_entry.timestamp:
-            self.max_entry = TimeEntry(header.max_timestamp, header.last_offset)
-
     # Text.
 
     def text_before(self, position: int) -> TextSize:
         """Return the text size of the batches that end at or before `position`, which is the start of a batch."""
-        entry = self.text_index.lookup_position(position)
+        entry = self.text_index[self.text_index.number_of_position(position)]
         text = entry.before
         for found in self.walk(entry.position, position, first_offset=entry.offset):
             text = text.plus(text_size(found))

@@ -95,8 +95,14 @@ class TransactionIndex(NamedFile):
         """Drop the transactions whose markers lie at or after `offset`."""
         entries = self.entries
         kept = tuple(entry for entry in entries if entry.last_offset < offset)
-        if len(kept) < len(entries):
-            self._resize(kept)
+        if len(kept) == len(entries):
+            return
+        self._entries = kept
+        if self._disk.writable and self._disk.exists(self.path):
+            if self._file is None:
+                self._file = self._disk.open(self.path, write=True)
+            self._is_dirty = True
+            self._disk.truncate(self._file, len(kept) * ENTRY.size)
 
     def collect(self) -> None:
         """Forget all entries, and collect new ones in memory until `save`. The file does not change."""
@@ -118,14 +124,6 @@ class TransactionIndex(NamedFile):
         self._file, self._entries = None, ()
         if self._disk.exists(self.path):
             self._disk.unlink(self.path)
-
-    def _resize(self, kept: tuple[AbortedTransaction, ...]) -> None:
-        self._entries = kept
-        if self._disk.writable and self._disk.exists(self.path):
-            if self._file is None:
-                self._file = self._disk.open(self.path, write=True)
-            self._is_dirty = True
-            self._disk.truncate(self._file, len(kept) * ENTRY.size)
 
     def flush(self) -> None:
         """Make the entries durable."""
