@@ -290,7 +290,7 @@ def test_a_full_index_rolls(tmp_path: Path) -> None:
     """segment.index.bytes 48 gives 6 offset and 4 time slots: 3 time entries roll the segment (kafka-storage 4.1)."""
     config = LogConfig(segment_index_bytes=48)
     segment = fresh(tmp_path, 0, config)
-    assert (segment.offset_index.capacity, segment.time_index.capacity) == (6, 4)
+    assert (segment.offset_index.room, segment.time_index.room) == (6, 4 - 1)
     for n in range(4):
         assert not rolls(segment, 70, n, n)
         put(segment, n, Record(b"v", timestamp=n), interval=0)

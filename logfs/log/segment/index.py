@@ -74,11 +74,6 @@ class SparseIndex(NamedFile):
         return len(self) * self.entry.size
 
     @property
-    def capacity(self) -> int:
-        """The greatest number of entries that the index can have; without a writer, the number that it has."""
-        return len(self) if self._writer is None else self._writer.capacity
-
-    @property
     def is_full(self) -> bool:
         """Whether no further entry fits, which rolls the segment (kafka-storage 4.1)."""
         return self.room <= 0

@@ -150,10 +150,6 @@ class TextIndex(SparseIndex):
         """The last entry; if there is none, one for the start of the segment."""
         return self[len(self) - 1]
 
-    def lookup_position(self, position: int) -> TextEntry:
-        """Return the last entry at or before a position of the .log file, or else one for the segment's start."""
-        return self[self.number_of_position(position)]
-
     def number_of_position(self, position: int) -> int:
         """Return the number of the last entry at or before a position of the .log file; -1 if there is none."""
         return bisect_right(range(len(self)), position, key=lambda i: self._get(i)[1]) - 1
