@@ -308,9 +308,6 @@ class SparseIndex(NamedFile):
             return None
         return self._disk.open(self.path, write=self._disk.writable)
 
-    def _append(self, *fields: int) -> None:
-        self.extend(self.entry.pack(*fields))
-
     def _get(self, number: int) -> tuple[int, ...]:
         width = self.entry.size
         while True:
@@ -403,7 +400,7 @@ class OffsetIndex(SparseIndex):
         relative, count = self._relative(offset), len(self)
         if count and relative <= self._get(count - 1)[0]:
             raise ValueError(f"{self.path}: offset {offset} is not beyond the last entry's")
-        self._append(relative, position)
+        self.extend(self.entry.pack(relative, position))
 
     def append_all(self, entries: Iterable[tuple[int, int]]) -> None:
         """Add an entry for each (offset, position). The offsets must be ascending, which is not checked."""
@@ -497,7 +494,7 @@ class TimeIndex(SparseIndex):
         if timestamp < last.timestamp and len(self):
             raise ValueError(f"{self.path}: timestamp {timestamp} is below the last entry's")
         if timestamp > last.timestamp:
-            self._append(timestamp, self._relative(offset))
+            self.extend(self.entry.pack(timestamp, self._relative(offset)))
 
     def append_all(self, entries: Iterable[TimeEntry]) -> None:
         """Add each of `entries`, which are ascending, whose timestamp is above that of the entry before it."""

@@ -65,9 +65,6 @@ class TextIndex(SparseIndex):
     def _crc(self, facts: Iterable[int]) -> int:
         return crc32c(self._facts.pack(*facts), self._seed)
 
-    def _append(self, *fields: int) -> None:
-        super()._append(*fields, self._crc(fields))
-
     def _get(self, number: int) -> tuple[int, ...]:
         *facts, crc = fields = super()._get(number)
         if crc == self._crc(facts):
@@ -138,7 +135,7 @@ class TextIndex(SparseIndex):
         `ValueError` if the index is full.
         """
         if position > self.last.position:
-            self._append(self._relative_end(offset), position, *before)
+            self.extend(self.packed(offset, position, before))
 
     def append_all(self, entries: Iterable[tuple[int, int, TextSize]]) -> None:
         """Add an entry for each ascending (offset, position, text size before it) that lies after the last entry."""
