@@ -19,16 +19,15 @@ from logfs.format.batches.legacy import SMALLEST_BYTES
 from logfs.format.text.rendering import NO_TEXT, TextSize, measure
 from logfs.log.segment.batch_iterator import Damage, DamagedRange
 from logfs.log.segment.batch_scanner import scan_segment, survey, text_size
-from logfs.log.segment.index import TimeEntry
-from logfs.log.segment.text_index import TextEntry
+from logfs.log.segment.index import OffsetIndex, TimeEntry
+from logfs.log.segment.text_index import TextEntry, TextIndex
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from logfs.log.segment.batch_scanner import MeasuredBatches, ScannedBatches
-    from logfs.log.segment.index import OffsetIndex, TimeIndex
+    from logfs.log.segment.index import TimeIndex
     from logfs.log.segment.segment import Segment
-    from logfs.log.segment.text_index import TextIndex
 
 # Kafka's default index.interval.bytes.
 _INTERVAL_BYTES = 4096
@@ -45,6 +44,15 @@ def _due(positions: NDArray[np.int64], last_entry: int, interval_bytes: int) -> 
         due.append(row)
         row = bisect_right(known, known[row] + interval_bytes, row)
     return due
+
+
+def index_limits(max_bytes: int) -> tuple[int, int, int]:
+    """Return how many bytes the offset, the time and the text index may have: `max_bytes` is segment.index.bytes.
+
+    The text index takes as many entries as the offset index, and the closing one.
+    """
+    text_bytes = (max_bytes // OffsetIndex.entry.size + 1) * TextIndex.entry.size
+    return max_bytes, max_bytes, text_bytes
 
 
 class TextBuilder:
@@ -161,19 +169,13 @@ class LookupBuilder:
 class IndexBuilder:
     """A builder of the offset, time and text index of a segment. Entries stay in memory until the caller saves them.
 
-    The offset and the time index take at most `max_bytes` each. The text index takes as many entries as the offset
-    index, and the closing one.
+    The indexes take at most what `index_limits` returns for `max_bytes`.
     """
 
-    def __init__(self, segment: Segment, interval_bytes: int, max_bytes: int | None = None) -> None:
+    def __init__(self, segment: Segment, interval_bytes: int, max_bytes: int) -> None:
+        for index, limit in zip(segment.indexes, index_limits(max_bytes), strict=True):
+            index.collect(limit)
         offset_index, time_index, text_index = segment.indexes
-        offset_index.collect(max_bytes)
-        time_index.collect(max_bytes)
-        text_index.collect(
-            None
-            if max_bytes is None
-            else (max_bytes // offset_index.entry.size + 1) * text_index.entry.size
-        )
         self.end = segment.base_offset
         self.text = NO_TEXT
         self._texts = TextBuilder(text_index, interval_bytes)

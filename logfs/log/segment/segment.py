@@ -26,6 +26,7 @@ from logfs.log.segment.batch_iterator import CHUNK_BYTES, Damage, DamagedRange, 
 from logfs.log.segment.batch_scanner import text_size
 from logfs.log.segment.index import MAX_RELATIVE_OFFSET, OffsetEntry, TimeEntry
 from logfs.log.segment.index_builder import (
+    index_limits,
     lookup_fits,
     rebuild_lookups,
     rebuild_text,
@@ -177,11 +178,9 @@ class Segment(SegmentFiles):
         A text size that is not known yet is read from the text index, or measured in the log.
         """
         segment_end = self._end
-        return (
-            self._load_end()
-            if segment_end is None or segment_end.text is UNMEASURED
-            else segment_end
-        )
+        if segment_end is None or segment_end.text is UNMEASURED:
+            return self._load_end()
+        return segment_end
 
     @property
     def max_timestamp(self) -> TimeEntry:
@@ -480,11 +479,9 @@ class Segment(SegmentFiles):
         self.has_preallocated_space = True
         if config.preallocate and not self.size_bytes:
             self._disk.truncate(self.file, config.segment_bytes)
-        self.offset_index.preallocate(config.segment_index_bytes)
-        self.time_index.preallocate(config.segment_index_bytes)
-        # As many entries as the offset index, and the closing one.
-        entries = config.segment_index_bytes // self.offset_index.entry.size + 1
-        self.text_index.preallocate(entries * self.text_index.entry.size)
+        limits = index_limits(config.segment_index_bytes)
+        for index, max_bytes in zip(self.indexes, limits, strict=True):
+            index.preallocate(max_bytes)
         self.max_entry = self.max_timestamp
         self.writer = SegmentWriter(self, self._disk, config)
         return self.writer
