@@ -44,9 +44,7 @@ class CheckedDisk(Disk):
     Any thread may call any method. All other errors are those of the wrapped disk. Open descriptors stay open.
     """
 
-    def __init__(
-        self, disk: Disk, log_dir: Path, failed: Callable[[], object] = lambda: None
-    ) -> None:
+    def __init__(self, disk: Disk, log_dir: Path, failed: Callable[[], object]) -> None:
         """Wrap `disk`, which holds the log directory `log_dir`.
 
         `failed` is called at the first storage error, by the thread that met it, which may hold locks at that moment.

@@ -296,9 +296,7 @@ class ScannedBatches(NamedTuple):
             return
         cuts = np.flatnonzero(simple[1:] != simple[:-1]) + 1
         for group in np.split(rows, cuts):
-            if not len(group):
-                continue
-            if group[0, ATTRIBUTES] == 0:
+            if len(group) and group[0, ATTRIBUTES] == 0:
                 yield group
                 continue
             for row in group:
@@ -455,7 +453,6 @@ def survey(
     `first_offset` is the base offset that the first batch should have; with `segment.gaps` it may have a higher one.
     The text of a large segment is measured in other threads too, while this thread reads ahead.
     """
-
     return scan_ahead(segment, position, first_offset, ScannedBatches.measured)
 
 
