@@ -82,7 +82,13 @@ class SegmentWriter:
         if max_timestamp > segment.max_entry.timestamp:
             segment.max_entry = TimeEntry(max_timestamp, last_offset)
         if is_due:
-            self._add_entries(last_offset, end)
+            offset_index, time_index, text_index = segment.indexes
+            offset_index.append(last_offset, position)
+            time_index.maybe_append(*segment.max_entry)
+            if not text_index.is_full:
+                text_index.append(end.next_offset, position, end.text)
+            self._last_entry = position
+            self._indexes_are_full = offset_index.is_full or time_index.is_full
         segment.set_end(SegmentEnd(position + len(data), last_offset + 1, end.text.plus(text)))
 
     def append_written(self, runs: Sequence[MeasuredBatches], interval_bytes: int) -> None:
@@ -107,16 +113,6 @@ class SegmentWriter:
         segment.max_entry, self._last_entry = lookups.max_entry, lookups.last_entry
         self._indexes_are_full = offset_index.is_full or time_index.is_full
         segment.set_end(SegmentEnd(texts.position, runs[-1].batches.next_offset, texts.text))
-
-    def _add_entries(self, last_offset: int, end: SegmentEnd) -> None:
-        """Add an entry to each index for the batch that begins at `end`."""
-        offset_index, time_index, text_index = self._segment.indexes
-        offset_index.append(last_offset, end.size_bytes)
-        time_index.maybe_append(*self._segment.max_entry)
-        if not text_index.is_full:
-            text_index.append(end.next_offset, end.size_bytes, end.text)
-        self._last_entry = end.size_bytes
-        self._indexes_are_full = offset_index.is_full or time_index.is_full
 
     def how_many_fit(
         self,
