@@ -278,21 +278,17 @@ def _leads_to_the_end(window: _Window, position: int, what: Walk, astray: set[in
     rest of the record follows them. `astray` collects the positions that do not lead to the end, so that each
     position is examined once.
     """
-    expected: int | None = None
+    expected, is_first = what.first_offset, True
     seen: set[int] = set()
-    while position < window.end:
-        if position in astray:
-            astray |= seen
-            return False
+    while position < window.end and position not in astray:
         seen.add(position)
-        header = _plausible(
-            window, position, what.first_offset if expected is None else expected, what
-        )
-        if header is None or (expected not in (None, header.base_offset) and not what.gaps):
-            astray |= seen
-            return False
-        position, expected = position + header.size_bytes, header.next_offset
-    return True
+        header = _plausible(window, position, expected, what)
+        if header is None or not (is_first or what.gaps or header.base_offset == expected):
+            break
+        position, expected, is_first = position + header.size_bytes, header.next_offset, False
+    if position < window.end:
+        astray |= seen
+    return position >= window.end
 
 
 def _contents(window: _Window, position: int, expected: int, what: Walk) -> tuple[int, int, bool]:

@@ -112,8 +112,7 @@ class Segment(SegmentFiles):
         empty, or is in a bucket, where the check costs requests, and if a rebuild before has not helped. Each entry
         is checked again when it is used.
         """
-        next_base = self.next_base
-        if next_base is None or self.is_active or self._disk.is_remote or not self.size_bytes:
+        if self.next_base is None or self.is_active or self._disk.is_remote or not self.size_bytes:
             return None
         if lookup_fits(self, number):
             return None
