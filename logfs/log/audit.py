@@ -29,7 +29,7 @@ from logfs.format.messages.control import ControlType, end_of_transaction
 from logfs.format.text.rendering import NO_TEXT
 from logfs.log.disk.disk import Gone
 from logfs.log.segment.batch_iterator import Damage
-from logfs.log.segment.batch_scanner import MeasuredBatches, scan_ahead, text_size
+from logfs.log.segment.batch_scanner import scan_ahead, text_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -165,8 +165,7 @@ def audit(
             account.end_offset = damage.next_offset
             report(found.end - found.start)
             continue
-        measured, findings = found
-        batches = measured.batches
+        batches, findings = found
         yield from findings
         if batches.legacy is None:
             # Batches of old formats have no leader epoch.
@@ -175,8 +174,8 @@ def audit(
         for batch in batches.select(of_transactions).batches():
             yield from transactions.note(batch)
         for index in indexes:
-            yield from index.hold_against(measured, text)
-        text = text.plus(measured.text)
+            yield from index.hold_against(batches, text)
+        text = text.plus(batches.text)
         account.end_offset = batches.next_offset
         report(batches.end - int(batches.positions[0]))
     for index in indexes:
@@ -219,7 +218,7 @@ def check_boundaries(accounts: Iterable[Account], log_start_offset: int) -> Iter
 
 def _check_batches(
     segment: Segment, scanned: ScannedBatches
-) -> tuple[MeasuredBatches, list[Finding]]:
+) -> tuple[ScannedBatches, list[Finding]]:
     """Measure scanned batches, whose CRCs are right, and return what is wrong with their records, too.
 
     Any thread may call this.
@@ -232,7 +231,7 @@ def _check_batches(
     else:
         texts = np.zeros((len(rows), 3), np.int64)
         findings = list(_check_columns(segment, scanned, texts))
-    return MeasuredBatches(scanned, texts), findings
+    return scanned._replace(sizes=texts), findings
 
 
 def _check_columns(
@@ -330,7 +329,7 @@ class _IndexAudit:
                 yield self._wrong(f"entry {back[0]} is out of order")
                 self._keep(int(back[0]))
 
-    def hold_against(self, found: MeasuredBatches, text: TextSize) -> Iterator[Finding]:
+    def hold_against(self, batches: ScannedBatches, text: TextSize) -> Iterator[Finding]:
         """Check the entries that describe these batches; `text` is the size of the text before them."""
         raise NotImplementedError
 
@@ -370,8 +369,7 @@ class _OffsetIndexAudit(_IndexAudit):
         """Skip the entries for the damaged bytes; those after them can be checked again."""
         self._take(damage.end)
 
-    def hold_against(self, found: MeasuredBatches, text: TextSize) -> Iterator[Finding]:
-        batches = found.batches
+    def hold_against(self, batches: ScannedBatches, text: TextSize) -> Iterator[Finding]:
         entries = self._take(batches.end)
         positions = entries["position"].astype(np.int64)
         offsets = entries["offset"].astype(np.int64) + self.base_offset
@@ -408,10 +406,10 @@ class _TimeIndexAudit(_IndexAudit):
     dtype, rising = _TIMES, (("offset", -1),)
     _largest = -1
 
-    def hold_against(self, found: MeasuredBatches, text: TextSize) -> Iterator[Finding]:
-        rows = found.batches.rows
+    def hold_against(self, batches: ScannedBatches, text: TextSize) -> Iterator[Finding]:
+        rows = batches.rows
         latest = np.maximum(np.maximum.accumulate(rows[:, MAX_TIMESTAMP]), self._largest)
-        entries = self._take(found.batches.next_offset - self.base_offset)
+        entries = self._take(batches.next_offset - self.base_offset)
         offsets = entries["offset"].astype(np.int64) + self.base_offset
         expected = latest[np.searchsorted(rows[:, NEXT_OFFSET] - 1, offsets)]
         yield from self._check(entries, expected)
@@ -444,12 +442,12 @@ class _TimeIndexAudit(_IndexAudit):
 class _TextIndexAudit(_IndexAudit):
     dtype, rising = _TEXTS, (("position", 0),)
 
-    def hold_against(self, found: MeasuredBatches, text: TextSize) -> Iterator[Finding]:
-        entries = self._take(found.batches.end)
+    def hold_against(self, batches: ScannedBatches, text: TextSize) -> Iterator[Finding]:
+        entries = self._take(batches.end)
         if not len(entries):
             return
-        before = np.cumsum(found.sizes, axis=0) - found.sizes + np.array(text)
-        starts = found.batches.positions
+        before = np.cumsum(batches.sizes, axis=0) - batches.sizes + np.array(text)
+        starts = batches.positions
         at = np.searchsorted(starts, entries["position"].astype(np.int64), side="right")
         yield from self._check(entries, starts[np.maximum(at - 1, 0)], before[at - 1])
 

@@ -557,9 +557,9 @@ class _LogLoader:
                 builder.add(found)
                 logger.error("%s", found.error(segment.path))
                 continue
-            self.progress(found.batches.end - found.batches.position)
+            self.progress(found.end - found.position)
             builder.add(found)
-            self._note_batches(segment, found.batches)
+            self._note_batches(segment, found)
         segment.damaged = tuple(damaged)
         segment.resume(SegmentEnd(size, builder.end, builder.text), builder.max_entry)
         segment.finish()

@@ -19,7 +19,7 @@ from logfs.format.base.batch_rows import (
 )
 from logfs.format.text.rendering import NO_TEXT, TextSize
 from logfs.log.disk.disk import Disk
-from logfs.log.segment.batch_scanner import MeasuredBatches, ScannedBatches
+from logfs.log.segment.batch_scanner import ScannedBatches
 from logfs.log.segment.index import OffsetIndex, TimeEntry, TimeIndex
 from logfs.log.segment.index_builder import IndexBuilder
 from logfs.log.segment.text_index import TextEntry, TextIndex
@@ -62,9 +62,9 @@ class Segment:
         )
 
 
-def runs(batches: list[Batch], cuts: set[int]) -> list[MeasuredBatches]:
+def runs(batches: list[Batch], cuts: set[int]) -> list[ScannedBatches]:
     """Return the batches as measured runs; a run begins at each of the numbers in `cuts`."""
-    found: list[MeasuredBatches] = []
+    found: list[ScannedBatches] = []
     position, offset, start = 0, BASE, 0
     rows: list[np.ndarray] = []
     for number, batch in enumerate(batches):
@@ -76,8 +76,7 @@ def runs(batches: list[Batch], cuts: set[int]) -> list[MeasuredBatches]:
         position, offset = position + batch.size, offset + batch.offsets
         if number + 1 in cuts or number + 1 == len(batches):
             sizes = np.array([each.text for each in batches[: number + 1][-len(rows) :]], np.int64)
-            scanned = ScannedBatches(start, memoryview(b""), np.array(rows))
-            found.append(MeasuredBatches(scanned, sizes))
+            found.append(ScannedBatches(start, memoryview(b""), np.array(rows), None, sizes))
             rows, start = [], position
     return found
 

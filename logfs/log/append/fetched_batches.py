@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from logfs.log.append.partition import Partition
-    from logfs.log.segment.batch_scanner import MeasuredBatches, ScannedBatches
+    from logfs.log.segment.batch_scanner import ScannedBatches
 
 
 class Diverged(Corrupt):
@@ -126,29 +126,28 @@ def _append(partition: Partition, run: ScannedBatches) -> None:
     """Append the batches of a run, and roll where the settings say so (kafka-storage 4.1)."""
     now_ms, config = partition.now_ms(), partition.config
     left = run.measured()
-    while len(left.sizes):
+    while len(left.rows):
         try:
-            count = partition.writer(config).how_many_fit(left.batches, config, now_ms)
+            count = partition.writer(config).how_many_fit(left, config, now_ms)
             if not count:
                 partition.roll(now_ms)
                 # A batch that exceeds the size limit of a segment gets a segment of its own.
-                fitting = partition.writer(config).how_many_fit(left.batches, config, now_ms)
+                fitting = partition.writer(config).how_many_fit(left, config, now_ms)
                 count = max(fitting, 1)
             fits, left = left.select(slice(count)), left.select(slice(count, None))
             _write(partition, fits, config.index_interval_bytes)
         except OSError as error:
             raise partition.failed_append(error) from None
-        size = int(fits.batches.rows[:, SIZE].sum())
-        for batch in deciding_batches(fits.batches):
+        size = int(fits.rows[:, SIZE].sum())
+        for batch in deciding_batches(fits):
             partition.note_producer(batch, size)
         partition.note_appended(fits.text.records, size, config, now_ms)
         # Published last, once the transaction indexes have the transactions that the batches abort.
-        partition.publish(last_timestamp=int(fits.batches.rows[-1, MAX_TIMESTAMP]))
+        partition.publish(last_timestamp=int(fits.rows[-1, MAX_TIMESTAMP]))
 
 
-def _write(partition: Partition, batches: MeasuredBatches, interval_bytes: int) -> None:
-    """Write batches at the end of the active segment."""
-    run = batches.batches
+def _write(partition: Partition, run: ScannedBatches, interval_bytes: int) -> None:
+    """Write measured batches at the end of the active segment."""
     # Epochs are written first, as in Kafka: after a crash, an epoch that begins at the log end concerns no record.
     partition.epochs.note_batches(run.rows)
     active = partition.active
@@ -156,9 +155,7 @@ def _write(partition: Partition, batches: MeasuredBatches, interval_bytes: int) 
     assert writer is not None, "the caller has activated the segment"
     start = int(run.rows[0, POSITION])
     partition.disk.write(active.file, position, run.data[start : run.end - run.position])
-    writer.append_written(
-        [batches._replace(batches=run._replace(position=position - start))], interval_bytes
-    )
+    writer.append_written([run._replace(position=position - start)], interval_bytes)
 
 
 def begin_at(partition: Partition, offset: int, source: str = "") -> None:

@@ -38,13 +38,7 @@ from logfs.format.files.commit_file import NO_APPEND_TIME, CommitPart, StagedFil
 from logfs.log.append.partition import LEADER_EPOCH
 from logfs.log.append.validator import check_staged
 from logfs.log.segment.batch_iterator import Damage
-from logfs.log.segment.batch_scanner import (
-    MeasuredBatches,
-    ScannedBatches,
-    scan,
-    scan_at,
-    scan_segment,
-)
+from logfs.log.segment.batch_scanner import ScannedBatches, scan, scan_at, scan_segment
 from logfs.log.segment.segment import Segment
 
 if TYPE_CHECKING:
@@ -198,7 +192,7 @@ class _SegmentRun:
         self.end = position
         self.header = b""
         # The batches without their bytes, which may be more than fit into memory.
-        self.batches: list[MeasuredBatches] = []
+        self.batches: list[ScannedBatches] = []
 
 
 class StagedAppend:
@@ -225,13 +219,13 @@ class StagedAppend:
             self._runs.append(_SegmentRun(active, part.position))
         for scanned in final_batches(partition.disk, partition.directory, part):
             left = scanned.measured()
-            while len(left.sizes):
-                count = self._how_many_fit(left.batches)
+            while len(left.rows):
+                count = self._how_many_fit(left)
                 if count:
                     self._put(left.select(slice(count)))
                 left = left.select(slice(count, None))
-                if len(left.sizes):
-                    self._seal(int(left.batches.rows[0, SPAN_BASE_OFFSET]))
+                if len(left.rows):
+                    self._seal(int(left.rows[0, SPAN_BASE_OFFSET]))
         if self._runs[-1].segment is not active:
             partition.disk.sync_directory(partition.directory)
 
@@ -252,17 +246,16 @@ class StagedAppend:
         self._runs.append(_SegmentRun(segment, 0))
         segment.begin(self._config, self.partition.now_ms())
 
-    def _put(self, measured: MeasuredBatches) -> None:
-        """Write batches after the last one."""
-        run, batches = self._runs[-1], measured.batches
+    def _put(self, batches: ScannedBatches) -> None:
+        """Write measured batches after the last one."""
+        run = self._runs[-1]
         start = int(batches.rows[0, POSITION])
         part = batches.data[start : batches.end]
         if run.end == run.start:
             run.header = bytes(part[:HEADER_SIZE])
             part = memoryview(bytes(HEADER_SIZE) + part[HEADER_SIZE:])
         self.partition.disk.write(run.segment.file, run.end, part)
-        placed = batches._replace(position=run.end - start, data=memoryview(b""))
-        run.batches.append(measured._replace(batches=placed))
+        run.batches.append(batches._replace(position=run.end - start, data=memoryview(b"")))
         run.end += len(part)
 
     def _seal(self, next_base: int) -> None:
@@ -318,7 +311,7 @@ class StagedAppend:
                     partition.snapshots.write(segment.base_offset, partition.producers)
         except OSError as error:
             raise partition.fail("a commit could not be made visible", error) from error
-        timestamp = int(last.batches[-1].batches.rows[-1, MAX_TIMESTAMP])
+        timestamp = int(last.batches[-1].rows[-1, MAX_TIMESTAMP])
         size = self._size
         partition.note_appended(size.record_count, size.size_bytes, self._config, now_ms)
         partition.publish(segments=segments, last_timestamp=timestamp)

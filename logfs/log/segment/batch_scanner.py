@@ -74,18 +74,24 @@ _MOST_TEXT_BYTES = 32 << 20
 _MOST_BYTES = 2**31 - 1 + LENGTH_OVERHEAD
 
 
+_UNMEASURED = np.empty((0, 3), np.int64)
+
+
 class ScannedBatches(NamedTuple):
     """A run of valid batches that follow each other in a file without a gap.
 
     `data` are the bytes of the file from `position` on. `rows`, int64[batches, BATCH_COLUMNS], has one row of header
     values for each batch; the module `batch_rows` names the columns. The positions in `rows` count from the start of
-    `data`. A batch of an old format is a run of its own: `legacy` is the batch, and `rows` has one row.
+    `data`. A batch of an old format is a run of its own: `legacy` is the batch, and `rows` has one row. `sizes`,
+    int64[batches, 3], has the text sizes of `measured` batches: records, bytes of lines, bytes of envelopes. It is
+    empty before.
     """
 
     position: int
     data: memoryview
     rows: NDArray[np.int64]
     legacy: Batch | None = None
+    sizes: NDArray[np.int64] = _UNMEASURED
 
     @property
     def next_offset(self) -> int:
@@ -109,7 +115,8 @@ class ScannedBatches(NamedTuple):
 
     def select(self, wanted: NDArray[np.bool_] | slice) -> ScannedBatches:
         """Return the batches that `wanted`, a bool[batches] or a slice, selects; there may be gaps between them."""
-        return self._replace(rows=self.rows[wanted])
+        sizes = self.sizes[wanted] if len(self.sizes) else self.sizes
+        return self._replace(rows=self.rows[wanted], sizes=sizes)
 
     def batches(self) -> Iterator[Batch]:
         """Yield the batches one by one."""
@@ -141,9 +148,14 @@ class ScannedBatches(NamedTuple):
             for number in range(len(group)):
                 yield from self._replace(rows=group[number : number + 1]).decode()
 
-    def measured(self) -> MeasuredBatches:
+    @property
+    def text(self) -> TextSize:
+        """The records, the bytes of lines and the bytes of envelopes of all the batches, which are measured."""
+        return TextSize(*self.sizes.sum(axis=0).tolist())
+
+    def measured(self) -> ScannedBatches:
         """Return the batches with their text sizes."""
-        return MeasuredBatches(self, self.text_sizes())
+        return self._replace(sizes=self.text_sizes())
 
     def measure(
         self,
@@ -312,22 +324,6 @@ class ScannedBatches(NamedTuple):
         return Batch.parse(self.data, int(group[0, POSITION])).columns()
 
 
-class MeasuredBatches(NamedTuple):
-    """A run of scanned batches, and their text sizes, int64[batches, 3]: records, bytes of lines, of envelopes."""
-
-    batches: ScannedBatches
-    sizes: NDArray[np.int64]
-
-    @property
-    def text(self) -> TextSize:
-        """The records, the bytes of lines and the bytes of envelopes of all the batches."""
-        return TextSize(*self.sizes.sum(axis=0).tolist())
-
-    def select(self, wanted: slice) -> MeasuredBatches:
-        """Return the batches that a slice selects."""
-        return MeasuredBatches(self.batches.select(wanted), self.sizes[wanted])
-
-
 class PlainBatches(NamedTuple):
     """The uncompressed records of neighbouring batches: rows [first, end) of a `ScannedBatches`.
 
@@ -445,12 +441,9 @@ def _spans(rows: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.ascontiguousarray(rows[:, SPAN_START:])
 
 
-def survey(
-    segment: Segment, position: int, first_offset: int
-) -> Iterator[MeasuredBatches | Damage]:
-    """Yield the batches of a segment from `position` on, in measured runs, and each `Damage` between them.
+def survey(segment: Segment, position: int, first_offset: int) -> Iterator[ScannedBatches | Damage]:
+    """Yield what `scan_segment` yields, the runs measured.
 
-    `first_offset` is the base offset that the first batch should have; with `segment.gaps` it may have a higher one.
     The text of a large segment is measured in other threads too, while this thread reads ahead.
     """
     return scan_ahead(segment, position, first_offset, ScannedBatches.measured)

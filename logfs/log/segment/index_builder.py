@@ -25,7 +25,7 @@ from logfs.log.segment.text_index import TextEntry, TextIndex
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from logfs.log.segment.batch_scanner import MeasuredBatches, ScannedBatches
+    from logfs.log.segment.batch_scanner import ScannedBatches
     from logfs.log.segment.index import TimeIndex
     from logfs.log.segment.segment import Segment
 
@@ -71,8 +71,8 @@ class TextBuilder:
         self._last_entry, self.text = after or (index.last.position, index.last.before)
         self.position = self._last_entry
 
-    def add(self, found: MeasuredBatches | Damage) -> None:
-        """Take the next batches or damage: add their text size to `text`, and the index entries that are due.
+    def add(self, found: ScannedBatches | Damage) -> None:
+        """Take the next measured batches or damage: add their size to `text`, and the index entries that are due.
 
         Damage gets one entry for its start and one for its end.
         """
@@ -82,17 +82,16 @@ class TextBuilder:
             self._entry(found.next_offset, found.end)
             self.position = found.end
             return
-        batches, index = found.batches, self._index
+        index, positions = self._index, found.positions
         ends = np.cumsum(found.sizes, axis=0) + np.array(self.text, np.int64)
-        positions = batches.positions
         due = _due(positions, self._last_entry, self._interval_bytes)
         due = due[: index.room]
         self.text = TextSize(*ends[-1].tolist())
-        self.position = batches.end
+        self.position = found.end
         if due:
             self._last_entry = int(positions[due[-1]])
             rows = zip(
-                batches.rows[due, SPAN_BASE_OFFSET].tolist(),
+                found.rows[due, SPAN_BASE_OFFSET].tolist(),
                 positions[due].tolist(),
                 (ends - found.sizes)[due].tolist(),
                 strict=True,
@@ -176,25 +175,19 @@ class IndexBuilder:
         for index, limit in zip(segment.indexes, index_limits(max_bytes), strict=True):
             index.collect(limit)
         offset_index, time_index, text_index = segment.indexes
-        self.end = segment.base_offset
-        self.text = NO_TEXT
         self._texts = TextBuilder(text_index, interval_bytes)
         self._lookups = LookupBuilder(offset_index, time_index, interval_bytes)
+        # Of what was added: the offset after it, its text size, and its greatest timestamp.
+        self.end, self.text = segment.base_offset, NO_TEXT
+        self.max_entry = self._lookups.max_entry
 
-    @property
-    def max_entry(self) -> TimeEntry:
-        """The greatest timestamp so far, and the last offset of its batch."""
-        return self._lookups.max_entry
-
-    def add(self, found: MeasuredBatches | Damage) -> None:
-        """Add the entries that are due for the next batches or damage, and move `end` and `text` past them."""
+    def add(self, found: ScannedBatches | Damage) -> None:
+        """Add the entries that are due for the next measured batches or damage, and update `end` and the others."""
         self._texts.add(found)
-        self.text = self._texts.text
-        if isinstance(found, Damage):
-            self.end = found.next_offset
-        else:
-            self.end = found.batches.next_offset
-            self._lookups.add(found.batches)
+        if not isinstance(found, Damage):
+            self._lookups.add(found)
+        self.end, self.text = found.next_offset, self._texts.text
+        self.max_entry = self._lookups.max_entry
 
 
 def rebuild_lookups(segment: Segment) -> tuple[OffsetIndex, TimeIndex]:

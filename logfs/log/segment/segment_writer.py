@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from logfs.config import LogConfig
     from logfs.format.text.rendering import TextSize
     from logfs.log.disk.disk import Disk
-    from logfs.log.segment.batch_scanner import MeasuredBatches, ScannedBatches
+    from logfs.log.segment.batch_scanner import ScannedBatches
     from logfs.log.segment.segment import Segment
 
 
@@ -91,8 +91,8 @@ class SegmentWriter:
             self._indexes_are_full = offset_index.is_full or time_index.is_full
         segment.set_end(SegmentEnd(position + len(data), last_offset + 1, end.text.plus(text)))
 
-    def append_written(self, runs: Sequence[MeasuredBatches], interval_bytes: int) -> None:
-        """Move the end past the batches of `runs`, which are in the file, so that readers see all of them at once.
+    def append_written(self, runs: Sequence[ScannedBatches], interval_bytes: int) -> None:
+        """Move the end past measured batches, which are in the file, so that readers see all of them at once.
 
         Adds the index entries that are due, unless an index or the disk is full: the indexes are then sparser.
         """
@@ -104,22 +104,22 @@ class SegmentWriter:
         )
         texts = TextBuilder(text_index, interval_bytes, (self._last_entry, end.text))
         for run in runs:
-            if run.batches.positions[0] == 0:
-                self._rolling_timestamp = int(run.batches.rows[0, MAX_TIMESTAMP])
+            if run.positions[0] == 0:
+                self._rolling_timestamp = int(run.rows[0, MAX_TIMESTAMP])
             with suppress(OSError):
-                lookups.add(run.batches)
+                lookups.add(run)
             with suppress(OSError):
                 texts.add(run)
         segment.max_entry, self._last_entry = lookups.max_entry, lookups.last_entry
         self._indexes_are_full = offset_index.is_full or time_index.is_full
-        segment.set_end(SegmentEnd(texts.position, runs[-1].batches.next_offset, texts.text))
+        segment.set_end(SegmentEnd(texts.position, runs[-1].next_offset, texts.text))
 
     def how_many_fit(
         self,
         batches: ScannedBatches,
         config: LogConfig,
         now_ms: int,
-        hidden: Sequence[MeasuredBatches] = (),
+        hidden: Sequence[ScannedBatches] = (),
     ) -> int:
         """Return how many of `batches`, one after the other, can be appended before the segment must be sealed.
 
@@ -127,7 +127,7 @@ class SegmentWriter:
         """
         held, first = self._segment.size_bytes, None
         if hidden:
-            held, before = hidden[-1].batches.end, hidden[0].batches
+            held, before = hidden[-1].end, hidden[0]
             first = None if before.positions[0] else int(before.rows[0, MAX_TIMESTAMP])
         rows = batches.rows[:, (SIZE, NEXT_OFFSET, MAX_TIMESTAMP)].tolist()
         for number, (size, next_offset, timestamp) in enumerate(rows):
