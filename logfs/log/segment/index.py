@@ -497,14 +497,9 @@ class TimeIndex(SparseIndex):
             self.extend(self.entry.pack(timestamp, self._relative(offset)))
 
     def append_all(self, entries: Iterable[TimeEntry]) -> None:
-        """Add each of `entries`, which are ascending, whose timestamp is above that of the entry before it."""
-        pack, base, newest = self.entry.pack, self.base_offset, self.last.timestamp
-        packed = []
-        for timestamp, offset in entries:
-            if timestamp > newest:
-                packed.append(pack(timestamp, offset - base))
-                newest = timestamp
-        self.extend(b"".join(packed))
+        """Add entries. Their timestamps must be ascending, and above that of the last entry: this is not checked."""
+        pack, base = self.entry.pack, self.base_offset
+        self.extend(b"".join([pack(timestamp, offset - base) for timestamp, offset in entries]))
 
     @property
     def last(self) -> TimeEntry:
