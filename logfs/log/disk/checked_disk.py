@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from logfs.errors import LogDirFailed
 from logfs.locks import Level, make_rlock
-from logfs.log.disk.disk import Disk, Entry, File
+from logfs.log.disk.disk import CHANGES, Disk, Entry, File
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -175,20 +175,16 @@ def _unchecked(_: CheckedDisk, work: Callable[..., Any], *arguments: Any) -> Any
     return work(*arguments)
 
 
-for _name in (
-    *("forbid_blocking", "allow_blocking", "share_blocking", "check_may_fetch"),
-    *("release", "read_afresh"),
-):
-    setattr(CheckedDisk, _name, _passed_on(_name, _unchecked))
-for _name in (
+_BLOCKING = ("forbid_blocking", "allow_blocking", "share_blocking", "check_may_fetch")
+_OTHERS = (
     *("read_ahead", "fetch_again", "described_end", "is_cut", "size", "stat_file"),
     *("sync", "map", "sync_map", "sync_directory"),
     *("free_bytes", "exists", "stat", "stat_settled", "read_file", "read_all"),
+)
+for _call, _names in (
+    (_unchecked, (*_BLOCKING, "release", "read_afresh")),
+    (CheckedDisk.call, _OTHERS),
+    (CheckedDisk.change, CHANGES),
 ):
-    setattr(CheckedDisk, _name, _passed_on(_name, CheckedDisk.call))
-for _name in (
-    *("write", "truncate", "allocate"),
-    *("rename", "rename_unsynced", "unlink", "mkdir", "rmdir", "set_mtime"),
-    *("replace_file", "put_file", "ensure_file"),
-):
-    setattr(CheckedDisk, _name, _passed_on(_name, CheckedDisk.change))
+    for _name in _names:
+        setattr(CheckedDisk, _name, _passed_on(_name, _call))

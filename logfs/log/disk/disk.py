@@ -515,8 +515,10 @@ def _refused(self: ReadOnlyDisk, subject: File | Path, *_: object, **__: object)
     self._refuse(subject.path if isinstance(subject, File) else subject)
 
 
-for _name in (
-    *("write", "truncate", "allocate", "sync", "replace_file", "put_file", "set_mtime"),
-    *("rename", "rename_unsynced", "unlink", "mkdir", "rmdir", "sync_directory"),
-):
+# The methods of a disk that change a file or a name.
+CHANGES = (
+    *("write", "truncate", "allocate", "set_mtime", "replace_file", "put_file", "ensure_file"),
+    *("rename", "rename_unsynced", "unlink", "mkdir", "rmdir"),
+)
+for _name in (*CHANGES, "sync", "sync_directory"):
     setattr(ReadOnlyDisk, _name, _refused)
