@@ -153,14 +153,11 @@ class ProducerSnapshots:
         start, producers = self.newest(now_ms)
         if begin is not None and not self.offsets:
             start = begin
-        wanted = {segment.base_offset for segment in segments[-2:]}
+        wanted = {segment.base_offset for segment in segments[-2:] if segment.base_offset < end}
         for segment in segments:
-            if segment.base_offset >= end or segment.next_offset <= start:
-                continue
-            first = max(start, segment.base_offset)
             if segment.base_offset in wanted:
-                self.write_if_room(first, producers)
-            replay(producers, segment, first, end)
+                self.write_if_room(segment.base_offset, producers)
+            replay(producers, segment, start, end)
         self.write_if_room(end, producers)
         return producers
 
@@ -168,8 +165,7 @@ class ProducerSnapshots:
         """Return the producers at an offset: those of a snapshot, updated by the batches of `segments` after it."""
         start, producers = self.newest(now_ms, offset)
         for segment in segments:
-            if segment.base_offset < offset and segment.next_offset > start:
-                replay(producers, segment, max(start, segment.base_offset), offset)
+            replay(producers, segment, start, offset)
         return producers
 
     def drop(self, offset: int) -> None:
@@ -230,6 +226,8 @@ def replay(producers: Producers, segment: Segment, start: int, end: int) -> None
 
     Each transaction that the batches abort is given to the segment's `txn_index.supplement`.
     """
+    if segment.base_offset >= end or segment.next_offset <= start:
+        return
     for found in scan_from(segment, start):
         if isinstance(found, Damage):
             continue
