@@ -119,14 +119,12 @@ class TextIndex(SparseIndex):
 
     def packed(self, offset: int, position: int, before: Sequence[int]) -> bytes:
         """Return the bytes of the entry that `append` adds; `before` are the numbers of a `TextSize`."""
-        facts = self._facts.pack(self._relative_end(offset), position, *before)
-        return facts + crc32c(facts, self._seed).to_bytes(4, "big")
-
-    def _relative_end(self, offset: int) -> int:
         # `offset` may be the base offset of the next segment. It is far higher if that segment is a stray file.
         offset = min(offset, self.base_offset + MAX_RELATIVE_OFFSET + 1)
         # -1 means that no offset comes before: damage at the start of the file may take bytes and no offsets.
-        return self._relative(offset - 1) if offset > self.base_offset else -1
+        last = self._relative(offset - 1) if offset > self.base_offset else -1
+        facts = self._facts.pack(last, position, *before)
+        return facts + crc32c(facts, self._seed).to_bytes(4, "big")
 
     def append(self, offset: int, position: int, before: TextSize) -> None:
         """Add an entry for the byte `position` of the .log file, unless the last entry is at or after it.

@@ -145,10 +145,12 @@ class ProducerSnapshots:
         Without a snapshot, the log is read from the log start on, as Kafka does, or from `begin`: a transaction that
         began below the log start is then not forgotten.
 
-        Drops the snapshots beyond either end of the log, and writes those that are missing at the base offsets of the
-        last two segments and at `end` (kafka-storage 9.8).
+        Drops the snapshots above `end`, and those at or below the log start. Writes those that are missing at the
+        base offsets of the last two segments and at `end` (kafka-storage 9.8).
         """
-        self.drop_outside(log_start_offset, end)
+        for offset in [*self.offsets]:
+            if not log_start_offset < offset <= end:
+                self.drop(offset)
         self.minimum_offset = log_start_offset
         start, producers = self.newest(now_ms)
         if begin is not None and not self.offsets:
@@ -213,12 +215,6 @@ class ProducerSnapshots:
             strays.pop()
         for offset in strays:
             self.drop(offset)
-
-    def drop_outside(self, log_start_offset: int, log_end_offset: int) -> None:
-        """Remove the snapshots above the log end, and those at or below the log start."""
-        for offset in [*self.offsets]:
-            if not log_start_offset < offset <= log_end_offset:
-                self.drop(offset)
 
 
 def replay(producers: Producers, segment: Segment, start: int, end: int) -> None:
