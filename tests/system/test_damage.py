@@ -717,7 +717,7 @@ def _no_crc(patch: pytest.MonkeyPatch) -> None:
 def _no_neighbours(patch: pytest.MonkeyPatch) -> None:
     from logfs.log.segment import batch_iterator
 
-    patch.setattr(batch_iterator, "_check_successor", lambda *arguments: None)
+    patch.setattr(batch_iterator.Walk, "_check_successor", lambda *arguments: None)
 
 
 def _kafka_deletes_what_follows(patch: pytest.MonkeyPatch) -> None:

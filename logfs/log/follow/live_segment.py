@@ -13,7 +13,7 @@ from logfs.format.batches.batch import HEADER_SIZE, LENGTH_OVERHEAD, MAGIC, Batc
 from logfs.format.text.rendering import TextSize
 from logfs.log.disk.disk import Gone
 from logfs.log.segment import text_index_cache
-from logfs.log.segment.batch_iterator import CHUNK_BYTES, Damage, Walk, walk
+from logfs.log.segment.batch_iterator import CHUNK_BYTES, Damage, Walk
 from logfs.log.segment.index import TimeEntry
 from logfs.log.segment.index_builder import rebuild_text, text_fits
 from logfs.log.segment.segment import POINT_READ_BYTES, Segment
@@ -343,10 +343,9 @@ class LiveSegment(Segment):
     def _walk_to(
         self, position: int, end: int, expected: int
     ) -> Iterator[tuple[int, Batch] | Damage]:
-        bounds = position, end, expected, self.limit_offset
-        read = partial(self._disk.read, self.file)
-        what = Walk(read, *bounds, exact=True, base_offset=self.base_offset)
-        return walk(what._replace(fetch_again=self._fetch_again))
+        where = partial(self._disk.read, self.file), position, end, expected, self.limit_offset
+        base, fetch_again = self.base_offset, self._fetch_again
+        return iter(Walk(*where, exact=True, base_offset=base, fetch_again=fetch_again))
 
     def seal_at(self, next_base: int) -> None:
         """Take in the rest of this segment and seal it; the next segment begins at the offset `next_base`.

@@ -9,6 +9,7 @@ third. Recovery decides whether damage at the very end is a torn tail.
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -83,8 +84,9 @@ def unreadable(position: int, batch: Batch, error: Corrupt) -> Damage:
     return Damage(*scanned, header.base_offset, header.next_offset, str(error))
 
 
-class Walk(NamedTuple):
-    """The arguments of `walk`: which bytes of a .log file to walk over, and which offsets to expect there.
+@dataclass
+class Walk:
+    """A walk over bytes of a .log file, which yields (position, batch) for every valid batch, and each `Damage`.
 
     The bytes are [start, end), read by `read(position, size)`, about `chunk_bytes` at a time. `first_offset` is the
     lowest offset that the first batch may have; with `exact`, it is known to follow the batches before `start`.
@@ -111,70 +113,60 @@ class Walk(NamedTuple):
     base_offset: int = 0
     fetch_again: Callable[[int, int], bool] = lambda start, end: False
 
+    def __post_init__(self) -> None:
+        self.limit_offset = min(self.limit_offset, _LIMIT_OFFSET)
+        # The bytes that were read last, in one read for several batches, and where they begin.
+        self._data, self._start = memoryview(b""), 0
 
-def walk(what: Walk) -> Iterator[tuple[int, Batch] | Damage]:
-    """Yield (position, batch) for every valid batch in the bytes of `what`, and each `Damage`, in file order."""
-    what = what._replace(limit_offset=min(what.limit_offset, _LIMIT_OFFSET))
-    window = _Window(what.read, what.end, what.chunk_bytes)
-    position = what.start
-    expected = what.first_offset
-    known = what.exact
-    while position < what.end:
-        try:
-            batch = _valid_batch(window, position, expected, what, known)
-        except Corrupt as error:
-            damage = _resynchronise(window, position, expected, what, str(error))
-            if what.fetch_again(damage.start, damage.end):
-                window = _Window(what.read, what.end, what.chunk_bytes)
+    def __iter__(self) -> Iterator[tuple[int, Batch] | Damage]:
+        position = self.start
+        expected = self.first_offset
+        known = self.exact
+        while position < self.end:
+            try:
+                batch = self._valid_batch(position, expected, known)
+            except Corrupt as error:
+                damage = self._resynchronise(position, expected, str(error))
+                if self.fetch_again(damage.start, damage.end):
+                    self._data = memoryview(b"")
+                    continue
+                yield damage
+                position, expected, known = damage.end, damage.next_offset, False
                 continue
-            yield damage
-            position, expected, known = damage.end, damage.next_offset, False
-            continue
-        if known and batch.header.base_offset > expected and not what.gaps:
-            yield Damage(
-                position, position, expected, batch.header.base_offset, "batches are missing"
-            )
-        yield position, batch
-        position += batch.header.size_bytes
-        expected = batch.header.next_offset
-        known = True
-    if what.next_offset == what.limit_offset > expected and not what.gaps:
-        # The next segment begins at a later offset: the end of this one never reached the disk.
-        yield Damage(what.end, what.end, expected, what.limit_offset, "the file ends too early")
+            if known and batch.header.base_offset > expected and not self.gaps:
+                yield Damage(
+                    position, position, expected, batch.header.base_offset, "batches are missing"
+                )
+            yield position, batch
+            position += batch.header.size_bytes
+            expected = batch.header.next_offset
+            known = True
+        if self.next_offset == self.limit_offset > expected and not self.gaps:
+            # The next segment begins at a later offset: the end of this one never reached the disk.
+            yield Damage(self.end, self.end, expected, self.limit_offset, "the file ends too early")
 
-
-class _Window:
-    """A file that is read ahead in chunks, so that neighbouring batches cost one read."""
-
-    def __init__(self, read: Read, end: int, chunk_bytes: int) -> None:
-        self.end = end
-        self._read = read
-        self._chunk_bytes = chunk_bytes
-        self._start = 0
-        self._data = memoryview(b"")
-
-    def get(self, position: int, size: int) -> memoryview:
+    def _get(self, position: int, size: int) -> memoryview:
         """Return up to `size` bytes at a position, fewer only at the end."""
         size = min(size, self.end - position)
         at = position - self._start
         if at < 0 or at + size > len(self._data):
-            ahead = min(max(size, self._chunk_bytes), self.end - position)
+            ahead = min(max(size, self.chunk_bytes), self.end - position)
             self._start, at = position, 0
-            self._data = self._read(position, ahead)
+            self._data = self.read(position, ahead)
         return self._data[at : at + size]
 
-    def batch(self, position: int) -> Batch:
+    def _batch(self, position: int) -> Batch:
         """Return the batch at a position. Raises `Corrupt` if there is none.
 
         The CRC of a batch of magic 2 is not checked yet.
         """
-        head = self.get(position, HEADER_SIZE)
+        head = self._get(position, HEADER_SIZE)
         left = self.end - position
         if is_legacy(head):
             size = _size_at(head)
             if not SMALLEST_BYTES <= size <= left:
                 raise Corrupt(f"message size {size} is invalid with {left} bytes left")
-            return LegacyBatch.parse(self.get(position, size))
+            return LegacyBatch.parse(self._get(position, size))
         if len(head) < HEADER_SIZE:
             # A file that is being truncated may have fewer bytes left than its size said.
             raise Corrupt(f"{min(left, len(head))} bytes are too few for a batch")
@@ -183,15 +175,134 @@ class _Window:
             raise Corrupt(f"magic {header.magic} is not {MAGIC}")
         if not HEADER_SIZE <= header.size_bytes <= left:
             raise Corrupt(f"batch size {header.size_bytes} is invalid with {left} bytes left")
-        return Batch(header, self.get(position, header.size_bytes))
+        return Batch(header, self._get(position, header.size_bytes))
 
-    def base_offset(self, position: int) -> int | None:
+    def _base_offset(self, position: int) -> int | None:
         """Return the base offset found at a position, right or wrong; None if too few bytes are left for a batch."""
-        head = self.get(position, HEADER_SIZE)
+        head = self._get(position, HEADER_SIZE)
         if is_legacy(head):
             with suppress(Corrupt):
-                return self.batch(position).header.base_offset
+                return self._batch(position).header.base_offset
         return _offset_at(head) if len(head) >= HEADER_SIZE else None
+
+    def _valid_batch(self, position: int, expected: int, known: bool) -> Batch:
+        batch = self._batch(position)
+        header = batch.header
+        if not expected <= header.base_offset <= header.last_offset < self.limit_offset:
+            raise Corrupt(
+                f"offsets {header.base_offset} to {header.last_offset} are outside the range that begins at "
+                f"{expected}"
+            )
+        batch.check()
+        if not (known and header.base_offset == expected):
+            self._check_successor(position, header, known)
+        if header.has_holes:
+            # Compaction leaves such a batch. If it claims offsets of the next batch, it must not hide that batch.
+            behind = self._plausible(position + header.size_bytes, self.base_offset)
+            if behind is not None and behind.base_offset < header.next_offset:
+                raise Corrupt(
+                    f"offsets {header.base_offset} to {header.last_offset} overlap the next batch, which begins at "
+                    f"{behind.base_offset}"
+                )
+        return batch
+
+    def _check_successor(self, position: int, header: Header, known: bool) -> None:
+        """Check a batch whose predecessor does not confirm its offset. Raises `Corrupt` if its successor does not."""
+        after = position + header.size_bytes
+        successor = self._base_offset(after) if after < self.end else None
+        follows = self.next_offset if successor is None else successor
+        if follows is None:
+            # Without a successor, accept the batch only if its predecessor is unknown too, or in a log with gaps.
+            leads = self.gaps or not known
+        else:
+            leads = follows == header.next_offset or (self.gaps and follows > header.next_offset)
+        if not leads and successor is not None and (self.gaps or not known):
+            # A successor that is damaged itself is no evidence against this batch.
+            leads = self._plausible(after, self.base_offset) is None
+        if not leads:
+            raise Corrupt(
+                f"offsets {header.base_offset} to {header.last_offset} fit neither neighbouring batch"
+            )
+
+    def _resynchronise(self, start: int, expected: int, reason: str) -> Damage:
+        """Return the damage from `start` to the next valid batch, or to the end."""
+        inside_end, inside_offset, is_length_right = self._contents(start, expected)
+        astray: set[int] = set()
+        for chunk_start in range(start + 1, self.end - SMALLEST_BYTES + 1, CHUNK_BYTES):
+            chunk = bytes(self._get(chunk_start, CHUNK_BYTES + _HEAD.itemsize - 1))
+            for at in _candidates(chunk, expected, self.limit_offset):
+                position = chunk_start + at
+                found = self._plausible(position, expected)
+                if found is None:
+                    continue
+                found_end = position + found.size_bytes
+                is_inside = found_end <= inside_end and found.last_offset <= inside_offset
+                if is_inside and (
+                    is_length_right
+                    or found.magic != MAGIC
+                    or not self._leads_to_the_end(position, astray)
+                ):
+                    continue
+                # A batch with a wrong offset must not decide which of the following batches are valid.
+                with suppress(Corrupt):
+                    self._check_successor(position, found, False)
+                    return Damage(start, position, expected, found.base_offset, reason)
+        following = self.next_offset if self.next_offset is not None else expected
+        return Damage(start, self.end, expected, max(following, expected), reason)
+
+    def _leads_to_the_end(self, position: int, astray: set[int]) -> bool:
+        """Return whether valid batches follow one another from a position up to the very end.
+
+        Batches of the log reach the end if nothing else is damaged. Batches inside a record do not reach it, because
+        the rest of the record follows them. `astray` collects the positions that do not lead to the end, so that each
+        position is examined once.
+        """
+        expected, is_first = self.first_offset, True
+        seen: set[int] = set()
+        while position < self.end and position not in astray:
+            seen.add(position)
+            header = self._plausible(position, expected)
+            if header is None or not (is_first or self.gaps or header.base_offset == expected):
+                break
+            position, expected, is_first = position + header.size_bytes, header.next_offset, False
+        if position < self.end:
+            astray |= seen
+        return position >= self.end
+
+    def _contents(self, position: int, expected: int) -> tuple[int, int, bool]:
+        """Return the position after a damaged batch, its last offset, and whether its length is reliable.
+
+        The messages in a wrapper may lie in it uncompressed (snappy and LZ4 keep what they cannot shorten), and must
+        not be mistaken for messages of the log. If the wrapper's length agrees with the lengths of its fields, it is
+        right, and all of these bytes belong to the wrapper. Otherwise its offset, which is the last one in it, is the
+        bound.
+        """
+        head = self._get(position, HEADER_SIZE)
+        end = position + _size_at(head)
+        offsets = [_offset_at(head)]
+        is_length_right = end <= self.end
+        if is_legacy(head):
+            if position < end <= self.end:
+                with suppress(Corrupt):
+                    parse_message(self._get(position, end - position))
+                    return end, self.limit_offset, True
+            end, is_length_right = self.end, False
+        elif len(head) == HEADER_SIZE:
+            offsets.append(parse_header(head).last_offset)
+        believable = [offset for offset in offsets if expected <= offset < self.limit_offset]
+        if not believable:
+            return position, expected, is_length_right
+        return end, max(believable), is_length_right
+
+    def _plausible(self, position: int, expected: int) -> Header | None:
+        try:
+            batch = self._batch(position)
+            batch.check()
+        except Corrupt:
+            return None
+        header = batch.header
+        fits = expected <= header.base_offset <= header.last_offset < self.limit_offset
+        return header if fits else None
 
 
 def _offset_at(head: memoryview) -> int:
@@ -200,120 +311,6 @@ def _offset_at(head: memoryview) -> int:
 
 def _size_at(head: memoryview) -> int:
     return LENGTH_OVERHEAD + int.from_bytes(head[8:12], "big", signed=True)
-
-
-def _valid_batch(window: _Window, position: int, expected: int, what: Walk, known: bool) -> Batch:
-    batch = window.batch(position)
-    header = batch.header
-    if not expected <= header.base_offset <= header.last_offset < what.limit_offset:
-        raise Corrupt(
-            f"offsets {header.base_offset} to {header.last_offset} are outside the range that begins at {expected}"
-        )
-    batch.check()
-    if not (known and header.base_offset == expected):
-        _check_successor(window, position, header, what, known)
-    if header.has_holes:
-        # Compaction leaves such a batch. If it claims offsets of the next batch, it must not hide that batch.
-        behind = _plausible(window, position + header.size_bytes, what.base_offset, what)
-        if behind is not None and behind.base_offset < header.next_offset:
-            raise Corrupt(
-                f"offsets {header.base_offset} to {header.last_offset} overlap the next batch, which begins at "
-                f"{behind.base_offset}"
-            )
-    return batch
-
-
-def _check_successor(
-    window: _Window, position: int, header: Header, what: Walk, known: bool
-) -> None:
-    """Check a batch whose predecessor does not confirm its offset. Raises `Corrupt` if its successor does not."""
-    after = position + header.size_bytes
-    successor = window.base_offset(after) if after < window.end else None
-    follows = what.next_offset if successor is None else successor
-    if follows is None:
-        # The successor is unknown: accept the batch only if its predecessor is unknown too, or in a log with gaps.
-        leads = what.gaps or not known
-    else:
-        leads = follows == header.next_offset or (what.gaps and follows > header.next_offset)
-    if not leads and successor is not None and (what.gaps or not known):
-        # A successor that is damaged itself is no evidence against this batch.
-        leads = _plausible(window, after, what.base_offset, what) is None
-    if not leads:
-        raise Corrupt(
-            f"offsets {header.base_offset} to {header.last_offset} fit neither neighbouring batch"
-        )
-
-
-def _resynchronise(window: _Window, start: int, expected: int, what: Walk, reason: str) -> Damage:
-    """Return the damage from `start` to the next valid batch, or to the end."""
-    inside_end, inside_offset, is_length_right = _contents(window, start, expected, what)
-    astray: set[int] = set()
-    for chunk_start in range(start + 1, window.end - SMALLEST_BYTES + 1, CHUNK_BYTES):
-        chunk = bytes(window.get(chunk_start, CHUNK_BYTES + _HEAD.itemsize - 1))
-        for at in _candidates(chunk, expected, what.limit_offset):
-            position = chunk_start + at
-            found = _plausible(window, position, expected, what)
-            if found is None:
-                continue
-            found_end = position + found.size_bytes
-            is_inside = found_end <= inside_end and found.last_offset <= inside_offset
-            if is_inside and (
-                is_length_right
-                or found.magic != MAGIC
-                or not _leads_to_the_end(window, position, what, astray)
-            ):
-                continue
-            # A batch with a wrong offset must not decide which of the following batches are valid.
-            with suppress(Corrupt):
-                _check_successor(window, position, found, what, False)
-                return Damage(start, position, expected, found.base_offset, reason)
-    following = what.next_offset if what.next_offset is not None else expected
-    return Damage(start, window.end, expected, max(following, expected), reason)
-
-
-def _leads_to_the_end(window: _Window, position: int, what: Walk, astray: set[int]) -> bool:
-    """Return whether valid batches follow one another from a position up to the very end.
-
-    Batches of the log reach the end if nothing else is damaged. Batches inside a record do not reach it, because the
-    rest of the record follows them. `astray` collects the positions that do not lead to the end, so that each
-    position is examined once.
-    """
-    expected, is_first = what.first_offset, True
-    seen: set[int] = set()
-    while position < window.end and position not in astray:
-        seen.add(position)
-        header = _plausible(window, position, expected, what)
-        if header is None or not (is_first or what.gaps or header.base_offset == expected):
-            break
-        position, expected, is_first = position + header.size_bytes, header.next_offset, False
-    if position < window.end:
-        astray |= seen
-    return position >= window.end
-
-
-def _contents(window: _Window, position: int, expected: int, what: Walk) -> tuple[int, int, bool]:
-    """Return the position after a damaged batch, its last offset, and whether its length is reliable.
-
-    The messages in a wrapper may lie in it uncompressed (snappy and LZ4 keep what they cannot shorten), and must not
-    be mistaken for messages of the log. If the wrapper's length agrees with the lengths of its fields, it is right,
-    and all of these bytes belong to the wrapper. Otherwise its offset, which is the last one in it, is the bound.
-    """
-    head = window.get(position, HEADER_SIZE)
-    end = position + _size_at(head)
-    offsets = [_offset_at(head)]
-    is_length_right = end <= window.end
-    if is_legacy(head):
-        if position < end <= window.end:
-            with suppress(Corrupt):
-                parse_message(window.get(position, end - position))
-                return end, what.limit_offset, True
-        end, is_length_right = window.end, False
-    elif len(head) == HEADER_SIZE:
-        offsets.append(parse_header(head).last_offset)
-    believable = [offset for offset in offsets if expected <= offset < what.limit_offset]
-    if not believable:
-        return position, expected, is_length_right
-    return end, max(believable), is_length_right
 
 
 def _candidates(chunk: bytes, expected: int, limit_offset: int) -> Sequence[int]:
@@ -328,14 +325,3 @@ def _candidates(chunk: bytes, expected: int, limit_offset: int) -> Sequence[int]
     offsets = heads["offset"][at]
     found: list[int] = at[(offsets >= expected) & (offsets < limit_offset)].tolist()
     return found
-
-
-def _plausible(window: _Window, position: int, expected: int, what: Walk) -> Header | None:
-    try:
-        batch = window.batch(position)
-        batch.check()
-    except Corrupt:
-        return None
-    header = batch.header
-    fits = expected <= header.base_offset <= header.last_offset < what.limit_offset
-    return header if fits else None

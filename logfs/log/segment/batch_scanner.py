@@ -381,7 +381,7 @@ def scan(data: memoryview, first_offset: int, *, gaps: bool) -> tuple[ScannedBat
     """Return the valid batches at the start of `data`, and the position in `data` after the last of them.
 
     `first_offset` is the lowest base offset that the first batch may have; without `gaps`, it must have exactly this
-    offset. The scan stops at the first batch that is incomplete or invalid. Use `batch_iterator.walk` to find out
+    offset. The scan stops at the first batch that is incomplete or invalid. Use `batch_iterator.Walk` to find out
     which of the two it is.
     """
     from logfs.format.kernels import batch_kernels

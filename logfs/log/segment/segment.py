@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakMethod
@@ -22,7 +23,7 @@ from logfs.format.batches.batch import (
 )
 from logfs.format.batches.legacy import is_legacy, parse_batch
 from logfs.format.text.rendering import NO_TEXT, TextSize
-from logfs.log.segment.batch_iterator import CHUNK_BYTES, Damage, DamagedRange, Walk, walk
+from logfs.log.segment.batch_iterator import CHUNK_BYTES, Damage, DamagedRange, Walk
 from logfs.log.segment.batch_scanner import text_size
 from logfs.log.segment.index import MAX_RELATIVE_OFFSET, OffsetEntry, TimeEntry
 from logfs.log.segment.index_builder import (
@@ -304,11 +305,11 @@ class Segment(SegmentFiles):
             base_offset=self.base_offset,
             fetch_again=self._fetch_again,
         )
-        found = walk(what)
+        found = iter(what)
         begin = next(found, None)
         if isinstance(begin, Damage) and position and is_end_known:
             # Without its predecessor a valid batch may look damaged, so walk from the segment's start.
-            for item in walk(what._replace(start=0, first_offset=self.base_offset, exact=True)):
+            for item in replace(what, start=0, first_offset=self.base_offset, exact=True):
                 if isinstance(item, Damage) and item.end >= position:
                     yield item._replace(start=max(item.start, position))
                 elif not isinstance(item, Damage) and item[0] >= position:
