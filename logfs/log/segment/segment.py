@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
-from weakref import WeakMethod
+from weakref import ref
 
 from logfs.errors import Corrupt
 from logfs.format.batches.batch import (
@@ -102,9 +102,9 @@ class Segment(SegmentFiles):
 
     def _watch_indexes(self) -> None:
         super()._watch_indexes()
-        self.offset_index.repair = partial(_call_if_alive, WeakMethod(self._repaired), 0)
-        self.time_index.repair = partial(_call_if_alive, WeakMethod(self._repaired), 1)
-        self.text_index.recreate = partial(_call_if_alive, WeakMethod(self._recreated))
+        self.offset_index.repair = partial(_if_alive, ref(self), Segment._repaired, 0)
+        self.time_index.repair = partial(_if_alive, ref(self), Segment._repaired, 1)
+        self.text_index.recreate = partial(_if_alive, ref(self), Segment._recreated)
 
     def _repaired(self, number: int) -> SparseIndex | None:
         """Rebuild the offset index (0) or the time index (1) from the log if its file cannot be right.
@@ -630,10 +630,10 @@ class Segment(SegmentFiles):
         self.resume(SegmentEnd(size_bytes, start, NO_TEXT), TimeEntry(-1, start))
 
 
-def _call_if_alive(method: WeakMethod[Callable[..., T]], *arguments: Any) -> T | None:
+def _if_alive(opened: ref[Segment], method: Callable[..., T], *arguments: Any) -> T | None:
     """Call a method of a segment, which its indexes do not keep alive; return None if the segment is gone."""
-    call = method()
-    return None if call is None else call(*arguments)
+    segment = opened()
+    return None if segment is None else method(segment, *arguments)
 
 
 POINT_READ_BYTES = 16 * 1024
