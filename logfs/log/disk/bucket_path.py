@@ -37,9 +37,6 @@ class BucketPath(PosixPath):
         """Whether the URL may have credentials: it has one of `@ ? # ; : %` or a backslash. False for `file`."""
         return self.scheme != "file" and bool(_CREDENTIALS.search("/".join(self.parts[1:])))
 
-    def __fspath__(self) -> str:
-        return str(self)
-
     def is_absolute(self) -> bool:
         """Return True."""
         return True
