@@ -124,10 +124,8 @@ class CheckedDisk(Disk):
             raise
 
     def open(self, path: Path, *, write: bool = False, create: bool = False) -> File:
-        if create:
-            opened: File = self.change(self.disk.open, path, write=write, create=True)
-        else:
-            opened = self.call(self.disk.open, path, write=write)
+        call = self.change if create else self.call
+        opened: File = call(self.disk.open, path, write=write, create=create)
         return opened
 
     def change(self, work: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
