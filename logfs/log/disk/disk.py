@@ -193,10 +193,7 @@ class Disk:
             other._set_loop_thread(thread)
 
     def check_may_block(self) -> None:
-        """Raise `WouldBlock` in the thread that called `forbid_blocking`.
-
-        Call this before any operation that takes long.
-        """
+        """Raise `WouldBlock` in the thread that called `forbid_blocking`. Call this before what takes long."""
         if threading.get_ident() == self._loop_thread:
             raise WouldBlock
 
@@ -233,9 +230,7 @@ class Disk:
     # Files.
 
     def open(self, path: Path, *, write: bool = False, create: bool = False) -> File:
-        """Open a regular file for reading, with `write` for writing too.
-
-        Raises `OSError` at once for a symlink, a FIFO or a device.
+        """Open a regular file for reading, with `write` for writing too. Raises `OSError` at once for any other file.
 
         `create` makes a missing file, with mode 0640 less the umask. Other users read through the mount, whose mode
         bits control their access, and not from these files.

@@ -156,10 +156,7 @@ class Walk:
         return self._data[at : at + size]
 
     def _batch(self, position: int) -> Batch:
-        """Return the batch at a position. Raises `Corrupt` if there is none.
-
-        The CRC of a batch of magic 2 is not checked yet.
-        """
+        """Return the batch at a position. Raises `Corrupt` if there is none. The CRC of magic 2 is not checked."""
         head = self._get(position, HEADER_SIZE)
         left = self.end - position
         if is_legacy(head):

@@ -415,10 +415,7 @@ def _first_wrong_crc(data: memoryview, rows: NDArray[np.int64]) -> int:
 
 
 def scan_one(position: int, batch: Batch) -> ScannedBatches:
-    """Return a valid batch, which begins at `position` of its file, as a scanned run of one.
-
-    It is the way to scan messages of an old format, at which `scan` stops.
-    """
+    """Return a valid batch at `position` of its file as a run of one: `scan` stops at messages of an old format."""
     header = batch.header
     if header.magic == MAGIC:
         return scan(batch.data, header.base_offset, gaps=True)[0]._replace(position=position)

@@ -166,10 +166,7 @@ class LookupBuilder:
 
 
 class IndexBuilder:
-    """A builder of the offset, time and text index of a segment. Entries stay in memory until the caller saves them.
-
-    The indexes take at most what `index_limits` returns for `max_bytes`.
-    """
+    """A builder of the three indexes of a segment, with `index_limits`. The entries stay in memory until `save`."""
 
     def __init__(self, segment: Segment, interval_bytes: int, max_bytes: int) -> None:
         for index, limit in zip(segment.indexes, index_limits(max_bytes), strict=True):

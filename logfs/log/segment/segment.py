@@ -194,10 +194,7 @@ class Segment(SegmentFiles):
 
     @property
     def largest_timestamp(self) -> int:
-        """The greatest timestamp of a record (ms); the .log file's modification time if no record has one.
-
-        Retention and time lookups use it (kafka-storage 3.10).
-        """
+        """The greatest timestamp of a record, or else the .log file's mtime, in ms (kafka-storage 3.10)."""
         timestamp = self.max_timestamp.timestamp
         return timestamp if timestamp >= 0 else self.mtime_ms()
 

@@ -92,10 +92,7 @@ class SegmentFiles(NamedFile):
         return self._disk
 
     def identify(self, files: Files) -> None:
-        """Take the identities of the files that belong to the segment, by suffix (".log").
-
-        This class ignores them and opens its files by name. `LiveSegment` opens only files with these identities.
-        """
+        """Take the identities of the segment's files, by suffix (".log"). Here do nothing: it opens files by name."""
 
     def new_indexes(self) -> tuple[OffsetIndex, TimeIndex, TextIndex]:
         """Return new objects for the three index files, without callbacks."""

@@ -21,10 +21,7 @@ _NO_NAME = -1
 
 
 class DeletedSegment(NamedTuple):
-    """A segment that has left the log.
-
-    Its files are at `paths`. They may be removed from `due_ms` on, once no reader holds `segment`.
-    """
+    """A segment that has left the log. Its files may be removed from `due_ms` on, once no reader holds it."""
 
     due_ms: int
     base_offset: int
@@ -80,10 +77,7 @@ class DeletedSegments:
         return len(due)
 
     def _free_names(self, before: Sequence[DeletedSegment]) -> None:
-        """Free the file names of dropped segments, because other segments need the names.
-
-        The files of a segment that a reader holds are renamed once more. All other files are unlinked.
-        """
+        """Free the names of dropped files, which others need: rename those that a reader holds, unlink the rest."""
         for gone in before:
             segment = gone.segment()
             if segment is not None:

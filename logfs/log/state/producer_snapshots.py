@@ -30,10 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 class ProducerSnapshots:
-    """The snapshots of a partition directory.
-
-    The snapshot at an offset has the producers' state after all batches below that offset.
-    """
+    """The snapshots of a partition directory. Each has the producers' state after all batches below its offset."""
 
     def __init__(self, disk: Disk, directory: Path, expiration_ms: int) -> None:
         """List the snapshots in `directory`. `expiration_ms` is how long an idle producer is remembered."""
@@ -193,10 +190,7 @@ class ProducerSnapshots:
                 self._disk.unlink(self.path(offset))
 
     def move_away(self, offset: int) -> list[Path]:
-        """Rename the snapshot at an offset, if there is one, to end in `.deleted`.
-
-        Returns a list with the new path, empty if there is no snapshot.
-        """
+        """Rename the snapshot at an offset to end in `.deleted`; return the new path, or [] if there is none."""
         if offset not in self.offsets:
             return []
         self.offsets.remove(offset)

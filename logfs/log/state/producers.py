@@ -298,10 +298,7 @@ class Producers:
         )
 
     def expire(self, now_ms: int, expiration_ms: int) -> None:
-        """Forget the producers that have been idle for `expiration_ms` and have no open transaction.
-
-        `expiration_ms` is the setting `producer.id.expiration.ms`.
-        """
+        """Forget the producers without an open transaction that were idle for `producer.id.expiration.ms`."""
         idle = [
             producer.producer_id
             for producer in self._producers.values()
