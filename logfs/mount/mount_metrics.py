@@ -6,7 +6,7 @@ import errno
 from typing import TYPE_CHECKING
 
 from logfs.mount.handler_guard import REQUESTS
-from logfs.store.observe.metrics import COUNTER, GAUGE, HISTOGRAM, Family, Sample, histogram
+from logfs.store.observe.metrics import Family, Sample, histogram
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,7 +22,6 @@ def families(errors: ErrorLog) -> Iterator[Family]:
     seen = {name: requests for name, requests in REQUESTS.items() if sum(requests.times.counts)}
     yield Family(
         "logfs_request_seconds",
-        HISTOGRAM,
         "Seconds that requests of the kernel took, by operation.",
         [
             sample
@@ -32,7 +31,6 @@ def families(errors: ErrorLog) -> Iterator[Family]:
     )
     yield Family(
         "logfs_request_errors_total",
-        COUNTER,
         "Requests that were answered with an errno, by operation.",
         [
             Sample(count, {"operation": name, "errno": errno.errorcode.get(number, str(number))})
@@ -41,9 +39,9 @@ def families(errors: ErrorLog) -> Iterator[Family]:
         ],
     )
     text = "Errors returned to callers and recorded in .logfs/errors: all except ENOENT and ESTALE."
-    yield Family("logfs_errors_total", COUNTER, text, [Sample(errors.count)])
+    yield Family("logfs_errors_total", text, [Sample(errors.count)])
     text = "Files that are open on the mount."
-    yield Family("logfs_open_handles", GAUGE, text, [Sample(_open_handles())])
+    yield Family("logfs_open_handles", text, [Sample(_open_handles())])
 
 
 def _open_handles() -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from logfs.errors import LogfsError
 from logfs.format.base.names import parse_directory
-from logfs.store.observe.metrics import COUNTER, GAUGE, Family, Sample
+from logfs.store.observe.metrics import Family, Sample
 
 if TYPE_CHECKING:
     import re
@@ -90,11 +90,11 @@ class MountedMirror:
             lags = mirror.lags()
         text = "Offsets of the cluster's partition that the mirror has not appended yet."
         samples = [Sample(lag, _labels(name)) for name, lag in sorted(lags.items())]
-        yield Family("logfs_mirror_lag", GAUGE, text, samples)
+        yield Family("logfs_mirror_lag", text, samples)
         text = "Bytes of batches that the mirror has appended."
-        yield Family("logfs_mirror_bytes_total", COUNTER, text, [Sample(fetched)])
+        yield Family("logfs_mirror_bytes_total", text, [Sample(fetched)])
         text = "Topics, partitions and brokers that cannot be mirrored at the moment."
-        yield Family("logfs_mirror_problems", GAUGE, text, [Sample(problems)])
+        yield Family("logfs_mirror_problems", text, [Sample(problems)])
 
 
 def _labels(name: str) -> dict[str, object]:

@@ -17,7 +17,7 @@ from logfs.cli import main
 from logfs.cli.watch import parse_metrics
 from logfs.format.batches.record import Record
 from logfs.store.directory import mount_table
-from logfs.store.observe.metrics import GAUGE, Family, Sample, render
+from logfs.store.observe.metrics import Family, Sample, render
 from logfs.store.store import Store
 from tests.support.processes import run, wait_for
 from tests.support.terminal import Terminal
@@ -58,7 +58,7 @@ def filled(mount: Mount) -> Mount:
 
 def test_top_parses_metrics_as_they_are_written() -> None:
     hostile = 'a\\b"c\nd}, {x="1"'
-    text = render([Family("x_y", GAUGE, "X.", [Sample(1.5, {"a": hostile, "b": 2}), Sample(3)])])
+    text = render([Family("x_y", "X.", [Sample(1.5, {"a": hostile, "b": 2}), Sample(3)])])
     assert parse_metrics(text.decode()) == {"x_y": {(("a", hostile), ("b", "2")): 1.5, (): 3.0}}
 
 

@@ -21,7 +21,7 @@ from logfs.errors import Corrupt
 from logfs.format.batches.record import Record
 from logfs.log.disk.latency_histogram import LatencyHistogram
 from logfs.store.directory.log_dir import CLEAN_SHUTDOWN
-from logfs.store.observe.metrics import GAUGE, Family, Sample, metrics, render
+from logfs.store.observe.metrics import Family, Sample, metrics, render
 from logfs.store.store import Store
 from tests.support.processes import wait_for
 
@@ -116,9 +116,9 @@ def test_labels_and_help_are_escaped() -> None:
     hostile = 'a\\b"c\nd{}, =é'
     text = render(
         [
-            Family("x", GAUGE, "one\\two\nthree.", [Sample(1.5, {"path": hostile})]),
-            Family("empty", GAUGE, "Nothing.", []),
-            Family("y", GAUGE, "Bad.", [Sample(float("inf"), {"path": os.fsdecode(b"\xff")})]),
+            Family("x", "one\\two\nthree.", [Sample(1.5, {"path": hostile})]),
+            Family("empty", "Nothing.", []),
+            Family("y", "Bad.", [Sample(float("inf"), {"path": os.fsdecode(b"\xff")})]),
         ]
     )
     first, second = text_string_to_metric_families(text.decode())

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from logfs.store.maintenance.compaction import CompactionPlan
     from logfs.store.store import Store
 
-GAUGE, COUNTER, HISTOGRAM = "gauge", "counter", "histogram"
+_TRAFFIC = "kafka_server_brokertopicmetrics_"
 
 
 class Sample(NamedTuple):
@@ -43,10 +43,9 @@ class Sample(NamedTuple):
 
 
 class Family(NamedTuple):
-    """One metric: its name, type and help text, and its samples in the order in which they are written."""
+    """One metric: its name, its help text, and its samples in the order in which they are written."""
 
     name: str
-    kind: str
     help: str
     samples: Sequence[Sample]
 
@@ -57,12 +56,19 @@ class Family(NamedTuple):
 def render(families: Iterable[Family]) -> bytes:
     """Return families in Prometheus' text format; those without samples are left out."""
     out: list[str] = []
-    for name, kind, text, samples in families:
+    for name, text, samples in families:
         if samples:
             text = text.replace("\\", "\\\\").replace("\n", "\\n")
-            out.append(f"# HELP {name} {text}\n# TYPE {name} {kind}\n")
+            out.append(f"# HELP {name} {text}\n# TYPE {name} {_kind(name, samples)}\n")
             out += [f"{name}{s.suffix}{_labels(s.labels)} {_number(s.value)}\n" for s in samples]
     return "".join(out).encode()
+
+
+def _kind(name: str, samples: Sequence[Sample]) -> str:
+    """Return the type of a metric: a histogram's samples have suffixes, a counter's name ends in `_total`."""
+    if samples[0].suffix:
+        return "histogram"
+    return "counter" if name.endswith("_total") else "gauge"
 
 
 def _labels(labels: Mapping[str, object]) -> str:
@@ -100,6 +106,99 @@ def histogram(
 
 # The metrics of a store.
 
+# The help texts, which are also in docs/monitoring.md, by the beginning and the rest of a metric's name.
+_HELP = {
+    "kafka_log_": {
+        "log_size": "Bytes of the .log files of a partition in its directory.",
+        "log_numlogsegments": "Segments of a partition.",
+        "log_logstartoffset": "The first readable offset of a partition.",
+        "log_logendoffset": "The next offset of a partition.",
+        "logflushstats_logflushrateandtimems": "Milliseconds that it took to make logs durable (fsync).",
+        "logcleanermanager_max_dirty_percent": "The dirty ratio of the dirtiest log, in percent.",
+        "logcleanermanager_time_since_last_run_ms": "Milliseconds since the last search for logs to clean.",
+        "logcleaner_cleaner_recopy_percent": (
+            "Bytes that the last cleaning round of each log wrote, in percent of the bytes it read."
+        ),
+        "logcleaner_max_buffer_utilization_percent": (
+            "How full the map of keys was in the last cleaning round, in percent."
+        ),
+        "logcleaner_max_clean_time_secs": "Duration of the last cleaning round in seconds.",
+        "logcleaner_max_compaction_delay_secs": (
+            "Seconds by which the most delayed log exceeds max.compaction.lag.ms."
+        ),
+        "logcleaner_deadthreadcount": "1 if an unexpected error ended the last search for logs to clean.",
+        "logcleanermanager_uncleanable_partitions_count": (
+            "Partitions that are no longer compacted because of an error."
+        ),
+        "logcleanermanager_uncleanable_bytes": (
+            "Bytes of the partitions that are no longer compacted because of an error."
+        ),
+        "logmanager_remaininglogstorecover": "Logs that remain to be recovered.",
+        "logmanager_remainingsegmentstorecover": "Segments that remain to be recovered.",
+        "logmanager_offlinelogdirectorycount": "Log directories that have failed.",
+    },
+    _TRAFFIC: {
+        "messagesin_total": "Records appended since the store was opened.",
+        "bytesin_total": "Bytes of batches appended since the store was opened.",
+        "bytesout_total": "Bytes given to readers of the mount since the store was opened.",
+        "failedproducerequests_total": "Appends that failed since the store was opened.",
+        "failedfetchrequests_total": "Reads that failed since the store was opened.",
+        "remotelogsizebytes": "Bytes of a tiered log's .log files in the object store.",
+        "remotecopylagbytes": "Bytes of a tiered log that wait to be copied into the object store.",
+        "remotecopylagsegments": "Segments of a tiered log that wait to be copied into the object store.",
+        "remotecopybytes_total": "Bytes of .log files copied into the object store since the store was opened.",
+        "remotecopyrequests_total": "Segments copied into the object store since the store was opened.",
+        "remotecopyerrors_total": "Copies of a segment that failed since the store was opened.",
+        "remotefetchbytes_total": "Bytes fetched from the object store since the store was opened.",
+        "remotefetchrequests_total": "Chunks fetched from the object store since the store was opened.",
+        "remotedeleterequests_total": "Segments deleted in the object store since the store was opened.",
+        "remotedeleteerrors_total": "Deletions of a segment that failed since the store was opened.",
+    },
+    "kafka_server_replicamanager_": {
+        "offlinereplicacount": "Partitions that could not be loaded, or whose log directory has failed.",
+        "partitioncount": "Partitions that are not offline.",
+    },
+    "logfs_": {
+        "recovery_point": "The first offset not known to be on the disk.",
+        "partition_failed": "1 if a write or an fsync failed and appends are refused until the next mount.",
+        "partition_paused": "1 if upkeep of the partition is paused.",
+        "damaged_ranges": "Ranges of offsets that are known to be damaged; reads of them fail with EIO.",
+        "cleaner_dirty_ratio": "The share of a compacted log's sealed bytes that is not cleaned yet.",
+        "cleaner_cleanable_bytes": "Bytes of a compacted log that a cleaning round would read for their keys.",
+        "cleaner_rounds_total": "Cleaning rounds that were finished.",
+        "cleaner_aborted_rounds_total": "Cleaning rounds that were aborted because the log was changed or closed.",
+        "cleaner_read_bytes_total": "Bytes that cleaning rounds read.",
+        "cleaner_written_bytes_total": "Bytes that cleaning rounds wrote.",
+        "retention_segments_total": "Segments that retention dropped, by reason.",
+        "retention_bytes_total": "Bytes of the segments that retention dropped, by reason.",
+        "log_dir_free_bytes": "Free bytes on the disk of a log directory.",
+        "log_dir_size_bytes": "Size of the disk of a log directory in bytes.",
+        "partitions_unloaded": "Partitions that are neither loaded nor offline yet; they have no other metrics.",
+        "uptime_seconds": "Seconds since the store was opened.",
+        "loading_seconds": "Seconds that the opening of the store took; a mount recovers partitions after it.",
+        "recovered_bytes": "Bytes of .log files that recovery has read since the store was opened.",
+        "upkeep_last_run_timestamp_seconds": "When upkeep last looked for due tasks, in seconds since 1970.",
+        "upkeep_last_run_seconds": "Seconds that the last run of upkeep took, without compaction.",
+        "upkeep_failures_total": "Upkeep tasks that failed.",
+        "upkeep_waiting": "Upkeep tasks that wait for a retry after an error.",
+        "upkeep_paused": "1 if upkeep as a whole is paused.",
+        "background_done_bytes": "Bytes that a background task has processed.",
+        "background_total_bytes": "Bytes that a background task is expected to process, at most.",
+        "group_lag": "Records between the committed offset of a group and the log end.",
+    },
+    "process_": {
+        "cpu_seconds_total": "CPU time.",
+        "virtual_memory_bytes": "Virtual memory.",
+        "resident_memory_bytes": "Resident memory.",
+        "start_time_seconds": "When the process began.",
+        "open_fds": "Open file descriptors.",
+        "max_fds": "The limit of open file descriptors.",
+    },
+}
+_HELP_BY_NAME = {
+    beginning + rest: text for beginning, texts in _HELP.items() for rest, text in texts.items()
+}
+
 
 def metrics(store: Store, more: Iterable[Family] = ()) -> bytes:
     """Return Prometheus text: a store's metrics and `more`. Raises `WouldBlock` in a thread that must not wait."""
@@ -107,10 +206,7 @@ def metrics(store: Store, more: Iterable[Family] = ()) -> bytes:
     plans = _plans(store)
     return render(
         [
-            *_logs(
-                [partition for _, partition in sorted(store.registry.partitions.copy().items())]
-            ),
-            _flushes(store),
+            *_logs(store),
             *_dirty(store, plans),
             *_cleaner(store, plans),
             *_retention(store),
@@ -124,91 +220,49 @@ def metrics(store: Store, more: Iterable[Family] = ()) -> bytes:
     )
 
 
-def _single(name: str, kind: str, text: str, value: float) -> Family:
-    return Family(name, kind, text, [Sample(value)])
+def _family(name: str, samples: Sequence[Sample]) -> Family:
+    return Family(name, _HELP_BY_NAME[name], samples)
+
+
+def _single(name: str, value: float) -> Family:
+    return _family(name, [Sample(value)])
 
 
 def _of(partition: Log) -> dict[str, object]:
     return {"topic": partition.topic, "partition": partition.partition}
 
 
-# The metrics of each partition: name, help text, and the function that returns the value. `_STATES` are of its log.
-_STATES: Sequence[tuple[str, str, Callable[[LogState], float]]] = (
-    (
-        "kafka_log_log_size",
-        "Bytes of the .log files of a partition in its directory.",
-        lambda state: state.local_bytes,
-    ),
-    (
-        "kafka_log_log_numlogsegments",
-        "Segments of a partition.",
-        lambda state: len(state.segments),
-    ),
-    (
-        "kafka_log_log_logstartoffset",
-        "The first readable offset of a partition.",
-        lambda state: state.log_start_offset,
-    ),
-    (
-        "kafka_log_log_logendoffset",
-        "The next offset of a partition.",
-        lambda state: state.log_end_offset,
-    ),
-    (
-        "logfs_damaged_ranges",
-        "Ranges of offsets that are known to be damaged; reads of them fail with EIO.",
-        lambda state: len(state.damaged),
-    ),
-)
-_LOGS: Sequence[tuple[str, str, Callable[[Log], float]]] = (
-    (
-        "logfs_recovery_point",
-        "The first offset not known to be on the disk.",
-        lambda p: p.recovery_point,
-    ),
-    (
-        "logfs_partition_failed",
-        "1 if a write or an fsync failed and appends are refused until the next mount.",
-        lambda p: int(p.failure is not None),
-    ),
-    (
-        "logfs_partition_paused",
-        "1 if upkeep of the partition is paused.",
-        lambda p: int(p.is_paused),
-    ),
-)
-_TRAFFIC: Sequence[tuple[str, str, Callable[[Log], float]]] = (
-    ("messagesin", "Records appended", lambda p: p.appended_records),
-    ("bytesin", "Bytes of batches appended", lambda p: p.appended_bytes),
-    ("bytesout", "Bytes given to readers of the mount", lambda p: p.traffic.bytes_out),
-    ("failedproducerequests", "Appends that failed", lambda p: p.traffic.failed_appends),
-    ("failedfetchrequests", "Reads that failed", lambda p: p.traffic.failed_reads),
-)
+# The metrics of each partition, as functions of the state of its log and of the log.
+_STATES: Mapping[str, Callable[[LogState], float]] = {
+    "kafka_log_log_size": lambda state: state.local_bytes,
+    "kafka_log_log_numlogsegments": lambda state: len(state.segments),
+    "kafka_log_log_logstartoffset": lambda state: state.log_start_offset,
+    "kafka_log_log_logendoffset": lambda state: state.log_end_offset,
+    "logfs_damaged_ranges": lambda state: len(state.damaged),
+}
+_LOGS: Mapping[str, Callable[[Log], float]] = {
+    "logfs_recovery_point": lambda log: log.recovery_point,
+    "logfs_partition_failed": lambda log: int(log.failure is not None),
+    "logfs_partition_paused": lambda log: int(log.is_paused),
+    f"{_TRAFFIC}messagesin_total": lambda log: log.appended_records,
+    f"{_TRAFFIC}bytesin_total": lambda log: log.appended_bytes,
+    f"{_TRAFFIC}bytesout_total": lambda log: log.traffic.bytes_out,
+    f"{_TRAFFIC}failedproducerequests_total": lambda log: log.traffic.failed_appends,
+    f"{_TRAFFIC}failedfetchrequests_total": lambda log: log.traffic.failed_reads,
+}
 
 
-def _logs(partitions: Sequence[Log]) -> Iterator[Family]:
+def _logs(store: Store) -> Iterator[Family]:
+    partitions = [partition for _, partition in sorted(store.registry.partitions.copy().items())]
     labels = [_of(partition) for partition in partitions]
     # One snapshot of each log, so that its numbers agree with each other.
     states = [partition.state for partition in partitions]
-
-    def samples(values: Iterable[float]) -> list[Sample]:
-        return list(map(Sample, values, labels))
-
-    for name, text, of_state in _STATES:
-        yield Family(name, GAUGE, text, samples(map(of_state, states)))
-    for name, text, value in _LOGS:
-        yield Family(name, GAUGE, text, samples(map(value, partitions)))
-    for name, text, value in _TRAFFIC:
-        name = f"kafka_server_brokertopicmetrics_{name}_total"
-        yield Family(
-            name, COUNTER, f"{text} since the store was opened.", samples(map(value, partitions))
-        )
-
-
-def _flushes(store: Store) -> Family:
-    samples = histogram({}, store.disk.flush_times, 1000)
-    text = "Milliseconds that it took to make logs durable (fsync)."
-    return Family("kafka_log_logflushstats_logflushrateandtimems", HISTOGRAM, text, samples)
+    for name, of_state in _STATES.items():
+        yield _family(name, list(map(Sample, map(of_state, states), labels)))
+    for name, of_log in _LOGS.items():
+        yield _family(name, list(map(Sample, map(of_log, partitions), labels)))
+    flushes = histogram({}, store.disk.flush_times, 1000)
+    yield _family("kafka_log_logflushstats_logflushrateandtimems", flushes)
 
 
 # Compaction.
@@ -232,18 +286,10 @@ def _dirty(store: Store, plans: Mapping[str, CompactionPlan]) -> Iterator[Family
         for name, plan in plans.items()
         if name in store.registry.partitions
     ]
-    yield Family(
-        "logfs_cleaner_dirty_ratio",
-        GAUGE,
-        "The share of a compacted log's sealed bytes that is not cleaned yet.",
-        [Sample(plan.ratio, labels) for labels, plan in rows],
-    )
-    yield Family(
-        "logfs_cleaner_cleanable_bytes",
-        GAUGE,
-        "Bytes of a compacted log that a cleaning round would read for their keys.",
-        [Sample(plan.cleanable_bytes, labels) for labels, plan in rows],
-    )
+    ratios = [Sample(plan.ratio, labels) for labels, plan in rows]
+    yield _family("logfs_cleaner_dirty_ratio", ratios)
+    sizes = [Sample(plan.cleanable_bytes, labels) for labels, plan in rows]
+    yield _family("logfs_cleaner_cleanable_bytes", sizes)
 
 
 def _cleaner(store: Store, plans: Mapping[str, CompactionPlan]) -> Iterator[Family]:
@@ -252,76 +298,39 @@ def _cleaner(store: Store, plans: Mapping[str, CompactionPlan]) -> Iterator[Fami
     read = sum(result.bytes_read for result in results)
     written = sum(result.cleaned.bytes_after for result in results)
     newest = max(results, key=lambda result: result.when_ms, default=None)
-    since = store.clock() - compactor.timer.since_ms
-    for name, text, value in (
-        (
-            "logcleanermanager_max_dirty_percent",
-            "The dirty ratio of the dirtiest log, in percent.",
-            int(100 * max((plan.ratio for plan in plans.values()), default=0)),
-        ),
-        (
-            "logcleanermanager_time_since_last_run_ms",
-            "Milliseconds since the last search for logs to clean.",
-            since,
-        ),
-        (
-            "logcleaner_cleaner_recopy_percent",
-            "Bytes that the last cleaning round of each log wrote, in percent of the bytes it read.",
-            int(100 * written / read) if read else 0,
-        ),
-        (
-            "logcleaner_max_buffer_utilization_percent",
-            "How full the map of keys was in the last cleaning round, in percent.",
-            int(100 * newest.cleaned.map_share) if newest else 0,
-        ),
-        (
-            "logcleaner_max_clean_time_secs",
-            "Duration of the last cleaning round in seconds.",
-            round(newest.seconds, 3) if newest else 0,
-        ),
-        (
-            "logcleaner_max_compaction_delay_secs",
-            "Seconds by which the most delayed log exceeds max.compaction.lag.ms.",
-            max((plan.delay_ms for plan in plans.values()), default=0) // 1000,
-        ),
-        (
-            "logcleaner_deadthreadcount",
-            "1 if an unexpected error ended the last search for logs to clean.",
-            int(compactor.is_dead),
-        ),
+    dirty_ratio = max((plan.ratio for plan in plans.values()), default=0)
+    map_share = newest.cleaned.map_share if newest else 0
+    delay_ms = max((plan.delay_ms for plan in plans.values()), default=0)
+    for name, value in (
+        ("manager_max_dirty_percent", int(100 * dirty_ratio)),
+        ("manager_time_since_last_run_ms", store.clock() - compactor.timer.since_ms),
+        ("_cleaner_recopy_percent", int(100 * written / read) if read else 0),
+        ("_max_buffer_utilization_percent", int(100 * map_share)),
+        ("_max_clean_time_secs", round(newest.seconds, 3) if newest else 0),
+        ("_max_compaction_delay_secs", delay_ms // 1000),
+        ("_deadthreadcount", int(compactor.is_dead)),
     ):
-        yield _single(f"kafka_log_{name}", GAUGE, text, value)
-    for name, text, count in (
-        ("rounds", "Cleaning rounds that were finished.", compactor.rounds),
-        (
-            "aborted_rounds",
-            "Cleaning rounds that were aborted because the log was changed or closed.",
-            compactor.aborted,
-        ),
-        ("read_bytes", "Bytes that cleaning rounds read.", compactor.bytes_read),
-        ("written_bytes", "Bytes that cleaning rounds wrote.", compactor.bytes_written),
-    ):
-        yield _single(f"logfs_cleaner_{name}_total", COUNTER, text, count)
+        yield _single(f"kafka_log_logcleaner{name}", value)
+    yield _single("logfs_cleaner_rounds_total", compactor.rounds)
+    yield _single("logfs_cleaner_aborted_rounds_total", compactor.aborted)
+    yield _single("logfs_cleaner_read_bytes_total", compactor.bytes_read)
+    yield _single("logfs_cleaner_written_bytes_total", compactor.bytes_written)
 
 
 def _retention(store: Store) -> Iterator[Family]:
-    for name, text, counts in (
-        ("segments", "Segments that retention dropped, by reason.", store.retainer.segments),
-        (
-            "bytes",
-            "Bytes of the segments that retention dropped, by reason.",
-            store.retainer.size_bytes,
-        ),
+    for name, counts in (
+        ("logfs_retention_segments_total", store.retainer.segments),
+        ("logfs_retention_bytes_total", store.retainer.size_bytes),
     ):
         samples = [Sample(counts[cause], {"reason": cause.value}) for cause in RetentionCause]
-        yield Family(f"logfs_retention_{name}_total", COUNTER, text, samples)
+        yield _family(name, samples)
 
 
 # Tiered storage: the metrics have Kafka's names (KIP-405, KIP-963).
 
 
 def _tiering(store: Store) -> Iterator[Family]:
-    prefix = "kafka_server_brokertopicmetrics_remote"
+    prefix = f"{_TRAFFIC}remote"
     logs = []
     for _, partition in sorted(store.registry.partitions.copy().items()):
         try:
@@ -330,38 +339,25 @@ def _tiering(store: Store) -> Iterator[Family]:
             continue
         if log is not None:
             logs.append((partition, log))
-    sizes = [(_of(p), sum(each.size_bytes for each in log.finished())) for p, log in logs]
-    yield Family(
-        f"{prefix}logsizebytes",
-        GAUGE,
-        "Bytes of a tiered log's .log files in the object store.",
-        [Sample(size, labels) for labels, size in sizes],
-    )
+    sizes = [Sample(sum(each.size_bytes for each in log.finished()), _of(p)) for p, log in logs]
+    yield _family(f"{prefix}logsizebytes", sizes)
     manager = store.remote_log_manager
-    lags = [(_of(p), manager.lag_of(p)) for p, _ in logs if not store.read_only]
-    for name, text, values in (
-        ("bytes", "Bytes", [lag.size_bytes for _, lag in lags]),
-        ("segments", "Segments", [len(lag.segments) for _, lag in lags]),
-    ):
-        yield Family(
-            f"{prefix}copylag{name}",
-            GAUGE,
-            f"{text} of a tiered log that wait to be copied into the object store.",
-            [Sample(value, labels) for (labels, _), value in zip(lags, values, strict=True)],
-        )
+    lags = [(manager.lag_of(p), _of(p)) for p, _ in logs if not store.read_only]
+    sizes = [Sample(lag.size_bytes, labels) for lag, labels in lags]
+    yield _family(f"{prefix}copylagbytes", sizes)
+    segments = [Sample(len(lag.segments), labels) for lag, labels in lags]
+    yield _family(f"{prefix}copylagsegments", segments)
     requests, fetched = store.tiered.fetched()
-    for name, text, value in (
-        ("copybytes", "Bytes of .log files copied into the object store", manager.copied_bytes),
-        ("copyrequests", "Segments copied into the object store", manager.copied_segments),
-        ("copyerrors", "Copies of a segment that failed", manager.copy_errors),
-        ("fetchbytes", "Bytes fetched from the object store", fetched),
-        ("fetchrequests", "Chunks fetched from the object store", requests),
-        ("deleterequests", "Segments deleted in the object store", manager.deleted_segments),
-        ("deleteerrors", "Deletions of a segment that failed", manager.delete_errors),
+    for name, value in (
+        ("copybytes", manager.copied_bytes),
+        ("copyrequests", manager.copied_segments),
+        ("copyerrors", manager.copy_errors),
+        ("fetchbytes", fetched),
+        ("fetchrequests", requests),
+        ("deleterequests", manager.deleted_segments),
+        ("deleteerrors", manager.delete_errors),
     ):
-        yield _single(
-            f"{prefix}{name}_total", COUNTER, f"{text} since the store was opened.", value
-        )
+        yield _single(f"{prefix}{name}_total", value)
 
 
 # The store as a whole.
@@ -369,29 +365,15 @@ def _tiering(store: Store) -> Iterator[Family]:
 
 def _directories(store: Store) -> Iterator[Family]:
     directories = [str(log_dir.path) for log_dir in store.log_dirs]
-    uncleanable = [p for p in list(store.registry.partitions.values()) if p.uncleanable is not None]
-
-    def each(name: str, text: str, values: Mapping[str, float]) -> Family:
-        samples = [Sample(value, {"logdirectory": path}) for path, value in values.items()]
-        return Family(name, GAUGE, text, samples)
-
-    at_home = {
-        path: [p for p in uncleanable if str(p.directory.parent) == path] for path in directories
-    }
-    prefix = "kafka_log_logcleanermanager_uncleanable_"
-    text = "Partitions that are no longer compacted because of an error."
-    yield each(
-        f"{prefix}partitions_count", text, {path: len(found) for path, found in at_home.items()}
-    )
-    yield each(
-        f"{prefix}bytes",
-        "Bytes of the partitions that are no longer compacted because of an error.",
-        {path: sum(p.size_bytes for p in found) for path, found in at_home.items()},
-    )
-    prefix = "kafka_log_logmanager_remaining"
+    counts = Counter(dict.fromkeys(directories, 0))
+    sizes = counts.copy()
+    for partition in list(store.registry.partitions.values()):
+        if partition.uncleanable is not None:
+            path = str(partition.directory.parent)
+            if path in counts:
+                counts[path] += 1
+                sizes[path] += partition.size_bytes
     logs, segments = _remaining(store)
-    yield each(f"{prefix}logstorecover", "Logs that remain to be recovered.", logs)
-    yield each(f"{prefix}segmentstorecover", "Segments that remain to be recovered.", segments)
     free, size = {}, {}
     for path in directories:
         try:
@@ -400,28 +382,22 @@ def _directories(store: Store) -> Iterator[Family]:
             continue
         free[path] = found.f_bavail * found.f_frsize
         size[path] = found.f_blocks * found.f_frsize
-    yield each("logfs_log_dir_free_bytes", "Free bytes on the disk of a log directory.", free)
-    yield each("logfs_log_dir_size_bytes", "Size of the disk of a log directory in bytes.", size)
-    yield _single(
-        "kafka_log_logmanager_offlinelogdirectorycount",
-        GAUGE,
-        "Log directories that have failed.",
-        len(store.registry.failed),
-    )
-    yield _single(
-        "kafka_server_replicamanager_offlinereplicacount",
-        GAUGE,
-        "Partitions that could not be loaded, or whose log directory has failed.",
-        len(store.offline),
-    )
-    yield _single(
-        "kafka_server_replicamanager_partitioncount",
-        GAUGE,
-        "Partitions that are not offline.",
-        len(store),
-    )
-    text = "Partitions that are neither loaded nor offline yet; they have no other metrics."
-    yield _single("logfs_partitions_unloaded", GAUGE, text, len(store.registry.unloaded))
+    values: dict[str, Mapping[str, float]] = {
+        "kafka_log_logcleanermanager_uncleanable_partitions_count": counts,
+        "kafka_log_logcleanermanager_uncleanable_bytes": sizes,
+        "kafka_log_logmanager_remaininglogstorecover": logs,
+        "kafka_log_logmanager_remainingsegmentstorecover": segments,
+        "logfs_log_dir_free_bytes": free,
+        "logfs_log_dir_size_bytes": size,
+    }
+    for name, by_path in values.items():
+        samples = [Sample(value, {"logdirectory": path}) for path, value in by_path.items()]
+        yield _family(name, samples)
+    offline = len(store.registry.failed)
+    yield _single("kafka_log_logmanager_offlinelogdirectorycount", offline)
+    yield _single("kafka_server_replicamanager_offlinereplicacount", len(store.offline))
+    yield _single("kafka_server_replicamanager_partitioncount", len(store))
+    yield _single("logfs_partitions_unloaded", len(store.registry.unloaded))
 
 
 def _remaining(store: Store) -> tuple[Counter[str], Counter[str]]:
@@ -440,39 +416,23 @@ def _remaining(store: Store) -> tuple[Counter[str], Counter[str]]:
 
 def _upkeep(store: Store) -> Iterator[Family]:
     scheduler = store.scheduler
-    yield _single(
-        "logfs_uptime_seconds",
-        GAUGE,
-        "Seconds since the store was opened.",
-        (store.clock() - store.registry.opened_ms) / 1000,
-    )
-    text = "Seconds that the opening of the store took; a mount recovers partitions after it."
-    yield _single("logfs_loading_seconds", GAUGE, text, round(store.loading_seconds, 6))
-    text = "Bytes of .log files that recovery has read since the store was opened."
-    yield _single("logfs_recovered_bytes", GAUGE, text, store.recovered_bytes)
+    uptime_ms = store.clock() - store.registry.opened_ms
+    yield _single("logfs_uptime_seconds", uptime_ms / 1000)
+    yield _single("logfs_loading_seconds", round(store.loading_seconds, 6))
+    yield _single("logfs_recovered_bytes", store.recovered_bytes)
     if scheduler.last_run_ms is not None:
-        text = "When upkeep last looked for due tasks, in seconds since 1970."
-        seconds = scheduler.last_run_ms / 1000
-        yield _single("logfs_upkeep_last_run_timestamp_seconds", GAUGE, text, seconds)
-    text = "Seconds that the last run of upkeep took, without compaction."
-    yield _single(
-        "logfs_upkeep_last_run_seconds", GAUGE, text, round(scheduler.last_run_seconds, 6)
-    )
-    text = "Upkeep tasks that failed."
-    yield _single("logfs_upkeep_failures_total", COUNTER, text, scheduler.failures)
-    text = "Upkeep tasks that wait for a retry after an error."
-    yield _single("logfs_upkeep_waiting", GAUGE, text, len(list(scheduler.backoff)))
-    text = "1 if upkeep as a whole is paused."
-    yield _single("logfs_upkeep_paused", GAUGE, text, int(store.registry.is_paused))
+        yield _single("logfs_upkeep_last_run_timestamp_seconds", scheduler.last_run_ms / 1000)
+    yield _single("logfs_upkeep_last_run_seconds", round(scheduler.last_run_seconds, 6))
+    yield _single("logfs_upkeep_failures_total", scheduler.failures)
+    yield _single("logfs_upkeep_waiting", len(list(scheduler.backoff)))
+    yield _single("logfs_upkeep_paused", int(store.registry.is_paused))
     works = [
         (work, {"what": work.what, "name": work.name}) for work in list(store.registry.background)
     ]
-    text = "Bytes that a background task has processed."
     done = [Sample(work.done_bytes, labels) for work, labels in works]
-    yield Family("logfs_background_done_bytes", GAUGE, text, done)
-    text = "Bytes that a background task is expected to process, at most."
+    yield _family("logfs_background_done_bytes", done)
     total = [Sample(work.total_bytes, labels) for work, labels in works]
-    yield Family("logfs_background_total_bytes", GAUGE, text, total)
+    yield _family("logfs_background_total_bytes", total)
 
 
 def _groups(store: Store) -> Iterator[Family]:
@@ -486,8 +446,7 @@ def _groups(store: Store) -> Iterator[Family]:
     except (LogfsError, OSError):
         # If commits cannot be read now, the metrics of the partitions of __consumer_offsets show it.
         samples = []
-    text = "Records between the committed offset of a group and the log end."
-    yield Family("logfs_group_lag", GAUGE, text, samples)
+    yield _family("logfs_group_lag", samples)
 
 
 def _process() -> Iterator[Family]:
@@ -499,17 +458,9 @@ def _process() -> Iterator[Family]:
         for line in Path("/proc/stat").read_text().splitlines()
         if line.startswith("btime ")
     )
-    for name, kind, text, value in (
-        ("cpu_seconds_total", COUNTER, "CPU time.", (int(fields[11]) + int(fields[12])) / tick),
-        ("virtual_memory_bytes", GAUGE, "Virtual memory.", int(fields[20])),
-        ("resident_memory_bytes", GAUGE, "Resident memory.", int(fields[21]) * page),
-        ("start_time_seconds", GAUGE, "When the process began.", boot + int(fields[19]) / tick),
-        ("open_fds", GAUGE, "Open file descriptors.", len(os.listdir("/proc/self/fd"))),
-        (
-            "max_fds",
-            GAUGE,
-            "The limit of open file descriptors.",
-            resource.getrlimit(resource.RLIMIT_NOFILE)[0],
-        ),
-    ):
-        yield _single(f"process_{name}", kind, text, value)
+    yield _single("process_cpu_seconds_total", (int(fields[11]) + int(fields[12])) / tick)
+    yield _single("process_virtual_memory_bytes", int(fields[20]))
+    yield _single("process_resident_memory_bytes", int(fields[21]) * page)
+    yield _single("process_start_time_seconds", boot + int(fields[19]) / tick)
+    yield _single("process_open_fds", len(os.listdir("/proc/self/fd")))
+    yield _single("process_max_fds", resource.getrlimit(resource.RLIMIT_NOFILE)[0])
