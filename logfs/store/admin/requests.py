@@ -39,14 +39,22 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# The kinds of requests by their names in a line of JSON.
+_KINDS: dict[str, type[Request]] = {}
+
 
 @dataclass(frozen=True)
 class Request:
-    """A request to a store. Each subclass is one kind of request, and `operation` is its name in a line of JSON."""
+    """A request to a store. Each subclass with an `operation`, its name in a line of JSON, is one kind of request."""
 
     operation: ClassVar[str]
     # Whether a request without an answer may be sent again, because a second execution changes nothing.
     is_repeatable: ClassVar[bool] = False
+
+    def __init_subclass__(cls, *, operation: str = "") -> None:
+        if operation:
+            cls.operation = operation
+            _KINDS[operation] = cls
 
     def loads(self) -> Only | None:
         """Return which partitions are loaded in a store that is opened for the request: None for all, "" for none."""
@@ -72,10 +80,9 @@ class PartitionRequest(Request):
 
 
 @dataclass(frozen=True)
-class Create(PartitionRequest):
+class Create(PartitionRequest, operation="create"):
     """Create a partition, after setting `settings` of its topic; the answer has its `directory`."""
 
-    operation = "create"
     settings: dict[str, str] = field(default_factory=dict)
 
     def run(self, store: Store, report: Report) -> Answer:
@@ -88,13 +95,12 @@ class Create(PartitionRequest):
 
 
 @dataclass(frozen=True)
-class CreateTopic(Request):
+class CreateTopic(Request, operation="create-topic"):
     """Create the missing partitions of a topic among 0 to `partitions` - 1, after setting its `settings`.
 
     The answer has the `directories` of the partitions that were created.
     """
 
-    operation = "create-topic"
     topic: str
     partitions: int
     settings: dict[str, str] = field(default_factory=dict)
@@ -108,10 +114,8 @@ class CreateTopic(Request):
 
 
 @dataclass(frozen=True)
-class Delete(PartitionRequest):
+class Delete(PartitionRequest, operation="delete"):
     """Delete a partition or all partitions of a topic; the answer has their former `directories`."""
-
-    operation = "delete"
 
     def loads(self) -> Only | None:
         # The partitions of `__consumer_offsets` hold the offsets that groups have committed for this partition.
@@ -126,10 +130,9 @@ class Delete(PartitionRequest):
 
 
 @dataclass(frozen=True)
-class DeleteRecords(PartitionRequest):
+class DeleteRecords(PartitionRequest, operation="delete_records"):
     """Make the records below an offset unreadable, then drop segments; the answer has the new `log_start_offset`."""
 
-    operation = "delete_records"
     before: int
 
     def run(self, store: Store, report: Report) -> Answer:
@@ -140,10 +143,9 @@ class DeleteRecords(PartitionRequest):
 
 
 @dataclass(frozen=True)
-class Compact(PartitionRequest):
+class Compact(PartitionRequest, operation="compact"):
     """Compact a partition; the answer has the fields of `Cleaned`."""
 
-    operation = "compact"
     roll: bool = False
 
     def run(self, store: Store, report: Report) -> Answer:
@@ -156,10 +158,9 @@ class Compact(PartitionRequest):
 
 
 @dataclass(frozen=True)
-class Move(PartitionRequest):
+class Move(PartitionRequest, operation="move"):
     """Move a partition to another log directory; the answer has its new `directory`."""
 
-    operation = "move"
     log_dir: str
 
     def run(self, store: Store, report: Report) -> Answer:
@@ -169,13 +170,12 @@ class Move(PartitionRequest):
 
 
 @dataclass(frozen=True)
-class Retain(Request):
+class Retain(Request, operation="retain"):
     """Drop the segments eligible for deletion in some of the store's log directories.
 
     The answer has the plan of each partition (`retention_plans`), and whether a log directory has `failed`.
     """
 
-    operation = "retain"
     log_dirs: list[str]
 
     def run(self, store: Store, report: Report) -> Answer:
@@ -186,7 +186,7 @@ class Retain(Request):
 
 
 @dataclass(frozen=True)
-class Tier(Request):
+class Tier(Request, operation="tier"):
     """Copy the due segments of tiered partitions into the object store, and then do retention of these partitions.
 
     Without `partitions`, all tiered partitions in `log_dirs` are meant. With `take_over`, the store first becomes the
@@ -195,7 +195,6 @@ class Tier(Request):
     object store; why partitions are `offline`; and whether a log directory has `failed`.
     """
 
-    operation = "tier"
     log_dirs: list[str]
     partitions: list[str] = field(default_factory=list)
     take_over: bool = False
@@ -232,13 +231,12 @@ class Tier(Request):
 
 
 @dataclass(frozen=True)
-class Configure(Request):
+class Configure(Request, operation="configure"):
     """Change settings of a topic or, if `topic` is empty, of the store, all or none.
 
     An empty value restores the default.
     """
 
-    operation = "configure"
     settings: dict[str, str]
     topic: str = ""
 
@@ -255,10 +253,9 @@ class Configure(Request):
 
 
 @dataclass(frozen=True)
-class Promote(Request):
+class Promote(Request, operation="promote"):
     """End the mirroring of another cluster by a topic, so that it takes appends; the answer is empty."""
 
-    operation = "promote"
     topic: str
 
     def loads(self) -> Only | None:
@@ -273,13 +270,12 @@ class Promote(Request):
 
 
 @dataclass(frozen=True)
-class CommitOffset(Request):
+class CommitOffset(Request, operation="commit_offset"):
     """Commit an offset of a group for a partition, or for each partition of a topic.
 
     `offset` is a number, or words that `resolve_offset` accepts. The answer has the `offsets` by partition.
     """
 
-    operation = "commit_offset"
     group: str
     partition: str
     offset: str
@@ -294,13 +290,12 @@ class CommitOffset(Request):
 
 
 @dataclass(frozen=True)
-class CommitOffsets(Request):
+class CommitOffsets(Request, operation="commit_offsets"):
     """Commit an offset of a group for each of several partitions, all or none; the answer is empty.
 
     `offsets` has an offset by the name of its partition, as text. Partitions that do not exist are left out.
     """
 
-    operation = "commit_offsets"
     group: str
     offsets: dict[str, str]
 
@@ -319,13 +314,12 @@ class CommitOffsets(Request):
 
 
 @dataclass(frozen=True)
-class ForgetOffset(Request):
+class ForgetOffset(Request, operation="forget_offset"):
     """Delete the offsets that a group has committed for a partition, or for all partitions of a topic.
 
     The answer has the `partitions` for which the group had committed an offset.
     """
 
-    operation = "forget_offset"
     group: str
     partition: str
 
@@ -335,13 +329,12 @@ class ForgetOffset(Request):
 
 
 @dataclass(frozen=True)
-class Commit(Request):
+class Commit(Request, operation="commit"):
     """Append staged files to their partitions, all or none (`Commits.commit`).
 
     The answer has `already`, and as `offsets` [first offset, offset after the last] by partition.
     """
 
-    operation = "commit"
     is_repeatable = True
     writer: str
     sequence: int
@@ -363,10 +356,9 @@ class Commit(Request):
 
 
 @dataclass(frozen=True)
-class Discard(Request):
+class Discard(Request, operation="discard"):
     """Remove staged files that will not be committed (`Commits.discard`); the answer is empty."""
 
-    operation = "discard"
     is_repeatable = True
     staged: tuple[StagedFile, ...]
 
@@ -378,28 +370,6 @@ class Discard(Request):
         return {}
 
 
-_REQUESTS: dict[str, type[Request]] = {
-    each.operation: each
-    for each in (
-        Create,
-        CreateTopic,
-        Delete,
-        DeleteRecords,
-        Compact,
-        Move,
-        Retain,
-        Tier,
-        Configure,
-        Promote,
-        CommitOffset,
-        CommitOffsets,
-        ForgetOffset,
-        Commit,
-        Discard,
-    )
-}
-
-
 def format_request(request: Request) -> bytes:
     """Return a request as one line of JSON."""
     return to_line({"operation": request.operation, **asdict(request)})
@@ -409,7 +379,7 @@ def parse_request(line: bytes | bytearray) -> Request:
     """Return the request that a line holds. Raises `InvalidRecord` if it holds none."""
     try:
         told = json.loads(line)
-        kind = _REQUESTS[told.pop("operation")]
+        kind = _KINDS[told.pop("operation")]
         types = {each.name: each.type for each in fields(kind)}
         return kind(**{name: _checked(str(types[name]), value) for name, value in told.items()})
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
