@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import stat
 import time
 from contextlib import nullcontext, suppress
 from functools import partial
@@ -33,7 +32,6 @@ from logfs.log.segment.file_checks import check_files
 from logfs.log.segment.segment import Segment
 from logfs.log.segment.segment_listing import log_bytes
 from logfs.store.directory.lease import Lease, LeasedLogDir
-from logfs.store.directory.lock import STATUS_FILE
 from logfs.store.directory.log_dir import LogDir
 from logfs.store.directory.topic_id import write_topic_id
 from logfs.store.maintenance import move_recovery
@@ -41,7 +39,7 @@ from logfs.store.parallel import for_each
 from logfs.store.registry import UnloadedPartition
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from logfs.config import LogConfig
@@ -64,18 +62,17 @@ _PAUSE_SECONDS = 0.1
 
 def open_log_dirs(
     disk: Disk,
-    log_dirs: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+    log_dirs: Sequence[str | os.PathLike[str]],
     failed: Callable[[LogDir], object],
 ) -> list[LogDir]:
-    """Open log directories, and return them; a missing one is created if the disk is writable.
+    """Open log directories, which `check_log_dirs` has accepted, and return them; a missing one is created.
 
     If at least one directory works, those that cannot be used are returned, too, with `failure` set. `failed` is
     called with each directory that fails, now or later. Raises `InvalidStore`, `StoreLocked` and, if no directory
     works, `OSError`.
     """
-    named = [log_dirs] if isinstance(log_dirs, (str, os.PathLike)) else list(log_dirs)
-    leases = {as_path(each).absolute(): each for each in named if isinstance(each, Lease)}
-    paths = [as_path(path).absolute() for path in named]
+    leases = {as_path(each).absolute(): each for each in log_dirs if isinstance(each, Lease)}
+    paths = [as_path(path).absolute() for path in log_dirs]
     if not paths:
         raise InvalidStore("a store needs at least one log directory")
     real = [os.path.realpath(path) for path in paths]
@@ -110,31 +107,17 @@ def open_log_dirs(
 
 
 def _check_log_dir(disk: Disk, path: Path) -> None:
+    """Raise `InvalidStore` for a bucket without segments; make a missing directory."""
     if disk.is_remote:
         if not any(disk.scan(path)):
             raise InvalidStore(
                 f"{path}: has no segments that a broker copied here; give the bucket and the prefix of its settings"
             )
-        return
-    status = path / STATUS_FILE
-    if disk.exists(status):
-        raise InvalidStore(
-            f"{path}: is where logfs is mounted, not a log directory; {status} lists its log directories"
-        )
-    if disk.exists(path) and stat.S_ISDIR(os.stat(path).st_mode):
-        return
-    if disk.exists(path):
-        raise InvalidStore(f"{path}: is not a directory")
-    with suppress(FileNotFoundError):
-        # If the disk has failed, `stat` raises another error: it is then unknown whether the directory is missing.
-        disk.stat(path)
-    if not disk.writable:
-        raise InvalidStore(
-            f"{path}: the log directory does not exist, and opening read-only does not create it"
-        )
-    for parent in [*reversed(path.parents), path]:
-        if not disk.exists(parent):
-            disk.mkdir(parent)
+    elif not disk.exists(path):
+        with suppress(FileNotFoundError):
+            # If the disk has failed, this raises another error: it is then unknown whether the directory is missing.
+            disk.stat(path)
+        disk.mkdir(path)
 
 
 def _check_unique(found: Mapping[LogDir, move_recovery.FoundDirectories]) -> None:
