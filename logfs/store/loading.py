@@ -152,13 +152,12 @@ class PartitionLoader:
         *,
         only: Only | None,
         recover: bool,
-        lazy: bool,
     ) -> None:
         """Make a loader; it reads nothing before `find`.
 
         `only` is the name of the one partition to load, or a function that selects partitions by name; None selects
         all. `progress` is called with (partition, bytes read so far, bytes in all) during recovery. With `recover`,
-        partitions are recovered even after a clean shutdown. With `lazy`, `load_new` loads nothing.
+        partitions are recovered even after a clean shutdown.
         """
         self._registry = registry
         self._commits = commits
@@ -175,7 +174,6 @@ class PartitionLoader:
         # Whether the store was opened without some of the partitions in its log directories.
         self._is_partial = only is not None
         self._recover = recover
-        self._is_lazy = lazy
         # For `refresh`: the identities of partition directories, and the mtimes (ns) of those that are offline.
         self._identities: dict[str, int] = {}
         self._failed_mtime: dict[str, int] = {}
@@ -463,7 +461,7 @@ class PartitionLoader:
 
         Drops partitions that are gone or were replaced, and applies the log start offsets in the checkpoints. Adds
         new partitions to `unloaded`, and offline ones whose directory has changed. The caller holds
-        `PartitionRegistry.lock`, and then calls `load_new` without it, because a load may wait for a bucket.
+        `PartitionRegistry.lock`, and then loads the partitions without it, because a load may wait for a bucket.
         """
         # First drop what has left any log directory, so that a moved partition is then found in its new one.
         found = {log_dir: self._drop_left(log_dir) for log_dir in log_dirs}
@@ -480,11 +478,6 @@ class PartitionLoader:
                 if isinstance(partition, LivePartition) and partition.name.directory in partitions:
                     partition.follow_log_start(log_dir.log_starts.get(partition.name, 0))
 
-    def load_new(self) -> None:
-        """Load the partitions that `refresh` has found, unless the store loads each at its first use."""
-        if not self._is_lazy:
-            self.load_all()
-
     def _drop_left(self, log_dir: LogDir) -> dict[str, tuple[TopicPartition, Path, int]]:
         """Drop the partitions that have left a log directory or were replaced; return those that are in it.
 
@@ -499,28 +492,21 @@ class PartitionLoader:
             loaded = self._registry.partitions.get(name.directory)
             if loaded is not None and loaded.directory == path:
                 found.setdefault(name.directory, (name, path, self._identities[name.directory]))
+        changed = self.may_work_now(log_dir)
         for directory in [d for d, h in self._registry.homes.copy().items() if h is log_dir]:
             identity = found[directory][2] if directory in found else None
-            if identity != self._identities.get(directory) or self._may_work_now(
-                directory, log_dir
-            ):
+            if identity != self._identities.get(directory) or directory in changed:
                 self._registry.forget(directory)
         return found
 
-    def _may_work_now(self, directory: str, log_dir: LogDir) -> bool:
-        """Whether the directory of a partition has changed since the partition went offline."""
-        if directory not in self._registry.offline:
-            return False
-        try:
-            mtime = log_dir.disk.stat(log_dir.path / directory).mtime_ns
-        except FileNotFoundError:
-            return True
-        return mtime != self._failed_mtime.get(directory)
-
-    def may_work_now(self, log_dir: LogDir) -> bool:
-        """Whether the directory of any partition of a log directory has changed since the partition went offline."""
-        homes = self._registry.homes
-        return any(
-            homes.get(name) is log_dir and self._may_work_now(name, log_dir)
-            for name in list(self._registry.offline)
-        )
+    def may_work_now(self, log_dir: LogDir) -> set[str]:
+        """Return the offline partitions of a log directory whose directories have changed since they went offline."""
+        changed = set()
+        for name in list(self._registry.offline):
+            if self._registry.homes.get(name) is log_dir:
+                with suppress(FileNotFoundError):
+                    mtime = log_dir.disk.stat(log_dir.path / name).mtime_ns
+                    if mtime == self._failed_mtime.get(name):
+                        continue
+                changed.add(name)
+        return changed

@@ -219,10 +219,6 @@ class PartitionRegistry:
                     return topic_id
         return None
 
-    def is_brokers(self, name: str) -> bool:
-        """Whether a broker also uses the log directory that a partition is in."""
-        return self.homes[name].is_brokers
-
     @contextmanager
     def doing(self, what: str, name: str, total_bytes: int = 0) -> Iterator[BackgroundOperation]:
         """Yield a new operation, which is listed in `background` until the context ends.

@@ -102,7 +102,9 @@ class Commits:
 
     def last(self, writer: str) -> int | None:
         """Return the `sequence` (number) of a writer's last commit, or None if no writer of that name is known."""
-        known = [log.writers[writer].sequence for log in self._logs() if writer in log.writers]
+        known = [
+            log.writers[writer].sequence for log in self._known.values() if writer in log.writers
+        ]
         return max(known, default=None)
 
     def pending(self) -> dict[LogDir, Pending]:
@@ -110,15 +112,8 @@ class Commits:
         return {path: log.pending for path, log in self._known.items() if log.pending is not None}
 
     def partitions(self) -> set[str]:
-        """Return the names of the partitions that have a commit which is decided but not done."""
+        """Return the names of the partitions that have a commit which is decided but not done; none may be moved."""
         return {part.partition for pending in self.pending().values() for part in pending.parts}
-
-    def concerns(self, name: str) -> bool:
-        """Whether a commit to the partition `name` is decided but not done; then the partition must not be moved."""
-        return name in self.partitions()
-
-    def _logs(self) -> Iterable[CommitLog]:
-        return self._known.values()
 
     # A commit.
 
@@ -411,7 +406,7 @@ class Commits:
         one when it is done. Raises `LogfsError` and `OSError`: then the log must not be changed. Raises `WouldBlock`
         in a thread that must not wait.
         """
-        if not self.concerns(name):
+        if name not in self.partitions():
             return
         self._registry.disk.check_may_block()
         with self._lock:
@@ -528,7 +523,9 @@ class Commits:
             for part in pending.parts
             for file in part.files
         }
-        writers = {name: writer for log in self._logs() for name, writer in log.writers.items()}
+        writers = {
+            name: writer for log in self._known.values() for name, writer in log.writers.items()
+        }
         found = []
         for entry in partition.disk.scan(partition.directory):
             if not entry.name.endswith(commit_file.STAGED) or entry.name in wanted:

@@ -125,6 +125,7 @@ class Store:
         self.disk = disk or _disk_for(log_dirs, read_only=read_only)
         self.clock = clock
         self.read_only = read_only
+        self._is_lazy = lazy
         self.loading_seconds = 0.0
         self.registry = registry = PartitionRegistry(self.disk, clock, read_only=read_only)
         registry.log_dirs = open_log_dirs(self.disk, log_dirs, registry.log_dir_failed)
@@ -153,23 +154,22 @@ class Store:
                 progress or (lambda *_: None),
                 only=only,
                 recover=recover,
-                lazy=lazy,
             )
-            self._find_partitions(lazy=lazy)
+            self._find_partitions()
         except BaseException:
             for log_dir in self.log_dirs:
                 log_dir.close()
             raise
 
-    def _find_partitions(self, *, lazy: bool) -> None:
-        """Find and load the partitions, with `lazy` only those of decided commits; then do the decided commits."""
+    def _find_partitions(self) -> None:
+        """Find and load the partitions, if lazy only those of decided commits; then do the decided commits."""
         began = time.monotonic()
         self.registry.find_missing_log_dirs()
         self.registry.loader.find()
         for name in sorted(self.commits.partitions()):
             # `Commits.reconcile` requires that these are loaded first, one by one, even those that `only` excludes.
             self.registry.include(name)
-        if not lazy:
+        if not self._is_lazy:
             self.load_all()
         if not self.registry.working:
             raise self.registry.failed[0]
@@ -523,8 +523,8 @@ class Store:
             if changed:
                 self.registry.loader.refresh(changed)
                 self.registry.find_missing_log_dirs()
-        if changed:
-            self.registry.loader.load_new()
+        if changed and not self._is_lazy:
+            self.registry.loader.load_all()
         for name, partition in self.registry.partitions.copy().items():
             try:
                 partition.refresh()

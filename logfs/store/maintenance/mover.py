@@ -168,7 +168,7 @@ class Mover(Maintenance):
         registry, name = self._registry, partition.name.directory
         if registry.partitions.get(name) is not partition:
             raise MoveAborted(f"{name}: was deleted while it was moved")
-        if self._commits.concerns(name):
+        if name in self._commits.partitions():
             raise MoveAborted(f"{name}: not moved: a decided commit to it is not finished")
         partition.check_changeable()
         source = registry.homes[name]

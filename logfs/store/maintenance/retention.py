@@ -276,7 +276,7 @@ class Retainer(Maintenance):
         registry = self._registry
         partition = registry[name]
         overrides = registry.settings.topic_overrides(partition.topic)
-        config = partition.config if overrides or not registry.is_brokers(name) else None
+        config = partition.config if overrides or not registry.homes[name].is_brokers else None
         start = partition.log_start_offset
         log = self._tiered.of(partition) if partition.config.remote_storage_enable else None
         copied_end = None if log is None else log.end_offset

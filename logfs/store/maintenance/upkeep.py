@@ -163,8 +163,8 @@ class MaintenanceScheduler(Maintenance):
         """
 
         def roll(name: str, partition: Partition) -> None:
-            quiet = partition.config.logfs_roll_quiet
-            if quiet != "always" and (quiet != "auto" or self._registry.is_brokers(name)):
+            quiet, home = partition.config.logfs_roll_quiet, self._registry.homes[name]
+            if quiet != "always" and (quiet != "auto" or home.is_brokers):
                 return
             with partition.lock:
                 active = partition.active
