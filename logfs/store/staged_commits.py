@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from logfs.format.base.names import TopicPartition
-    from logfs.log.append.partition import Partition
     from logfs.store.directory.log_dir import LogDir
     from logfs.store.registry import PartitionRegistry
 
@@ -102,10 +101,8 @@ class Commits:
 
     def last(self, writer: str) -> int | None:
         """Return the `sequence` (number) of a writer's last commit, or None if no writer of that name is known."""
-        known = [
-            log.writers[writer].sequence for log in self._known.values() if writer in log.writers
-        ]
-        return max(known, default=None)
+        found = [log.writers.get(writer) for log in self._known.values()]
+        return max((each.sequence for each in found if each is not None), default=None)
 
     def pending(self) -> dict[LogDir, Pending]:
         """Return, by log directory, the commit that is decided but not done; directories without one are left out."""
@@ -183,7 +180,11 @@ class Commits:
             partition.flush()
         self._check_space(parts)
         pending = Pending(writer, sequence, registry.clock(), tuple(parts))
-        return self._apply(home, pending, sizes)
+        offsets = {}
+        for part in self._apply(home, pending, sizes):
+            count = sizes[part.partition].record_count
+            offsets[part.partition] = part.base_offset, part.base_offset + count
+        return Committed(False, offsets)
 
     def _check_space(self, parts: Sequence[CommitPart]) -> None:
         """Raise `OSError` (ENOSPC) if the batches do not fit, because a decided commit would wait for free space."""
@@ -209,8 +210,10 @@ class Commits:
             return known[0]
         return self._registry.working[0] if name is None else self._registry.homes[name]
 
-    def _apply(self, home: LogDir, pending: Pending, sizes: Mapping[str, StagedSize]) -> Committed:
-        """Decide a commit, unless it is decided already; do it, and record that it is done.
+    def _apply(
+        self, home: LogDir, pending: Pending, sizes: Mapping[str, StagedSize]
+    ) -> Sequence[CommitPart]:
+        """Decide a commit, unless it is decided already; do it, record that it is done, and return its parts.
 
         The locks of its partitions are held until the batches are durable.
         """
@@ -244,13 +247,7 @@ class Commits:
             ]
             self._land(home, decided, staged_appends)
         self._note(home, decided)
-        return Committed(
-            False,
-            {
-                part.partition: (part.base_offset, part.base_offset + _records_of(part, sizes))
-                for part in decided.parts
-            },
-        )
+        return decided.parts
 
     def _land(self, home: LogDir, decided: Pending, staged_appends: Sequence[StagedAppend]) -> None:
         """Write the batches beyond the log end offsets, unseen by readers; then publish all of them; then flush."""
@@ -322,14 +319,7 @@ class Commits:
         """
         with self._lock:
             # Read the commit files again: a decision whose fsync failed may still be on the disk.
-            decided = [read_commits(home.disk, home.path).pending for home in self._known]
-            wanted = {
-                file
-                for pending in decided
-                if pending
-                for part in pending.parts
-                for file in part.files
-            }
+            wanted = _files_of(read_commits(home.disk, home.path).pending for home in self._known)
             self._discard(file for file in files if file not in wanted)
 
     def _discard(self, files: Iterable[StagedFile]) -> None:
@@ -498,43 +488,24 @@ class Commits:
             self.finish()
         if now_ms >= self._next_look_ms:
             self._next_look_ms = now_ms + _LOOK_MS
-            self.remove_leftovers(now_ms)
+            self._remove_leftovers(now_ms)
 
-    # Leftovers.
-
-    def remove_leftovers(self, now_ms: int) -> int:
-        """Remove the staged files of finished commits, and those older than a day that no decided commit needs.
-
-        Return the number of files removed. `now_ms` is in ms since the epoch.
-        """
-        removed = 0
+    def _remove_leftovers(self, now_ms: int) -> None:
+        """Remove the staged files of finished commits, and those older than a day that no decided commit needs."""
         with self._lock:
+            wanted = {file.name for file in _files_of(self.pending().values())}
+            writers = {
+                name: writer for log in self._known.values() for name, writer in log.writers.items()
+            }
             for partition in self._registry.written().values():
-                for path in self._leftovers(partition, now_ms):
-                    partition.disk.unlink(path)
-                    logger.info("%s: removed: it belongs to no commit", path)
-                    removed += 1
-        return removed
-
-    def _leftovers(self, partition: Partition, now_ms: int) -> list[Path]:
-        wanted = {
-            file.name
-            for pending in self.pending().values()
-            for part in pending.parts
-            for file in part.files
-        }
-        writers = {
-            name: writer for log in self._known.values() for name, writer in log.writers.items()
-        }
-        found = []
-        for entry in partition.disk.scan(partition.directory):
-            if not entry.name.endswith(commit_file.STAGED) or entry.name in wanted:
-                continue
-            path = partition.directory / entry.name
-            age_ms = now_ms - partition.disk.stat(path).mtime_ns // 1_000_000
-            if age_ms > ORPHAN_MS or commit_file.is_over(entry.name, writers):
-                found.append(path)
-        return found
+                for entry in list(partition.disk.scan(partition.directory)):
+                    if not entry.name.endswith(commit_file.STAGED) or entry.name in wanted:
+                        continue
+                    path = partition.directory / entry.name
+                    age_ms = now_ms - partition.disk.stat(path).mtime_ns // 1_000_000
+                    if age_ms > ORPHAN_MS or commit_file.is_over(entry.name, writers):
+                        partition.disk.unlink(path)
+                        logger.info("%s: removed: it belongs to no commit", path)
 
 
 def read_commits(disk: Disk, log_dir: Path) -> CommitLog:
@@ -551,6 +522,12 @@ def read_commits(disk: Disk, log_dir: Path) -> CommitLog:
         ) from None
 
 
+def _files_of(decided: Iterable[Pending | None]) -> set[StagedFile]:
+    """Return the staged files of decided commits."""
+    parts = [part for pending in decided if pending is not None for part in pending.parts]
+    return {file for part in parts for file in part.files}
+
+
 def _check_names(files: Iterable[StagedFile]) -> None:
     """Raise `InvalidRecord` for a name that no staged file can have, and for a file that is named twice."""
     named = set()
@@ -563,12 +540,6 @@ def _check_names(files: Iterable[StagedFile]) -> None:
                 f"{file.partition}: {file.name!r} is not the name of a staged file, "
                 f"which ends in {commit_file.STAGED}"
             )
-
-
-def _records_of(part: CommitPart, sizes: Mapping[str, StagedSize]) -> int:
-    if part.partition not in sizes:
-        return sum(file.record_count for file in part.files)
-    return sizes[part.partition].record_count
 
 
 def _pending_error(decided: Pending, error: BaseException) -> CommitPending:
