@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from logfs.spark.jobs.job_runner import Progress
     from logfs.spark.jobs.selection import Paths
-    from logfs.store.directory.lease import LeasedLogDir, Returned
+    from logfs.store.directory.lease import LeasedLogDir
 
 _Result = TypeVar("_Result")
 
@@ -165,7 +165,7 @@ class LeasedPartitions:
             if not known.keys() >= set(here):
                 log_dir.write_cleaner_offsets({**dict.fromkeys(here, 0), **known})
 
-    def _note(self, name: str, returned: Returned) -> None:
+    def _note(self, name: str, returned: Lease) -> None:
         log_dir, partition = self.store.registry.homes[name], names.parse_directory(name)
         for known, value in (
             (log_dir.recovery_points, returned.recovery_point),
@@ -207,9 +207,7 @@ class _LeasedTask(Generic[_Result]):
     do: Callable[[Store, str], _Result]
     recover: bool
 
-    def __call__(
-        self, loan: _PlannedLease
-    ) -> tuple[str, _Result | None, str | None, Returned | None]:
+    def __call__(self, loan: _PlannedLease) -> tuple[str, _Result | None, str | None, Lease | None]:
         lease, context = loan.lease, TaskContext.get()
         name = lease.partition.directory
         try:

@@ -7,9 +7,9 @@ go back to the holder, because only the holder writes the files of the log direc
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from logfs.store.directory.lock import Turn
 from logfs.store.directory.log_dir import PATIENCE_SECONDS, LogDir
@@ -57,15 +57,6 @@ class Lease:
         return self.log_dir
 
 
-class Returned(NamedTuple):
-    """The result of work on a leased partition: its new checkpoint entries, and whether it was closed cleanly."""
-
-    recovery_point: int
-    log_start: int | None
-    cleaner_offset: int | None
-    clean: bool
-
-
 class LeasedLogDir(LogDir):
     """A log directory that another process has locked, opened for work on one leased partition.
 
@@ -99,14 +90,18 @@ class LeasedLogDir(LogDir):
             if value is not None:
                 known[lease.partition] = value
 
-    def returned(self) -> Returned:
-        """Return the new checkpoint entries, for the holder of the lock. Call this after the store is closed."""
+    def returned(self) -> Lease:
+        """Return the lease with the new checkpoint entries, for the holder of the lock, after the store is closed.
+
+        `clean` tells whether the partition was closed cleanly.
+        """
         name = self.lease.partition
-        return Returned(
-            self.recovery_points.get(name, 0),
-            self.log_starts.get(name),
-            self.cleaner_offsets.get(name),
-            self._closed_cleanly,
+        return replace(
+            self.lease,
+            clean=self._closed_cleanly,
+            recovery_point=self.recovery_points.get(name, 0),
+            log_start=self.log_starts.get(name),
+            cleaner_offset=self.cleaner_offsets.get(name),
         )
 
     def write_offsets(
