@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 import os
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from logfs.errors import RequestInterrupted
+from logfs.errors import NotWritable, RequestInterrupted
 from logfs.store.admin.mount_channel import (
     NO_MOUNT,
-    READ_BYTES,
     NoAnswer,
     call_with_retries,
     raise_described,
-    request_file,
-    send,
 )
 from logfs.store.admin.requests import format_request, parse_request
 from logfs.store.store import Store
@@ -31,6 +29,8 @@ if TYPE_CHECKING:
 ADMIN_FILE = ".logfs/admin"
 """The file, below the mountpoint, to which requests are written."""
 
+_READ_BYTES = 1 << 20
+_WRITE_BYTES = 64 * 1024
 # The pauses between two looks at an answer that is not complete.
 _FIRST_PAUSE_SECONDS = 0.002
 _LONGEST_PAUSE_SECONDS = 0.1
@@ -77,20 +77,38 @@ def _through(mounted: Path, request: Request, report: Report) -> Answer:
 
 
 def ask(mounted: Path, request: Request, report: Report = lambda done, total: None) -> Answer:
-    """Have a mount execute a request, and return the answer. Raises as `call`; `NoAnswer` if the mount is gone."""
+    """Have a mount execute a request, and return the answer.
+
+    Raises as `call`, `NoAnswer` if the mount is gone, and `NotWritable` if the caller may not send requests.
+    """
     line = format_request(request)
     # Checked here for the error text: a mount that refuses the line returns only an errno.
     parse_request(line)
-    with request_file(mounted / ADMIN_FILE) as fd:
-        try:
-            send(fd, line)
-            told = _answer(fd, report)
-        except OSError as error:
-            if error.errno not in NO_MOUNT:
-                raise
-            raise RequestInterrupted(
-                f"{mounted}: the mount ended during the request, which may have been executed or not"
-            ) from None
+    try:
+        fd = os.open(mounted / ADMIN_FILE, os.O_RDWR | os.O_CLOEXEC)
+    except PermissionError:
+        raise NotWritable(
+            f"{mounted}: only the owner of the log directories may do this beside their mount"
+        ) from None
+    except OSError as error:
+        if error.errno not in NO_MOUNT:
+            raise
+        raise NoAnswer(error) from None
+    try:
+        rest = memoryview(line)
+        while rest:
+            rest = rest[os.write(fd, rest[:_WRITE_BYTES]) :]
+        told = _answer(fd, report)
+    except OSError as error:
+        if error.errno not in NO_MOUNT:
+            raise
+        raise RequestInterrupted(
+            f"{mounted}: the mount ended during the request, which may have been executed or not"
+        ) from None
+    finally:
+        with suppress(OSError):
+            # If the mount has ended meanwhile, the close fails. Only the answer matters.
+            os.close(fd)
     if "error" in told:
         raise_described(told)
     answer: Answer = told["answer"]
@@ -101,7 +119,7 @@ def _answer(fd: int, report: Report) -> dict[str, Any]:
     """Wait for the line with the answer or the error, and return it; report the progress lines that precede it."""
     read, rest, pause = 0, b"", _FIRST_PAUSE_SECONDS
     while True:
-        data = os.pread(fd, READ_BYTES, read)
+        data = os.pread(fd, _READ_BYTES, read)
         if not data:
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)

@@ -12,17 +12,16 @@ import json
 import logging
 import os
 import time
-from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from logfs import errors
-from logfs.errors import CommitPending, LogfsError, NotWritable, StoreLocked
+from logfs.errors import CommitPending, LogfsError, StoreLocked
 from logfs.log.disk.bucket_path import as_path
 from logfs.log.disk.disk import Disk
 from logfs.store.directory.lock import MOUNT_FILE, holder, mountpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from logfs.store.directory.log_dir import LogDir
@@ -33,8 +32,6 @@ _Answer = TypeVar("_Answer")
 
 logger = logging.getLogger(__name__)
 
-READ_BYTES = 1 << 20
-_WRITE_BYTES = 64 * 1024
 _LONGEST_PAUSE_SECONDS = 1.0
 NO_MOUNT = frozenset(
     {
@@ -115,38 +112,6 @@ def call_with_retries(
                 raise
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
-
-
-@contextmanager
-def request_file(path: Path) -> Iterator[int]:
-    """Open a file of a mount to which requests are written, and yield its descriptor until the context ends.
-
-    Raises `NoAnswer` if the mount is gone, and `NotWritable` if the caller may not send requests.
-    """
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except PermissionError:
-        owner = path.parents[1]
-        raise NotWritable(
-            f"{owner}: only the owner of the log directories may do this beside their mount"
-        ) from None
-    except OSError as error:
-        if error.errno not in NO_MOUNT:
-            raise
-        raise NoAnswer(error) from None
-    try:
-        yield fd
-    finally:
-        with suppress(OSError):
-            # If the mount has ended meanwhile, the close fails. Only the answer matters.
-            os.close(fd)
-
-
-def send(fd: int, request: bytes) -> None:
-    """Write a request. Raises the `OSError` of a write that is refused."""
-    done = 0
-    while done < len(request):
-        done += os.write(fd, request[done : done + _WRITE_BYTES])
 
 
 def to_line(told: dict[str, Any]) -> bytes:
