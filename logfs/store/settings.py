@@ -60,22 +60,14 @@ class Settings:
         self._lock = make_rlock(Level.SETTINGS)
         self._topics: dict[str, Mapping[str, str]] = {}
         self._log_configs: dict[str, tuple[Mapping[str, str], Mapping[str, str], LogConfig]] = {}
-        self._broker = self._read(BROKER_FILE, broker_setting)
-        self._broker_config = BrokerConfig.resolve(self._broker)
+        # The texts of the broker-level settings that were changed, by setting name.
+        self.broker_overrides = self._read(BROKER_FILE, broker_setting)
+        # The broker-level settings in force, without those that are defaults of topics.
+        self.broker_config = BrokerConfig.resolve(self.broker_overrides)
         # Incremented by every change, for callers that react to settings.
         self.version = 0
         # By file name: when a settings file was removed (ns since the epoch). No mtime shows its removal.
         self._removed_ns: dict[str, int] = {}
-
-    @property
-    def broker_overrides(self) -> Mapping[str, str]:
-        """The texts of the broker-level settings that were changed, by setting name."""
-        return self._broker
-
-    @property
-    def broker_config(self) -> BrokerConfig:
-        """The broker-level settings in force, without those that are defaults of topics."""
-        return self._broker_config
 
     def topic_overrides(self, topic: str) -> Mapping[str, str]:
         """Return the texts of the settings that were changed for a topic, by setting name."""
@@ -88,7 +80,7 @@ class Settings:
 
     def log_config(self, topic: str) -> LogConfig:
         """Return the settings in force for a topic. Raises `InvalidSetting` if two contradict each other."""
-        overrides, broker = self.topic_overrides(topic), self._broker
+        overrides, broker = self.topic_overrides(topic), self.broker_overrides
         cached = self._log_configs.get(topic)
         # The cached settings were made from these very mappings, so nothing has changed since.
         if cached is not None and cached[0] is overrides and cached[1] is broker:
@@ -111,14 +103,14 @@ class Settings:
             return
         with self._lock:
             overrides = _changed(self.topic_overrides(topic), topic_setting, changes)
-            self._check_change(topic, LogConfig.resolve(overrides, self._broker))
+            self._check_change(topic, LogConfig.resolve(overrides, self.broker_overrides))
             self._check_log_dirs()
             self._write(_topic_file(topic), overrides)
             self._topics[topic] = overrides
             self.version += 1
 
     def _check_change(self, topic: str, config: LogConfig) -> None:
-        if config.remote_storage_enable and not self._broker_config.remote_storage_url:
+        if config.remote_storage_enable and not self.broker_config.remote_storage_url:
             raise InvalidSetting(
                 "remote.storage.enable: there is no bucket for the segments; first set remote.storage.url, as in "
                 "'logfs config LOGDIR remote.storage.url=s3://bucket/prefix'"
@@ -143,14 +135,14 @@ class Settings:
         if not changes:
             return
         with self._lock:
-            broker = _changed(self._broker, broker_setting, changes)
+            broker = _changed(self.broker_overrides, broker_setting, changes)
             config = BrokerConfig.resolve(broker)
             LogConfig.resolve(_NOTHING, broker)
             for topic in self._changed_topics():
                 self._check_topic(topic, broker)
             self._check_log_dirs()
             self._write(BROKER_FILE, broker)
-            self._broker, self._broker_config = broker, config
+            self.broker_overrides, self.broker_config = broker, config
             self.version += 1
 
     def reread(self, topic: str) -> None:
@@ -166,7 +158,7 @@ class Settings:
             logger.warning("the settings of topic %s are not read again: %s", topic, error)
             return
         with self._lock:
-            self._broker, self._broker_config = broker, config
+            self.broker_overrides, self.broker_config = broker, config
             self._topics[topic] = overrides
 
     def remove_topic(self, topic: str) -> None:
@@ -201,7 +193,7 @@ class Settings:
         with self._lock:
             copies = {_topic_file(topic): self.topic_overrides(topic)}
             if is_new:
-                copies[BROKER_FILE] = self._broker
+                copies[BROKER_FILE] = self.broker_overrides
             for name, overrides in copies.items():
                 if overrides and not disk.exists(log_dir / name):
                     disk.replace_file(log_dir / name, _file_of(overrides))
