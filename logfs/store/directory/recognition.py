@@ -30,7 +30,7 @@ from logfs.log.disk.disk import TEMPORARY
 from logfs.store import settings
 from logfs.store.directory import lock, log_dir
 from logfs.store.directory.lease import Lease
-from logfs.store.directory.mount_table import DEAD_ERRORS, MountEntry, is_dead, logfs_mounts
+from logfs.store.directory.mount_table import DEAD_ERRORS, is_dead, logfs_mounts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -214,21 +214,25 @@ def log_dirs_of(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
 def _kind_of(path: Path) -> PathKind:
     """Return LOG_DIR, PARTITION, EMPTY or OTHER. Raises `OSError` for a directory that cannot be read."""
     inside = os.listdir(path)
-    segments = _has_partition_files(inside)
-    if _is_marked(inside) and not segments:
+    if _proves_log_dir(path, inside):
         return PathKind.LOG_DIR
-    rest = [name for name in inside if name not in _NOTHING]
-    possible = [name for name in rest if _is_partition_name(name)]
-    if any(_is_partition(path / name) for name in possible):
-        return PathKind.LOG_DIR
-    if segments:
+    if _has_partition_files(inside):
         return PathKind.PARTITION
+    rest = [name for name in inside if name not in _NOTHING]
     if not rest:
         return PathKind.LOG_DIR if lock.FILE_NAME in inside else PathKind.EMPTY
     # Partitions may be empty after `mkdir`, or after a crash during their creation. Nothing else may be there, for
     # their names alone prove nothing.
-    bare = len(possible) == len(rest) and (lock.FILE_NAME in inside or _all_empty(path, rest))
+    named = all(map(_is_partition_name, rest))
+    bare = named and (lock.FILE_NAME in inside or _all_empty(path, rest))
     return PathKind.LOG_DIR if bare else PathKind.OTHER
+
+
+def _proves_log_dir(path: Path, inside: list[str]) -> bool:
+    """Whether the names in a directory prove that it is a log directory. Empty directories in it prove nothing."""
+    if _is_marked(inside) and not _has_partition_files(inside):
+        return True
+    return any(_is_partition_name(name) and _is_partition(path / name) for name in inside)
 
 
 def _is_marked(inside: list[str]) -> bool:
@@ -269,14 +273,11 @@ def _all_empty(path: Path, directories: list[str]) -> bool:
 
 
 def _is_log_dir(path: Path) -> bool:
-    """Whether a directory is certainly a log directory. Empty directories in it prove nothing."""
+    """Whether a directory is certainly a log directory (`_proves_log_dir`)."""
     try:
-        inside = os.listdir(path)
+        return _proves_log_dir(path, os.listdir(path))
     except OSError:
         return False
-    if _is_marked(inside):
-        return not _has_partition_files(inside)
-    return any(_is_partition_name(name) and _is_partition(path / name) for name in inside)
 
 
 # Descriptions and hints.
@@ -365,7 +366,7 @@ def _in_mount(path: Path, found: os.stat_result) -> RecognisedPath | None:
         return _dead(Path(real))
     mount = here.get(real)
     if mount is not None and mount.root == "/":
-        meant = tuple(mounted_log_dirs(real) or _sources(mount))
+        meant = tuple(mounted_log_dirs(real) or filter(os.path.isdir, [mount.source]))
         return RecognisedPath(
             path, PathKind.MOUNTPOINT, "is where logfs is mounted, not a log directory", meant
         )
@@ -376,10 +377,6 @@ def _in_mount(path: Path, found: os.stat_result) -> RecognisedPath | None:
     return RecognisedPath(
         path, PathKind.IN_MOUNT, f"lies in a mount of logfs{source}, not on the disk", meant
     )
-
-
-def _sources(mount: MountEntry) -> tuple[str, ...]:
-    return (mount.source,) if os.path.isdir(mount.source) else ()
 
 
 def _dead(path: Path) -> RecognisedPath:
