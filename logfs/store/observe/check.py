@@ -150,26 +150,21 @@ def _check_partition(store: Store, partition: Log, report: Progress) -> list[Fin
             findings += check_small_files(store, partition)
             findings += _check_key_indexes(partition)
             findings += _check_log(store, partition, audited, report)
-        except (Gone, FileNotFoundError) as why:
-            if left:
+        except (LogfsError, OSError) as why:
+            is_gone = isinstance(why, (Gone, FileNotFoundError))
+            if is_gone and left:
                 partition.refresh()
                 with suppress(Gone, OSError):
                     # Open files stay readable after they are removed, so compaction cannot interrupt the next try.
                     for segment in partition.segments[-_HELD_OPEN:]:
                         segment.hold_open()
                 continue
-            if not partition.directory.exists():
+            if is_gone and not partition.directory.exists():
                 return [note(partition.directory, "was deleted while it was audited")]
-            findings.append(_cut_short(partition, why))
-        except (LogfsError, OSError) as why:
-            findings.append(_cut_short(partition, why))
+            # A file that cannot be opened ends the audit of its own partition only.
+            findings.append(error(partition.directory, f"cannot be audited any further: {why}"))
         return findings
     raise AssertionError("the last try returns")
-
-
-def _cut_short(partition: Log, why: Exception) -> Finding:
-    # A file that cannot be opened ends the audit of its own partition only.
-    return error(partition.directory, f"cannot be audited any further: {why}")
 
 
 def check_log_dir_files(store: Store) -> Iterator[Finding]:
