@@ -283,7 +283,8 @@ class Store:
             if name in self.registry.homes:
                 raise PartitionExists(f"{name}: the partition exists")
             log_dir = self.registry.emptiest()
-            self._copy_settings(parsed.topic, log_dir)
+            is_new = log_dir not in list(self.registry.homes.values())
+            self.settings.copy_to(parsed.topic, log_dir.disk, log_dir.path, is_new=is_new)
             partition = self._make(log_dir, parsed, mirrored_id)
             self.registry.homes[name] = log_dir
             self.registry.partitions[name] = partition
@@ -292,11 +293,6 @@ class Store:
                 self.checkpoints.write()
             self.checkpoints.forget_cleaner_offset(log_dir, parsed)
         return partition
-
-    def _copy_settings(self, topic: str, log_dir: LogDir) -> None:
-        """Copy the settings of a topic to a log directory before it gets a partition of the topic."""
-        is_new = log_dir not in list(self.registry.homes.values())
-        self.settings.copy_to(topic, log_dir.disk, log_dir.path, is_new=is_new)
 
     def _make(
         self, log_dir: LogDir, name: TopicPartition, mirrored_id: uuid.UUID | None
@@ -604,7 +600,7 @@ class Store:
         def seconds_left() -> float:
             return max(until - time.monotonic(), 0)
 
-        busy: set[int] = set()
+        busy: set[Disk] = set()
         if not self.read_only:
             partitions = list(self.registry.partitions.values())
             for partition in partitions:
@@ -618,9 +614,9 @@ class Store:
                 if partition.lock.acquire(timeout=seconds_left()):
                     partition.lock.release()
                 else:
-                    busy.add(id(partition.disk))
+                    busy.add(partition.disk)
         for log_dir in log_dirs:
-            log_dir.close(seconds_left(), is_idle=id(log_dir.disk) not in busy)
+            log_dir.close(seconds_left(), is_idle=log_dir.disk not in busy)
 
     def _close_partitions(self, log_dirs: list[LogDir]) -> None:
         failed: list[str] = []
@@ -631,22 +627,19 @@ class Store:
 
         # Several threads, because the filesystem does fsyncs that wait at the same time together.
         for_each(close, sorted(self.registry.partitions), threads=_CLOSING_THREADS)
-        dirty = {id(self.registry.homes[name]) for name in failed}
-        dirty |= {id(self.registry.homes[name]) for name in list(self.offline)}
-        dirty |= set(map(id, list(self.checkpoints.unfinished.values())))
+        homes = self.registry.homes
+        dirty = {homes[name] for name in (*failed, *list(self.offline))}
+        dirty.update(list(self.checkpoints.unfinished.values()))
         # A log directory with partitions that were not loaded stays clean only if it was clean at the opening.
-        unseen = {
-            id(home)
-            for name, home in self.registry.homes.copy().items()
-            if name not in self.registry.partitions
-        }
-        dirty |= {id(log_dir) for log_dir in log_dirs if not log_dir.clean} & unseen
+        for name, home in homes.copy().items():
+            if name not in self.registry.partitions and not home.clean:
+                dirty.add(home)
         errors = FirstError()
         for log_dir in log_dirs:
             if log_dir.failure is None:
                 with errors:
                     self.checkpoints.write_one(log_dir)
-                    if id(log_dir) not in dirty:
+                    if log_dir not in dirty:
                         log_dir.mark_clean()
         errors.throw()
 
@@ -664,13 +657,7 @@ def open_store(
     """Open log directories as a `Store`, and recover the partitions that were not closed cleanly.
 
     An empty directory becomes a new store. A missing directory becomes one only with `create`, so that a misspelt
-    path is an error (`InvalidStore`) and not a new store. With `read_only` nothing on the disk is changed or locked.
-    `clock` returns the time in ms since the epoch. `progress` is called with (partition, bytes read, bytes in all)
-    during recovery. `only` is the name of the one partition to load, or a function that selects partitions by name.
-    `recover` recovers even after a clean shutdown.
-
-    Raises `StoreLocked` with the holder's pid, `InvalidStore`, `InvalidSetting` and `Corrupt` for settings files, and
-    `OSError`.
+    path is an error (`InvalidStore`) and not a new store. The other arguments and the errors are those of `Store`.
     """
     return Store(
         log_dirs,
