@@ -89,10 +89,6 @@ class Lock:
                 _held.pop(self.identity, None)
                 self._file.close()
 
-    def keep(self) -> None:
-        """Keep the lock until the process ends: a thread may still be writing to the log directory."""
-        _kept.append(self)
-
     def is_in_place(self) -> bool:
         """Whether `.lock` in the log directory is still the file that was locked."""
         return _identity(self._disk, self._path) == self.identity
@@ -144,9 +140,10 @@ class Turn:
         self._disk.unlink(self._path)
         self._file.close()
 
-    def keep(self) -> None:
-        """Keep the turn until the process ends: a thread may still be writing to the partition."""
-        _kept.append(self)
+
+def keep(held: Lock | Turn) -> None:
+    """Keep a lock or a turn until the process ends: a thread may still be writing there."""
+    _kept.append(held)
 
 
 def holder(disk: Disk, log_dir: Path) -> int | None:

@@ -12,7 +12,7 @@ from weakref import WeakSet
 from logfs.errors import Corrupt, LogDirFailed, LogfsError
 from logfs.format.files import checkpoint
 from logfs.log.disk.checked_disk import CheckedDisk
-from logfs.store.directory.lock import Lock, Turn, holder
+from logfs.store.directory.lock import Lock, Turn, holder, keep
 from logfs.store.directory.mark import read_mark, write_mark
 
 if TYPE_CHECKING:
@@ -137,6 +137,7 @@ class LogDir:
         self._owner = os.getpid()
         self._broker_epoch = checkpoint.UNKNOWN_BROKER_EPOCH
         self._unreadable: set[str] = set()
+        # The directory's mtime (ns) when it was read; None if a later change might leave the mtime as it is.
         self._seen: int | None = None
         if disk.writable:
             _written_here.add(self)
@@ -149,7 +150,7 @@ class LogDir:
         disk, path = self.disk, self.path
         # The directory may be given as a symlink.
         self.found, is_settled = disk.stat_settled(path, follow=True)
-        self._note(self.found, is_settled)
+        self._seen = self.found.mtime_ns if is_settled else None
         # The lock uses the disk without checks: the checked one refuses changes by the time of the release.
         self._lock = Lock(disk.disk, path) if disk.writable else None
         self.live = self._is_live()
@@ -204,7 +205,7 @@ class LogDir:
         found, is_settled = self.disk.stat_settled(self.path, follow=True)
         if found.mtime_ns == self._seen:
             return False
-        self._note(found, is_settled)
+        self._seen = found.mtime_ns if is_settled else None
         self.live = self._is_live()
         self.clean = self.disk.exists(self.path / CLEAN_SHUTDOWN)
         self._read_checkpoints()
@@ -220,10 +221,6 @@ class LogDir:
         assert before is not None, "opened"
         is_same = (found.device, found.identity) == (before.device, before.identity)
         return is_same and found.mtime_ns == self._seen
-
-    def _note(self, found: Status, is_settled: bool) -> None:
-        """Remember the directory's mtime, if every later change changes the mtime (`is_settled`)."""
-        self._seen = found.mtime_ns if is_settled else None
 
     def look_again(self) -> None:
         """Make the next `has_changed` read everything again and return True."""
@@ -287,7 +284,7 @@ class LogDir:
         if is_idle:
             lock.release()
             return
-        lock.keep()
+        keep(lock)
         logger.error(
             "%s: another thread is still writing there, so it stays locked until this process ends",
             self.path,
@@ -300,19 +297,16 @@ class LogDir:
 
     def _read_broker_epoch(self) -> int:
         """Return the epoch of the broker that closed the directory; it reports this epoch when it registers again."""
-        if not self.clean:
-            return checkpoint.UNKNOWN_BROKER_EPOCH
+        path = self.path / CLEAN_SHUTDOWN
         try:
-            return checkpoint.parse_clean_shutdown(self.disk.read_file(self.path / CLEAN_SHUTDOWN))
+            if self.clean:
+                return checkpoint.parse_clean_shutdown(self.disk.read_file(path))
         except FileNotFoundError:
             # Another process has opened the directory for writing meanwhile.
             self.clean, self.live = False, self._is_live()
-            return checkpoint.UNKNOWN_BROKER_EPOCH
         except Corrupt as error:
-            logger.warning(
-                "%s: %s; the shutdown still counts as clean", self.path / CLEAN_SHUTDOWN, error
-            )
-            return checkpoint.UNKNOWN_BROKER_EPOCH
+            logger.warning("%s: %s; the shutdown still counts as clean", path, error)
+        return checkpoint.UNKNOWN_BROKER_EPOCH
 
     def _read_checkpoints(self) -> None:
         self.recovery_points = self._read(RECOVERY_POINTS)
