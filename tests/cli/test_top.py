@@ -15,7 +15,6 @@ import pytest
 
 from logfs.cli import main
 from logfs.cli.watch import parse_metrics
-from logfs.format.batches.record import Record
 from logfs.store.directory import mount_table
 from logfs.store.observe.metrics import Family, Sample, render
 from logfs.store.store import Store
@@ -292,11 +291,3 @@ def test_status_shows_the_progress_of_a_compaction(mount: Mount) -> None:
         in columns(call("top", mount.path, "--interval", "0.1").stdout)["keys-0"]["STATE"]
     )
     assert 'logfs_background_total_bytes{what="compacting"' in (own / "metrics").read_text()
-
-
-def test_the_status_of_a_partition_alone(store: Store) -> None:
-    """Without a store the status of a partition has no fields about upkeep."""
-    from logfs.store.observe.status import partition_status
-
-    store.create("orders-0").append([Record(b"x")])
-    assert "last_cleaning" not in partition_status(store["orders-0"])

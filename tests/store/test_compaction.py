@@ -277,7 +277,7 @@ def test_an_error_makes_one_log_uncleanable_and_the_others_go_on(
     store.upkeep()
     assert len(keys_of(good)) == 5
     assert "orders-0: is not compacted: " in caplog.text
-    assert "offsets 0 to 0 are damaged" in partition_status(bad)["uncleanable"]
+    assert "offsets 0 to 0 are damaged" in partition_status(bad, store)["uncleanable"]
     label = f'logdirectory="{store.log_dirs[0].path}"'
     count = f"kafka_log_logcleanermanager_uncleanable_partitions_count{{{label}}} 1\n"
     assert count.encode() in metrics(store)

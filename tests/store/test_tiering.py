@@ -240,7 +240,8 @@ def test_what_needs_no_object(log_dir: Path, server: ObjectServer, clock: Clock)
             assert partition.offset_for_time(NOW + 1) is None
             assert partition.size_bytes > 5000
             assert len(list(first_offsets(partition))) == len(partition.segments)
-            assert partition_status(partition)["local_segments"] == len(partition.local_segments)
+            status = partition_status(partition, store)
+            assert status["local_segments"] == len(partition.local_segments)
     assert not server.requests
 
 

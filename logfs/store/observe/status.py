@@ -11,18 +11,17 @@ from logfs.store.maintenance.upkeep import key_index_progress
 
 if TYPE_CHECKING:
     from logfs.log.read.log import Log
-    from logfs.log.state.log_state import LogState
     from logfs.store.maintenance.compaction import CompactionResult
     from logfs.store.maintenance.retention import Retained
     from logfs.store.store import Store
 
 
-def partition_status(partition: Log, store: Store | None = None) -> dict[str, Any]:
-    """Return the offsets, sizes (bytes), segments and times (ms) of a partition; with `store` also its upkeep."""
-    config = partition.config
+def partition_status(partition: Log, store: Store) -> dict[str, Any]:
+    """Return the offsets, sizes (bytes), segments, times (ms since the epoch) and upkeep of a partition."""
+    config, name = partition.config, partition.name.directory
     # One snapshot of the log, so that its numbers agree with each other.
     state = partition.stable_state
-    return {
+    status: dict[str, Any] = {
         "topic": partition.topic,
         "partition": partition.partition,
         "log_start_offset": state.log_start_offset,
@@ -40,40 +39,29 @@ def partition_status(partition: Log, store: Store | None = None) -> dict[str, An
         "cleanup_policy": ",".join(sorted(config.cleanup_policy)),
         "retention_ms": config.retention_ms,
         "retention_bytes": config.retention_bytes,
-        **(_local(state) if partition.is_tiered else {}),
+    }
+    if partition.is_tiered:
+        # The part of the log that is on the local disk.
+        local = state.local_segments
+        status["local_start_offset"] = local[0].base_offset
+        status["local_segments"] = len(local)
+        status["local_bytes"] = state.local_bytes
+    works = [asdict(work) for work in list(store.registry.background) if work.name == name]
+    cleaned, retained = store.compactor.last.get(name), store.retainer.last.get(name)
+    is_paused = partition.is_paused or store.registry.is_paused
+    return status | {
         "last_cleaning_ms": partition.cleaned_ms,
         "uncleanable": None if partition.uncleanable is None else str(partition.uncleanable),
         "paused": partition.is_paused,
         "damaged_ranges": [[damage.first_offset, damage.next_offset] for damage in state.damaged],
         "torn": list(partition.torn),
         "failure": None if partition.failure is None else str(partition.failure),
-        **({} if store is None else _partition_upkeep(store, partition)),
-    }
-
-
-def _local(state: LogState) -> dict[str, int]:
-    """Return the first offset, the number of segments and the bytes of a tiered log on the local disk."""
-    local = state.local_segments
-    return {
-        "local_start_offset": local[0].base_offset,
-        "local_segments": len(local),
-        "local_bytes": state.local_bytes,
-    }
-
-
-def _partition_upkeep(store: Store, partition: Log) -> dict[str, Any]:
-    """Return the last, present and next upkeep of a partition; times are in ms since the epoch."""
-    name = partition.name.directory
-    works = [asdict(work) for work in list(store.registry.background) if work.name == name]
-    due = {} if partition.is_paused or store.registry.is_paused else _next_due(store)
-    cleaned, retained = store.compactor.last.get(name), store.retainer.last.get(name)
-    return {
         "background": works,
         "compaction_requested": name in store.compactor.requested,
         "copy_lag_bytes": store.remote_log_manager.lag_of(partition).size_bytes,
         "last_cleaning": cleaned and _cleaning(cleaned),
         "last_retention": retained and _retention(retained),
-        "next_due_ms": due,
+        "next_due_ms": {} if is_paused else _next_due(store),
     }
 
 
