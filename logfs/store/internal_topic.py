@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from logfs.errors import Corrupt, InvalidStore, PartitionExists, PartitionFailed
@@ -41,30 +42,21 @@ def batches_past_damage(log: Log, offset: int, end: int, what: str) -> Iterator[
             offset = damage.next_offset
 
 
+@dataclass(frozen=True)
 class InternalTopic:
-    """The partitions of an internal topic. Any thread may call its methods."""
+    """The partitions of an internal topic of a store. Any thread may call its methods.
 
-    def __init__(
-        self,
-        registry: PartitionRegistry,
-        create: Callable[[str], Partition],
-        topic: str,
-        count_setting: str,
-        settings: Callable[[], Mapping[str, str]],
-        what: str,
-    ) -> None:
-        """Make the topic of a store; nothing is read or created yet.
+    `create` creates a partition and returns it. `count_setting` is the broker-level setting with the number of
+    partitions. `first_settings` returns the texts of the settings that the topic gets when its first partition is
+    created. `what` says what the topic's records are, for messages.
+    """
 
-        `create` creates a partition and returns it. `count_setting` is the broker-level setting with the number of
-        partitions. `settings` returns the texts of the settings that the topic gets when its first partition is
-        created. `what` says what the topic's records are, for messages.
-        """
-        self._registry = registry
-        self._create = create
-        self.topic = topic
-        self._count_setting = count_setting
-        self._settings = settings
-        self._what = what
+    registry: PartitionRegistry
+    create: Callable[[str], Partition]
+    topic: str
+    count_setting: str
+    first_settings: Callable[[], Mapping[str, str]]
+    what: str
 
     def partition_count(self) -> int:
         """Return the number of partitions: the setting, or the number that a broker chose.
@@ -72,51 +64,51 @@ class InternalTopic:
         The partitions in this store show the broker's number if they are numbered 0, 1, 2, … without a gap, and the
         setting was not changed here.
         """
-        settings = self._registry.settings
-        if self._count_setting not in settings.broker_overrides:
+        settings = self.registry.settings
+        if self.count_setting not in settings.broker_overrides:
             here = {log.partition for log in self.logs()}
             if here and max(here) == len(here) - 1:
                 return len(here)
         config = settings.broker_config
-        count: int = getattr(config, self._count_setting.replace(".", "_"))
+        count: int = getattr(config, self.count_setting.replace(".", "_"))
         return count
 
     def logs(self) -> list[Log]:
         """Return the partitions that exist and are not offline."""
-        for name in [*self._registry.homes]:
+        for name in [*self.registry.homes]:
             if name.startswith(f"{self.topic}-"):
                 # A store that was opened for another partition does not have these partitions yet.
-                self._registry.include(name)
+                self.registry.include(name)
         # Make a list first: another thread may be creating a partition.
-        return [log for log in list(self._registry.partitions.values()) if log.topic == self.topic]
+        return [log for log in list(self.registry.partitions.values()) if log.topic == self.topic]
 
     def log(self, number: int) -> Partition:
         """Return a partition to append to; a missing one is created.
 
         Raises the errors of `Store.create`, `PartitionFailed` if the partition is offline, and those of `check_open`.
         """
-        registry = self._registry
+        registry = self.registry
         name = f"{self.topic}-{number}"
         settings = registry.settings
         if not settings.topic_overrides(self.topic):
             # There is no settings file: the topic is new, or a broker keeps its settings in its metadata log.
-            settings.change_topic(self.topic, self._settings())
+            settings.change_topic(self.topic, self.first_settings())
         if registry.include(name) is None and name not in registry.offline:
             self.check_open(name)
-            if self._count_setting not in settings.broker_overrides:
+            if self.count_setting not in settings.broker_overrides:
                 # Store the number first: with this partition, the existing ones may show another number.
-                settings.set_broker(self._count_setting, str(self.partition_count()))
+                settings.set_broker(self.count_setting, str(self.partition_count()))
             with suppress(PartitionExists):
                 # Another thread may have created it meanwhile.
-                self._create(name)
+                self.create(name)
         self.check_online(name)
         return registry.writable(name)
 
     def check_online(self, *names: str) -> None:
         """Raise `PartitionFailed` if one of the partitions `names` is offline; without names, if any of the topic."""
-        for name, reason in self._registry.offline.copy().items():
+        for name, reason in self.registry.offline.copy().items():
             if name in names or (not names and name.startswith(f"{self.topic}-")):
-                raise PartitionFailed(f"{name}: {self._what} are offline: {reason}")
+                raise PartitionFailed(f"{name}: {self.what} are offline: {reason}")
 
     def check_open(self, *names: str, may_be_absent: bool = False) -> None:
         """Raise `InvalidStore` if a log directory that is not open here has one of the topic's partitions.
@@ -124,19 +116,19 @@ class InternalTopic:
         `names` are the partitions to look for, by default all. Also raises `InvalidStore` if such a log directory is
         missing, unless `may_be_absent`. Raises `OSError` if a log directory cannot be read.
         """
-        here = " ".join(str(log_dir.path) for log_dir in self._registry.log_dirs)
-        for path in self._registry.missing_log_dirs:
-            if not self._registry.disk.exists(path / STORE_DIRS):
+        here = " ".join(str(log_dir.path) for log_dir in self.registry.log_dirs)
+        for path in self.registry.missing_log_dirs:
+            if not self.registry.disk.exists(path / STORE_DIRS):
                 if may_be_absent:
                     continue
                 raise InvalidStore(
-                    f"{path}: is not there, and may hold {self._what} of {here}; mount it, or, if it is gone for "
+                    f"{path}: is not there, and may hold {self.what} of {here}; mount it, or, if it is gone for "
                     f"good, remove {STORE_DIRS} in {here}"
                 )
             for name in sorted(os.listdir(path)):
                 if name in names or (not names and name.startswith(f"{self.topic}-")):
                     raise InvalidStore(
-                        f"{path / name}: holds {self._what} of {here}, too; name the log directories together, as in "
+                        f"{path / name}: holds {self.what} of {here}, too; name the log directories together, as in "
                         f"'{here} {path}'"
                     )
 
