@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     import uuid
     from collections.abc import Callable, Sequence
     from pathlib import Path
-    from types import TracebackType
-    from typing import Self
+    from typing import Any, Self
 
     from logfs.cli.common import Target
     from logfs.log.read.log import Log
@@ -77,13 +76,8 @@ class OpenLogs:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.store.__exit__(kind, error, traceback)
+    def __exit__(self, *error: Any) -> None:
+        self.store.__exit__(*error)
 
     @property
     def log_dirs(self) -> Sequence[Path]:

@@ -49,7 +49,6 @@ from logfs.store.topic import Topic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-    from types import TracebackType
 
     from logfs.format.base.names import TopicPartition
     from logfs.format.files.commit_file import StagedFile
@@ -208,13 +207,8 @@ class Store:
     def __enter__(self) -> Store:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if kind is not None and issubclass(kind, KeyboardInterrupt):
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, KeyboardInterrupt):
             # Ctrl-C may have interrupted any operation.
             self._leave()
         else:

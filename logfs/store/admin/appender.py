@@ -22,7 +22,7 @@ from logfs.store.store import Store
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
-    from typing import Self
+    from typing import Any, Self
 
     from logfs.log.append.result import AppendResult
     from logfs.store.loading import Progress
@@ -79,15 +79,12 @@ def open_appender(
     envelopes: bool,
     is_topic: bool = False,
     recovery: Progress | None = None,
-    seconds: float = 1.0,
 ) -> Appender:
     """Open a partition or a topic to append lines to it or, with `envelopes`, JSON envelopes.
 
-    For a topic, the offsets in `Appender.appended` are not offsets of a log; only `count` has a meaning.
-
-    `recovery` becomes the `progress` of a store that is opened. Waits up to `seconds` for another process that holds
-    the directories. Raises `StoreLocked`, which names the process, `UnknownPartition`, and the errors of opening a
-    store.
+    For a topic, the offsets in `Appender.appended` are not offsets of a log; only `count` has a meaning. `recovery`
+    becomes the `progress` of a store that is opened. Waits up to a second for another process that holds the
+    directories. Raises `StoreLocked`, which names the process, `UnknownPartition`, and the errors of opening a store.
     """
 
     def directly(paths: Sequence[Path]) -> Appender:
@@ -102,7 +99,7 @@ def open_appender(
         file = "append.jsonl" if envelopes else "append"
         return _MountedAppender(mounted, f"/{'topics/' if is_topic else ''}{name}/{file}", is_topic)
 
-    return call_with_retries(log_dirs, directly, through, seconds)
+    return call_with_retries(log_dirs, directly, through, seconds=1.0)
 
 
 def _framer(store: Store, name: str, envelopes: bool, is_topic: bool) -> LineFramer:
@@ -126,8 +123,8 @@ class _DirectAppender:
         self._store.__enter__()
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self._store.__exit__(*error)  # type: ignore[arg-type]
+    def __exit__(self, *error: Any) -> None:
+        self._store.__exit__(*error)
 
     def write(self, data: bytes) -> None:
         rest = data

@@ -17,7 +17,6 @@ from logfs.store.directory.mark import read_mark, write_mark
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
-    from types import TracebackType
 
     from logfs.format.base.names import TopicPartition
     from logfs.log.disk.disk import Disk, Status
@@ -90,12 +89,7 @@ class FirstError:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> bool:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
         if not isinstance(error, (LogfsError, OSError)):
             return False
         if self.error is None or isinstance(self.error, LogDirFailed):
