@@ -27,7 +27,6 @@ from logfs.store.groups import TOPIC, resolve_offset
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
-    from pathlib import Path
 
     from logfs.store.loading import Only
     from logfs.store.maintenance.retention import Expired
@@ -114,12 +113,13 @@ class CreateTopic(Request, operation="create-topic"):
 
 
 @dataclass(frozen=True)
-class Delete(PartitionRequest, operation="delete"):
-    """Delete a partition or all partitions of a topic; the answer has their former `directories`."""
+class Delete(Request, operation="delete"):
+    """Delete a partition or all partitions of a topic; the answer has their former `directories`.
 
-    def loads(self) -> Only | None:
-        # The partitions of `__consumer_offsets` hold the offsets that groups have committed for this partition.
-        return None
+    All partitions are loaded: those of `__consumer_offsets` have the offsets that groups have committed for this one.
+    """
+
+    partition: str
 
     def run(self, store: Store, report: Report) -> Answer:
         directories = []
@@ -459,5 +459,4 @@ def retention_plans(store: Store, chosen: Iterable[str]) -> list[dict[str, Any]]
 
 def _row(expired: Expired) -> list[Any]:
     segment, _, reason = expired
-    path: Path = segment.path
-    return [path.name, segment.base_offset, segment.next_offset, segment.size_bytes, reason]
+    return [segment.path.name, segment.base_offset, segment.next_offset, segment.size_bytes, reason]
