@@ -431,30 +431,26 @@ class Commits:
         changes the commit file here.
         """
         changed = False
+        start = max(log_dir.log_starts.get(name, 0), log_dir.cleaner_offsets.get(name, 0))
 
         def compare(part: CommitPart) -> CommitPart:
             nonlocal changed
-            if part.base_offset != NO_PLACE:
-                part = self._taken(part, log_dir, name, directory)
-                changed |= not part.done
+            if part.base_offset == NO_PLACE:
+                return part
+            if start > part.base_offset:
+                # Retention or compaction has passed the place of the part in the log, so the part was done.
+                return replace(part, done=True)
+            try:
+                part = reconcile(log_dir.disk, directory, part)[0]
+            except (FileNotFoundError, Corrupt) as error:
+                what = "the staged files of a decided commit are lost"
+                logger.error("%s: %s: %s", directory, what, error)
+            changed |= not part.done
             return part
 
         # Record the result now: at a later opening, batches of other writers may follow at this place.
         self._change_parts(name.directory, compare)
         return changed
-
-    def _taken(
-        self, part: CommitPart, log_dir: LogDir, name: TopicPartition, directory: Path
-    ) -> CommitPart:
-        start = max(log_dir.log_starts.get(name, 0), log_dir.cleaner_offsets.get(name, 0))
-        if start > part.base_offset:
-            # Retention or compaction has passed the place of the part in the log, so the part was done.
-            return replace(part, done=True)
-        try:
-            return reconcile(log_dir.disk, directory, part)[0]
-        except (FileNotFoundError, Corrupt) as error:
-            logger.error("%s: the staged files of a decided commit are lost: %s", directory, error)
-            return part
 
     def place_of_remains(
         self, log_dir: LogDir, name: TopicPartition, directory: Path
@@ -468,13 +464,9 @@ class Commits:
             try:
                 log = read_commits(home.disk, home.path)
                 for part in log.pending.parts if log.pending else ():
-                    if (
-                        part.partition != name.directory
-                        or part.done
-                        or part.base_offset == NO_PLACE
-                    ):
-                        continue
-                    if reconcile(log_dir.disk, directory, part)[1]:
+                    is_open = part.partition == name.directory and not part.done
+                    has_place = is_open and part.base_offset != NO_PLACE
+                    if has_place and reconcile(log_dir.disk, directory, part)[1]:
                         return FilePosition(part.segment, part.position)
             except (OSError, Corrupt) as error:
                 logger.warning(
