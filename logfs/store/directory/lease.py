@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from logfs.store.directory.lock import Turn
-from logfs.store.directory.log_dir import PATIENCE_SECONDS, LogDir
+from logfs.store.directory.log_dir import LogDir
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -70,7 +70,6 @@ class LeasedLogDir(LogDir):
         super().__init__(disk, Path(lease.log_dir), failed)
         self.lease = lease
         self._closed_cleanly = False
-        self._turn: Turn | None = None
 
     def open(self) -> None:
         """Wait until no other process works with the lease, then begin this process's turn. Raises `OSError`.
@@ -79,8 +78,8 @@ class LeasedLogDir(LogDir):
         """
         lease = self.lease
         self.found = self.disk.stat(self.path)
-        self._turn = Turn(self.disk.disk, self.path / lease.partition.directory)
-        self.clean = lease.clean and not self._turn.was_left_behind
+        self._lock = turn = Turn(self.disk.disk, self.path / lease.partition.directory)
+        self.clean = lease.clean and not turn.was_left_behind
         self.is_brokers = lease.is_brokers
         for known, value in (
             (self.recovery_points, lease.recovery_point),
@@ -117,15 +116,3 @@ class LeasedLogDir(LogDir):
     def mark_clean(self) -> None:
         """Record for `returned` that the partition was closed cleanly."""
         self._closed_cleanly = True
-
-    def close(self, wait_seconds: float = PATIENCE_SECONDS, *, is_idle: bool = True) -> None:
-        """Refuse further changes and end this process's turn; keep it if another thread's change has not ended."""
-        is_idle &= self.disk.end_changes(wait_seconds)
-        turn, self._turn = self._turn, None
-        if turn is not None:
-            self._release(turn, is_idle)
-
-    def disown(self) -> None:
-        """Used in a forked child: later calls raise `LogDirFailed`, and the turn remains the parent's."""
-        super().disown()
-        self._turn = None

@@ -127,7 +127,7 @@ class LogDir:
         self.recovery_points: dict[TopicPartition, int] = {}
         self.log_starts: dict[TopicPartition, int] = {}
         self.cleaner_offsets: dict[TopicPartition, int] = {}
-        self._lock: Lock | None = None
+        self._lock: Lock | Turn | None = None
         self._owner = os.getpid()
         self._broker_epoch = checkpoint.UNKNOWN_BROKER_EPOCH
         self._unreadable: set[str] = set()
@@ -176,7 +176,7 @@ class LogDir:
         Without this check, writes after an unmount would go to the directory below the mountpoint. Costs two calls of
         `stat`.
         """
-        if self.failure is not None or self._lock is None:
+        if self.failure is not None or not isinstance(self._lock, Lock):
             return
         try:
             found = self.disk.stat(self.path, follow=True)
@@ -263,7 +263,7 @@ class LogDir:
         self.disk.replace_file(self.path / CLEAN_SHUTDOWN, marker)
 
     def close(self, wait_seconds: float = PATIENCE_SECONDS, *, is_idle: bool = True) -> None:
-        """Refuse all further changes, close what the disk has kept open, and release the lock.
+        """Refuse all further changes, close what the disk has kept open, and release the lock or end the turn.
 
         If changes that other threads have begun do not end within `wait_seconds`, or `is_idle` is False, the lock is
         kept until the process ends: another process must not write at the same time.
@@ -271,21 +271,17 @@ class LogDir:
         is_idle &= self.disk.end_changes(wait_seconds)
         self.disk.release()
         lock, self._lock = self._lock, None
-        if lock is not None:
-            self._release(lock, is_idle)
-
-    def _release(self, lock: Lock | Turn, is_idle: bool) -> None:
-        if is_idle:
+        if lock is not None and is_idle:
             lock.release()
-            return
-        keep(lock)
-        logger.error(
-            "%s: another thread is still writing there, so it stays locked until this process ends",
-            self.path,
-        )
+        elif lock is not None:
+            keep(lock)
+            logger.error(
+                "%s: another thread is still writing there, so it stays locked until this process ends",
+                self.path,
+            )
 
     def disown(self) -> None:
-        """Used in a forked child: later calls raise `LogDirFailed`, and the lock remains the parent's."""
+        """Used in a forked child: later calls raise `LogDirFailed`, and the lock or turn remains the parent's."""
         self.disk.disown(self._owner)
         self._lock = None
 
