@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from logfs.errors import RequestInterrupted
 from logfs.locks import Level, make_lock
 from logfs.mount.threads import run_detached
-from logfs.store.admin.mount_channel import describe_error, to_line
+from logfs.store.admin.requests import describe_error, to_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -38,7 +38,7 @@ from logfs.mount.nodes.root import RootDirectory
 from logfs.mount.protocol import Operations
 from logfs.mount.threads import run_in_thread
 from logfs.mount.watchdog import watchdog
-from logfs.store.admin import mount_channel
+from logfs.store.directory import lock
 from logfs.store.directory.mount_table import FILESYSTEM_TYPE
 from logfs.store.directory.recognition import check_log_dirs
 from logfs.store.maintenance.upkeep import update_key_indexes
@@ -112,7 +112,7 @@ def run(
             # Closing the store waits for the disk. This thread may wait: it serves no more requests.
             store.disk.allow_blocking()
         if not store.read_only:
-            mount_channel.withdraw(store.registry.working)
+            lock.withdraw(store.registry.working)
 
 
 def _mount(
@@ -276,7 +276,7 @@ async def _announce(store: Store, mountpoint: Path, ready: Callable[[], None]) -
     start_notifier()
     await run_in_thread(_raise_read_ahead, mountpoint)
     if not store.read_only:
-        await run_in_thread(mount_channel.announce, store.registry.working, mountpoint)
+        await run_in_thread(lock.announce, store.registry.working, mountpoint)
     ready()
 
 

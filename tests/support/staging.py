@@ -12,7 +12,7 @@ from logfs.log.append.validator import batch_format
 from logfs.log.disk.disk import Disk
 from logfs.mount.errnos import errno_of
 from logfs.store.admin import client
-from logfs.store.admin.mount_channel import NoAnswer
+from logfs.store.admin.client import NoAnswer
 from logfs.store.admin.requests import Commit
 
 if TYPE_CHECKING:

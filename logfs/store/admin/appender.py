@@ -16,7 +16,7 @@ from logfs.log.append.topic_framer import (
     TopicLineFramer,
     check_partitions,
 )
-from logfs.store.admin.mount_channel import NO_MOUNT, NoAnswer, call_with_retries
+from logfs.store.admin.client import NO_MOUNT, NoAnswer, call_with_retries
 from logfs.store.store import Store
 
 if TYPE_CHECKING:

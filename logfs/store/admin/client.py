@@ -1,30 +1,36 @@
-"""Sends administrative requests to the store of log directories, whichever process has it open."""
+"""How a process reaches the store that another process may hold: through its mount, or by opening it.
+
+A mount writes a file with its mountpoint into each of its log directories. Below the mountpoint are files that take
+requests: a line of JSON is written to one, and the answer is read from the same descriptor. A mount may begin or end
+while a request is sent; the request is then sent again if that is safe.
+"""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from logfs.errors import NotWritable, RequestInterrupted
-from logfs.store.admin.mount_channel import (
-    NO_MOUNT,
-    NoAnswer,
-    call_with_retries,
-    raise_described,
-)
-from logfs.store.admin.requests import format_request, parse_request
+from logfs.errors import CommitPending, NotWritable, RequestInterrupted, StoreLocked
+from logfs.log.disk.bucket_path import as_path
+from logfs.log.disk.disk import Disk
+from logfs.store.admin.requests import format_request, parse_request, raise_described
+from logfs.store.directory.lock import holder, mountpoint
 from logfs.store.store import Store
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from logfs.store.admin.mount_channel import LogDirs
     from logfs.store.admin.requests import Answer, Report, Request
     from logfs.store.loading import Progress
+
+    LogDirs = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+_Answer = TypeVar("_Answer")
 
 ADMIN_FILE = ".logfs/admin"
 """The file, below the mountpoint, to which requests are written."""
@@ -34,6 +40,68 @@ _WRITE_BYTES = 64 * 1024
 # The pauses between two looks at an answer that is not complete.
 _FIRST_PAUSE_SECONDS = 0.002
 _LONGEST_PAUSE_SECONDS = 0.1
+# The longest pause before a request is sent again.
+_LONGEST_WAIT_SECONDS = 1.0
+NO_MOUNT = frozenset(
+    {
+        errno.ENOTCONN,
+        errno.ECONNABORTED,
+        errno.ENOENT,
+        errno.ENODEV,
+        errno.EIO,
+        errno.ENXIO,
+        errno.ENOTDIR,
+    }
+)
+"""The errnos that calls to a mount may raise when the mount has ended or is ending."""
+
+
+class NoAnswer(Exception):
+    """The mount ended before it answered. The request can be sent again."""
+
+
+def find_mount(disk: Disk, log_dir: Path) -> Path | None:
+    """Return the mountpoint of the mount that holds a log directory, or None if no mount does."""
+    pid = holder(disk, log_dir)
+    mounted = None if pid is None else mountpoint(disk, log_dir, pid)
+    try:
+        return mounted if mounted is not None and (mounted / ".logfs").exists() else None
+    except OSError:
+        return None
+
+
+def paths_of(log_dirs: LogDirs) -> list[Path]:
+    """Return the absolute paths of one log directory or several."""
+    named = [log_dirs] if isinstance(log_dirs, (str, os.PathLike)) else log_dirs
+    return [as_path(path).absolute() for path in named]
+
+
+def call_with_retries(
+    log_dirs: LogDirs,
+    directly: Callable[[Sequence[Path]], _Answer],
+    through: Callable[[Path], _Answer],
+    seconds: float,
+) -> _Answer:
+    """Call `through` with the mountpoint of the mount that holds the directories, or `directly` if there is none.
+
+    Tries again, for up to `seconds`, while another process holds the directories or a mount goes away, and a few
+    times after `CommitPending`. Then raises `StoreLocked` or `CommitPending`. Raises the errors of both functions.
+    """
+    paths = paths_of(log_dirs)
+    end = time.monotonic() + seconds
+    pause = 0.02
+    while True:
+        try:
+            mounted = find_mount(Disk(), paths[0])
+            return directly(paths) if mounted is None else through(mounted)
+        except (StoreLocked, NoAnswer, CommitPending) as error:
+            # Few retries after `CommitPending`: if the first openings do not finish the commit, a cause prevents it.
+            if time.monotonic() + pause > end or (isinstance(error, CommitPending) and pause > 0.1):
+                if isinstance(error, NoAnswer):
+                    raise StoreLocked(f"{paths[0]}: its mount does not answer: {error}") from None
+                raise
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_WAIT_SECONDS)
 
 
 def call(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from logfs.format.base import names
 from logfs.store.admin import client
-from logfs.store.admin.mount_channel import NO_MOUNT, NoAnswer, call_with_retries, paths_of
+from logfs.store.admin.client import NO_MOUNT, NoAnswer, call_with_retries, paths_of
 from logfs.store.admin.requests import Commit, Discard
 from logfs.store.directory.recognition import check_log_dirs
 from logfs.store.staged_commits import Committed
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from logfs.format.files.commit_file import StagedFile
-    from logfs.store.admin.mount_channel import LogDirs
+    from logfs.store.admin.client import LogDirs
     from logfs.store.admin.requests import Answer, Request
 
 

@@ -1,4 +1,4 @@
-"""Administrative requests: what each does to an open store, and its form as a line of JSON.
+"""Administrative requests: what each does to an open store, and how it and its errors are told in lines of JSON.
 
 A request does the same wherever it is executed: in a mount that holds the store, or in a store opened for it. The
 fields of a request, and the values of its answer, are strings, integers, booleans, lists and objects of JSON.
@@ -6,12 +6,14 @@ fields of a request, and the values of its answer, are strings, integers, boolea
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
 from dataclasses import asdict, dataclass, field, fields
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
+from logfs import errors
 from logfs.errors import (
     InvalidRecord,
     InvalidSetting,
@@ -22,7 +24,6 @@ from logfs.errors import (
 from logfs.format.base import names
 from logfs.format.files.commit_file import StagedFile, checked, typed
 from logfs.setting import MIRROR_SOURCE
-from logfs.store.admin.mount_channel import to_line
 from logfs.store.groups import TOPIC, resolve_offset
 
 if TYPE_CHECKING:
@@ -368,6 +369,32 @@ class Discard(Request, operation="discard"):
     def run(self, store: Store, report: Report) -> Answer:
         store.commits.discard(self.staged)
         return {}
+
+
+def to_line(told: dict[str, Any]) -> bytes:
+    """Return a JSON object as one line."""
+    return json.dumps(told, separators=(",", ":")).encode() + b"\n"
+
+
+def describe_error(error: Exception) -> dict[str, Any]:
+    """Return what another process needs to raise an error again."""
+    told: dict[str, Any] = {"error": type(error).__name__, "reason": str(error)}
+    if isinstance(error, OSError) and not isinstance(error, LogfsError) and error.errno:
+        told |= {"errno": error.errno, "reason": error.strerror or str(error)}
+        if error.filename is not None:
+            told["file"] = os.fsdecode(error.filename)
+    return told
+
+
+def raise_described(told: dict[str, Any]) -> NoReturn:
+    """Raise the error that `describe_error` has described.
+
+    An error whose class is not in `logfs.errors` becomes an `OSError`, with EIO if it had no errno.
+    """
+    kind = getattr(errors, told["error"], None)
+    if isinstance(kind, type) and issubclass(kind, LogfsError):
+        raise kind(told["reason"])
+    raise OSError(told.get("errno", errno.EIO), told["reason"], told.get("file"))
 
 
 def format_request(request: Request) -> bytes:

@@ -15,11 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
-from logfs.errors import StoreLocked
+from logfs.errors import LogfsError, StoreLocked
 from logfs.locks import Level, make_lock
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from logfs.log.disk.disk import Disk, File
+    from logfs.store.directory.log_dir import LogDir
 
 logger = logging.getLogger(__name__)
 
@@ -177,6 +180,25 @@ def mountpoint(disk: Disk, log_dir: Path, pid: int) -> Path | None:
         return Path(told["mountpoint"]) if pid in (0, told["pid"]) else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def announce(log_dirs: Sequence[LogDir], mountpoint: Path) -> None:
+    """Write the mountpoint to a file in each log directory, for other processes. An error is logged and ignored."""
+    told = json.dumps({"pid": os.getpid(), "mountpoint": str(mountpoint)}, separators=(",", ":"))
+    for log_dir in log_dirs:
+        try:
+            log_dir.disk.replace_file(log_dir.path / MOUNT_FILE, told.encode() + b"\n")
+        except (LogfsError, OSError) as error:
+            logger.warning("%s: the mountpoint could not be recorded: %s", log_dir.path, error)
+
+
+def withdraw(log_dirs: Sequence[LogDir]) -> None:
+    """Remove the file with the mountpoint from each log directory. An error is logged and ignored."""
+    for log_dir in log_dirs:
+        try:
+            log_dir.disk.unlink(log_dir.path / MOUNT_FILE)
+        except (LogfsError, OSError) as error:
+            logger.warning("%s: %s", log_dir.path / MOUNT_FILE, error)
 
 
 def _identity(disk: Disk, path: Path) -> tuple[int, int]:
