@@ -60,8 +60,9 @@ class NoAnswer(Exception):
     """The mount ended before it answered. The request can be sent again."""
 
 
-def find_mount(disk: Disk, log_dir: Path) -> Path | None:
+def find_mount(log_dir: Path) -> Path | None:
     """Return the mountpoint of the mount that holds a log directory, or None if no mount does."""
+    disk = Disk()
     pid = holder(disk, log_dir)
     mounted = None if pid is None else mountpoint(disk, log_dir, pid)
     try:
@@ -92,7 +93,7 @@ def call_with_retries(
     pause = 0.02
     while True:
         try:
-            mounted = find_mount(Disk(), paths[0])
+            mounted = find_mount(paths[0])
             return directly(paths) if mounted is None else through(mounted)
         except (StoreLocked, NoAnswer, CommitPending) as error:
             # Few retries after `CommitPending`: if the first openings do not finish the commit, a cause prevents it.
@@ -120,28 +121,20 @@ def call(
     `StoreLocked`, which names the process; `RequestInterrupted` if the mount ends during another request; the errors
     of the request, wherever it is executed; and those of opening a store.
     """
-    return call_with_retries(
-        log_dirs,
-        lambda paths: _directly(paths, request, report, recovery),
-        lambda mounted: _through(mounted, request, report),
-        seconds,
-    )
 
+    def directly(paths: Sequence[Path]) -> Answer:
+        with Store(paths, only=request.loads(), progress=recovery, create=False) as store:
+            return request.run(store, report)
 
-def _directly(
-    paths: Sequence[Path], request: Request, report: Report, recovery: Progress | None
-) -> Answer:
-    with Store(paths, only=request.loads(), progress=recovery, create=False) as store:
-        return request.run(store, report)
+    def through(mounted: Path) -> Answer:
+        try:
+            return ask(mounted, request, report)
+        except RequestInterrupted as error:
+            if request.is_repeatable:
+                raise NoAnswer(error) from None
+            raise
 
-
-def _through(mounted: Path, request: Request, report: Report) -> Answer:
-    try:
-        return ask(mounted, request, report)
-    except RequestInterrupted as error:
-        if request.is_repeatable:
-            raise NoAnswer(error) from None
-        raise
+    return call_with_retries(log_dirs, directly, through, seconds)
 
 
 def ask(mounted: Path, request: Request, report: Report = lambda done, total: None) -> Answer:

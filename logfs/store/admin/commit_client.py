@@ -68,28 +68,22 @@ def create(log_dirs: LogDirs, partitions: Sequence[str], *, seconds: float = 60.
     """
     for name in partitions:
         names.parse_directory(name)
+
+    def directly(paths: Sequence[Path]) -> None:
+        with Store(paths, only=frozenset(partitions).__contains__, create=False) as store:
+            for name in partitions:
+                if name not in store.registry.homes:
+                    store.create(name)
+
+    def through(mounted: Path) -> None:
+        for name in partitions:
+            try:
+                (mounted / name).mkdir(exist_ok=True)
+            except OSError as error:
+                if error.errno in NO_MOUNT:
+                    raise NoAnswer(error) from None
+                raise
+
     if partitions:
         check_log_dirs(paths_of(log_dirs), may_be_empty=True)
-        call_with_retries(
-            log_dirs,
-            lambda paths: _create_directly(paths, partitions),
-            lambda mounted: _create_through(mounted, partitions),
-            seconds,
-        )
-
-
-def _create_directly(paths: Sequence[Path], partitions: Sequence[str]) -> None:
-    with Store(paths, only=frozenset(partitions).__contains__, create=False) as store:
-        for name in partitions:
-            if name not in store.registry.homes:
-                store.create(name)
-
-
-def _create_through(mounted: Path, partitions: Sequence[str]) -> None:
-    for name in partitions:
-        try:
-            (mounted / name).mkdir(exist_ok=True)
-        except OSError as error:
-            if error.errno in NO_MOUNT:
-                raise NoAnswer(error) from None
-            raise
+        call_with_retries(log_dirs, directly, through, seconds)
