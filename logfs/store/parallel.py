@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from contextlib import suppress
-from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
@@ -25,9 +24,9 @@ def for_each(
     After an error, or an interrupt of this thread, no further call begins. `abandon` is then called, so that running
     calls may end early, and the first error is raised. If a thread cannot be started, the others do its work.
     """
-    todo: SimpleQueue[_T] = SimpleQueue()
-    for item in items:
-        todo.put(item)
+    todo = list(items)
+    # The threads share this iterator, so each item is taken once.
+    rest = iter(todo)
     errors: list[BaseException] = []
 
     def fail(error: BaseException) -> None:
@@ -35,17 +34,20 @@ def for_each(
         abandon()
 
     def run() -> None:
-        while not errors:
-            try:
-                item = todo.get_nowait()
-            except Empty:
+        for item in rest:
+            if errors:
                 return
             try:
                 work(item)
             except BaseException as error:
                 fail(error)
 
-    helpers = _start(run, min(threads, todo.qsize()) - 1)
+    helpers: list[threading.Thread] = []
+    with suppress(RuntimeError):
+        for _ in range(min(threads, len(todo)) - 1):
+            helper = threading.Thread(target=run)
+            helper.start()
+            helpers.append(helper)
     try:
         run()
         for helper in helpers:
@@ -56,14 +58,3 @@ def for_each(
             helper.join()
     if errors:
         raise errors[0]
-
-
-def _start(run: Callable[[], None], count: int) -> list[threading.Thread]:
-    """Start up to `count` threads, fewer if the system allows no more."""
-    started: list[threading.Thread] = []
-    with suppress(RuntimeError):
-        for _ in range(count):
-            thread = threading.Thread(target=run)
-            thread.start()
-            started.append(thread)
-    return started
