@@ -66,10 +66,7 @@ class Groups:
     """
 
     def __init__(self, registry: PartitionRegistry, create: Callable[[str], Partition]) -> None:
-        """Make the groups of a store; nothing is read before the first call.
-
-        `create` is called with the name of a missing partition of `__consumer_offsets`, creates it and returns it.
-        """
+        """Make the groups of a store; nothing is read before the first call. `create` creates a missing partition."""
         self._registry = registry
         self._topic = InternalTopic(
             registry,

@@ -153,12 +153,7 @@ class PartitionLoader:
         only: Only | None,
         recover: bool,
     ) -> None:
-        """Make a loader; it reads nothing before `find`.
-
-        `only` is the name of the one partition to load, or a function that selects partitions by name; None selects
-        all. `progress` is called with (partition, bytes read so far, bytes in all) during recovery. With `recover`,
-        partitions are recovered even after a clean shutdown.
-        """
+        """Make a loader; it reads nothing before `find`. `progress`, `only` and `recover` are those of `Store`."""
         self._registry = registry
         self._commits = commits
         self._tiered = tiered
@@ -281,10 +276,9 @@ class PartitionLoader:
         return None
 
     def load_all(self, *, gently: bool = False) -> None:
-        """Load the partitions that are not loaded yet, several at a time if any may need recovery.
+        """Do `Store.load_all`, with several partitions at a time if any may need recovery.
 
-        Returns when they are loaded or offline, or after `stop`. May be called in any thread, and starts others. With
-        `gently`, pauses after each partition for as long as its load took, unless partitions may need recovery.
+        Returns when all are loaded or offline, or after `stop`. May be called in any thread, and starts others.
         """
         is_clean = not self._recover and all(
             log_dir.clean or log_dir.live for log_dir in self._registry.working

@@ -99,10 +99,7 @@ class PartitionRegistry:
     loader: PartitionLoader
 
     def __init__(self, disk: Disk, clock: Callable[[], int], *, read_only: bool) -> None:
-        """Make a registry without log directories; the store then sets `log_dirs`, `settings` and `loader`.
-
-        `clock` returns the time in ms since the epoch.
-        """
+        """Make a registry without log directories; the store then sets `log_dirs`, `settings` and `loader`."""
         self.disk = disk
         self.clock = clock
         self.read_only = read_only
@@ -129,10 +126,7 @@ class PartitionRegistry:
         self.is_paused = False
 
     def __getitem__(self, name: str) -> Log:
-        """Return the partition of that name; it is loaded first if it is not loaded yet.
-
-        Raises `UnknownPartition`, or the error that keeps it offline.
-        """
+        """Load and return a partition. Raises `UnknownPartition`, or the error that keeps it offline."""
         unloaded = self.unloaded.get(name)
         if unloaded is not None:
             return self.loader.load(unloaded)
