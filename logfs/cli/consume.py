@@ -18,7 +18,7 @@ from logfs.cli.output import Printer, add_form
 from logfs.cli.reading import OpenLogs
 from logfs.cli.selection import EARLIEST, LATEST, add_filter
 from logfs.errors import InvalidName, NotWritable, StoreLocked
-from logfs.store.admin.requests import CommitOffset
+from logfs.store.admin.requests import CommitOffsets
 
 if TYPE_CHECKING:
     import argparse
@@ -278,7 +278,7 @@ class _Consumer:
         place = self._places[log]
         if place.taken == place.committed:
             return
-        ask(self._opened.log_dirs, CommitOffset(self._group, log.name, str(place.taken)))
+        ask(self._opened.log_dirs, CommitOffsets(self._group, {log.name: str(place.taken)}))
         self._places[log] = _Place(place.taken, place.taken)
 
 

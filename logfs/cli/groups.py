@@ -71,10 +71,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _commit(log_dirs: list[Path], group: str, name: str, words: str) -> int:
-    from logfs.store.admin.requests import CommitOffset
+    from logfs.store.admin.requests import CommitOffsets
 
     check_names(Target(log_dirs, name))
-    done = ask(log_dirs, CommitOffset(group, name, words))
+    done = ask(log_dirs, CommitOffsets(group, {name: words}))
     for partition, offset in done["offsets"].items():
         print(f"committed offset {offset} of {group} for {partition}")
     return 0

@@ -60,7 +60,8 @@ class GroupPosition:
         self._due = time.monotonic() + _COMMIT_SECONDS
         try:
             log_dirs = [Path(path) for path in log_dirs_of(self._paths)]
-            client.call(log_dirs, CommitOffsets(self._group, changed), seconds=_WAIT_SECONDS)
+            request = CommitOffsets(self._group, changed, skips_missing=True)
+            client.call(log_dirs, request, seconds=_WAIT_SECONDS)
         except (LogfsError, OSError) as error:
             if str(error) != self._failure:
                 self._failure = str(error)

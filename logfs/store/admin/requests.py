@@ -271,47 +271,32 @@ class Promote(Request, operation="promote"):
 
 
 @dataclass(frozen=True)
-class CommitOffset(Request, operation="commit_offset"):
-    """Commit an offset of a group for a partition, or for each partition of a topic.
-
-    `offset` is a number, or words that `resolve_offset` accepts. The answer has the `offsets` by partition.
-    """
-
-    group: str
-    partition: str
-    offset: str
-
-    def run(self, store: Store, report: Report) -> Answer:
-        offsets = {
-            name: resolve_offset(store[name], self.offset)
-            for name in names.partitions_named(self.partition, store.registry.homes)
-        }
-        store.groups.commit_all(self.group, offsets)
-        return {"offsets": offsets}
-
-
-@dataclass(frozen=True)
 class CommitOffsets(Request, operation="commit_offsets"):
-    """Commit an offset of a group for each of several partitions, all or none; the answer is empty.
+    """Commit an offset of a group for each of several partitions, all or none; the answer has the `offsets`.
 
-    `offsets` has an offset by the name of its partition, as text. Partitions that do not exist are left out.
+    `offsets` maps the name of a partition, or of a topic for all of its partitions, to a number, or to words that
+    `resolve_offset` accepts. With `skips_missing`, partitions that do not exist are left out.
     """
 
     group: str
     offsets: dict[str, str]
+    skips_missing: bool = False
 
     def loads(self) -> Only | None:
-        return lambda name: name in self.offsets or name.rpartition("-")[0] == TOPIC
+        wanted = {*self.offsets, TOPIC}
+        return lambda name: name in wanted or name.rpartition("-")[0] in wanted
 
     def run(self, store: Store, report: Report) -> Answer:
+        homes = store.registry.homes
         found = {
-            name: resolve_offset(store[name], text)
-            for name, text in self.offsets.items()
-            if name in store.registry.homes
+            name: resolve_offset(store[name], words)
+            for wanted, words in self.offsets.items()
+            for name in names.partitions_named(wanted, homes)
+            if name in homes or not self.skips_missing
         }
         if found:
             store.groups.commit_all(self.group, found)
-        return {}
+        return {"offsets": found}
 
 
 @dataclass(frozen=True)
