@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from logfs.log.disk.latency_histogram import LatencyHistogram
     from logfs.log.read.log import Log
     from logfs.log.state.log_state import LogState
-    from logfs.store.maintenance.compaction import CompactionPlan
     from logfs.store.store import Store
 
 _TRAFFIC = "kafka_server_brokertopicmetrics_"
@@ -203,12 +202,10 @@ _HELP_BY_NAME = {
 def metrics(store: Store, more: Iterable[Family] = ()) -> bytes:
     """Return Prometheus text: a store's metrics and `more`. Raises `WouldBlock` in a thread that must not wait."""
     store.disk.check_may_block()
-    plans = _plans(store)
     return render(
         [
             *_logs(store),
-            *_dirty(store, plans),
-            *_cleaner(store, plans),
+            *_cleaner(store),
             *_retention(store),
             *_tiering(store),
             *_directories(store),
@@ -232,6 +229,10 @@ def _of(partition: Log) -> dict[str, object]:
     return {"topic": partition.topic, "partition": partition.partition}
 
 
+def _partitions(store: Store) -> list[Log]:
+    return [partition for _, partition in sorted(store.registry.partitions.copy().items())]
+
+
 # The metrics of each partition, as functions of the state of its log and of the log.
 _STATES: Mapping[str, Callable[[LogState], float]] = {
     "kafka_log_log_size": lambda state: state.local_bytes,
@@ -253,7 +254,7 @@ _LOGS: Mapping[str, Callable[[Log], float]] = {
 
 
 def _logs(store: Store) -> Iterator[Family]:
-    partitions = [partition for _, partition in sorted(store.registry.partitions.copy().items())]
+    partitions = _partitions(store)
     labels = [_of(partition) for partition in partitions]
     # One snapshot of each log, so that its numbers agree with each other.
     states = [partition.state for partition in partitions]
@@ -268,39 +269,25 @@ def _logs(store: Store) -> Iterator[Family]:
 # Compaction.
 
 
-def _plans(store: Store) -> dict[str, CompactionPlan]:
-    """Return the compaction plan of each compacted log; logs that cannot be read are left out."""
-    plans = {}
-    for name, partition in sorted(store.registry.partitions.copy().items()):
-        try:
-            if partition.config.is_compacted:
-                plans[name] = store.compactor.plan(name)
-        except (LogfsError, OSError):
-            continue
-    return plans
-
-
-def _dirty(store: Store, plans: Mapping[str, CompactionPlan]) -> Iterator[Family]:
-    rows = [
-        (_of(store.registry.partitions[name]), plan)
-        for name, plan in plans.items()
-        if name in store.registry.partitions
-    ]
-    ratios = [Sample(plan.ratio, labels) for labels, plan in rows]
-    yield _family("logfs_cleaner_dirty_ratio", ratios)
-    sizes = [Sample(plan.cleanable_bytes, labels) for labels, plan in rows]
-    yield _family("logfs_cleaner_cleanable_bytes", sizes)
-
-
-def _cleaner(store: Store, plans: Mapping[str, CompactionPlan]) -> Iterator[Family]:
+def _cleaner(store: Store) -> Iterator[Family]:
     compactor = store.compactor
+    plans = []
+    for partition in _partitions(store):
+        # Logs that cannot be read are left out.
+        with suppress(LogfsError, OSError):
+            if partition.config.is_compacted:
+                plans.append((compactor.plan(partition.name.directory), _of(partition)))
+    ratios = [Sample(plan.ratio, labels) for plan, labels in plans]
+    yield _family("logfs_cleaner_dirty_ratio", ratios)
+    sizes = [Sample(plan.cleanable_bytes, labels) for plan, labels in plans]
+    yield _family("logfs_cleaner_cleanable_bytes", sizes)
     results = list(compactor.last.values())
     read = sum(result.bytes_read for result in results)
     written = sum(result.cleaned.bytes_after for result in results)
     newest = max(results, key=lambda result: result.when_ms, default=None)
-    dirty_ratio = max((plan.ratio for plan in plans.values()), default=0)
+    dirty_ratio = max((plan.ratio for plan, _ in plans), default=0)
     map_share = newest.cleaned.map_share if newest else 0
-    delay_ms = max((plan.delay_ms for plan in plans.values()), default=0)
+    delay_ms = max((plan.delay_ms for plan, _ in plans), default=0)
     for name, value in (
         ("manager_max_dirty_percent", int(100 * dirty_ratio)),
         ("manager_time_since_last_run_ms", store.clock() - compactor.timer.since_ms),
@@ -332,13 +319,11 @@ def _retention(store: Store) -> Iterator[Family]:
 def _tiering(store: Store) -> Iterator[Family]:
     prefix = f"{_TRAFFIC}remote"
     logs = []
-    for _, partition in sorted(store.registry.partitions.copy().items()):
-        try:
+    for partition in _partitions(store):
+        with suppress(LogfsError, OSError):
             log = store.tiered.of(partition)
-        except (LogfsError, OSError):
-            continue
-        if log is not None:
-            logs.append((partition, log))
+            if log is not None:
+                logs.append((partition, log))
     sizes = [Sample(sum(each.size_bytes for each in log.finished()), _of(p)) for p, log in logs]
     yield _family(f"{prefix}logsizebytes", sizes)
     manager = store.remote_log_manager
@@ -365,15 +350,20 @@ def _tiering(store: Store) -> Iterator[Family]:
 
 def _directories(store: Store) -> Iterator[Family]:
     directories = [str(log_dir.path) for log_dir in store.log_dirs]
-    counts = Counter(dict.fromkeys(directories, 0))
-    sizes = counts.copy()
+    counts, sizes, logs, segments = (Counter(dict.fromkeys(directories, 0)) for _ in range(4))
     for partition in list(store.registry.partitions.values()):
         if partition.uncleanable is not None:
             path = str(partition.directory.parent)
             if path in counts:
                 counts[path] += 1
                 sizes[path] += partition.size_bytes
-    logs, segments = _remaining(store)
+    for unloaded in list(store.registry.unloaded.values()):
+        log_dir = unloaded.log_dir
+        if not (log_dir.clean or log_dir.live):
+            logs[str(log_dir.path)] += 1
+            with suppress(LogfsError, OSError):
+                files = log_dir.disk.scan(unloaded.path)
+                segments[str(log_dir.path)] += sum(file.name.endswith(names.LOG) for file in files)
     free, size = {}, {}
     for path in directories:
         try:
@@ -398,20 +388,6 @@ def _directories(store: Store) -> Iterator[Family]:
     yield _single("kafka_server_replicamanager_offlinereplicacount", len(store.offline))
     yield _single("kafka_server_replicamanager_partitioncount", len(store))
     yield _single("logfs_partitions_unloaded", len(store.registry.unloaded))
-
-
-def _remaining(store: Store) -> tuple[Counter[str], Counter[str]]:
-    """Return how many logs, and .log files of them, are still to be recovered in each log directory."""
-    logs = Counter(dict.fromkeys((str(log_dir.path) for log_dir in store.log_dirs), 0))
-    segments = logs.copy()
-    for unloaded in list(store.registry.unloaded.values()):
-        log_dir = unloaded.log_dir
-        if not (log_dir.clean or log_dir.live):
-            logs[str(log_dir.path)] += 1
-            with suppress(LogfsError, OSError):
-                files = log_dir.disk.scan(unloaded.path)
-                segments[str(log_dir.path)] += sum(file.name.endswith(names.LOG) for file in files)
-    return logs, segments
 
 
 def _upkeep(store: Store) -> Iterator[Family]:
