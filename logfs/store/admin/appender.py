@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from contextlib import suppress
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from logfs.errors import LogfsError, UnknownPartition
 from logfs.log.append.line_framer import EnvelopeFramer, LineFramer
@@ -22,10 +22,12 @@ from logfs.store.store import Store
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
-    from typing import Any, Self
+    from typing import Any, Self, TypeAlias
 
     from logfs.log.append.result import AppendResult
     from logfs.store.loading import Progress
+
+    Appender: TypeAlias = "DirectAppender | MountedAppender"
 
 _NEWLINE = b"\n"
 _LAST_OFFSET = "user.logfs.last_offset"
@@ -54,24 +56,6 @@ class Appended:
         return self.next_offset - self.first == self.count
 
 
-class Appender(Protocol):
-    """Appends lines or envelopes to a partition or a topic. A context manager, which closes what it has open."""
-
-    appended: Appended
-
-    def __enter__(self) -> Self: ...
-    def __exit__(self, *_: object) -> None: ...
-
-    def write(self, data: bytes) -> None:
-        """Append the lines that `data` completes, and keep the rest. Raises the error of the first refused line."""
-
-    def finish(self) -> None:
-        """Append the unfinished line as a record, if there is one. Raises as `write`."""
-
-    def flush(self) -> None:
-        """Return when all records are durable."""
-
-
 def open_appender(
     log_dirs: Sequence[Path],
     name: str,
@@ -90,14 +74,14 @@ def open_appender(
     def directly(paths: Sequence[Path]) -> Appender:
         store = Store(paths, only=None if is_topic else name, progress=recovery, create=False)
         try:
-            return _DirectAppender(store, _framer(store, name, envelopes, is_topic))
+            return DirectAppender(store, _framer(store, name, envelopes, is_topic))
         except BaseException:
             store.close()
             raise
 
     def through(mounted: Path) -> Appender:
         file = "append.jsonl" if envelopes else "append"
-        return _MountedAppender(mounted, f"/{'topics/' if is_topic else ''}{name}/{file}", is_topic)
+        return MountedAppender(mounted, f"/{'topics/' if is_topic else ''}{name}/{file}", is_topic)
 
     return call_with_retries(log_dirs, directly, through, seconds=1.0)
 
@@ -111,8 +95,11 @@ def _framer(store: Store, name: str, envelopes: bool, is_topic: bool) -> LineFra
     return (TopicEnvelopeFramer if envelopes else TopicLineFramer)(partitions, partitioner)
 
 
-class _DirectAppender:
-    """An `Appender` in a store of its own."""
+class DirectAppender:
+    """Appends lines or envelopes to a partition or a topic of a store of its own.
+
+    A context manager, which closes what it has open.
+    """
 
     def __init__(self, store: Store, framer: LineFramer) -> None:
         self.appended = Appended()
@@ -127,6 +114,7 @@ class _DirectAppender:
         self._store.__exit__(*error)
 
     def write(self, data: bytes) -> None:
+        """Append the lines that `data` completes, and keep the rest. Raises the error of the first refused line."""
         rest = data
         while rest:
             done = self._framer.write(rest)
@@ -138,6 +126,7 @@ class _DirectAppender:
             partition.flush_if_due()
 
     def finish(self) -> None:
+        """Append the unfinished line as a record, if there is one. Raises as `write`."""
         done = self._framer.finish()
         if done.refused is not None:
             raise done.refused
@@ -147,12 +136,13 @@ class _DirectAppender:
         self.appended.add(done.last_offset, done.last_offset + 1 - done.first_offset)
 
     def flush(self) -> None:
+        """Return when all records are durable."""
         for partition in self._framer.partitions:
             partition.flush()
 
 
-class _MountedAppender:
-    """An `Appender` that writes to the `append` or `append.jsonl` file of a mount."""
+class MountedAppender:
+    """As `DirectAppender`, but writes to the `append` or `append.jsonl` file of a mount."""
 
     def __init__(self, mounted: Path, name: str, is_topic: bool) -> None:
         self.appended = Appended()
