@@ -73,7 +73,12 @@ class Groups:
             create,
             TOPIC,
             "offsets.topic.num.partitions",
-            self._topic_settings,
+            # Kafka gives the topic these settings.
+            lambda: {
+                "cleanup.policy": "compact",
+                "compression.type": "producer",
+                "segment.bytes": str(registry.settings.broker_config.offsets_topic_segment_bytes),
+            },
             "the committed offsets of groups",
         )
         self._lock = make_rlock(Level.GROUPS)
@@ -228,15 +233,6 @@ class Groups:
 
     def _partition_of(self, group: str) -> int:
         return coordinator_partition(group, self._topic.partition_count())
-
-    def _topic_settings(self) -> dict[str, str]:
-        """Return the settings that Kafka gives the topic."""
-        segment_bytes = self._registry.settings.broker_config.offsets_topic_segment_bytes
-        return {
-            "cleanup.policy": "compact",
-            "compression.type": "producer",
-            "segment.bytes": str(segment_bytes),
-        }
 
     # Following the topic.
 

@@ -128,9 +128,7 @@ class Settings:
     def change_broker(self, changes: Mapping[str, str | None]) -> None:
         """Change broker-level settings, all or none, durably and at once; None or a blank text removes an override.
 
-        Raises `InvalidSetting`, before anything is written, for an unknown name, a text that is not
-        valid, or one that contradicts another setting, of the broker level or of any topic;
-        `LogDirFailed` while a log directory is offline.
+        Raises as `change_topic`, also for a text that contradicts a setting of any topic.
         """
         if not changes:
             return

@@ -115,16 +115,13 @@ class Commits:
     # A commit.
 
     def commit(self, writer: str, sequence: int, staged: Iterable[StagedFile]) -> Committed:
-        """Append staged batches to their partitions, all or none, and return when they are durable.
+        """Do `Store.commit`. Each partition gets its batches in the order of `staged`.
 
-        Each partition gets its batches in the order of `staged`. `writer` is the name of the writer, and
-        `sequence` the writer's own number of this commit. If the number is not above that of the writer's last
-        commit, nothing is appended, and the staged files are removed.
-
-        An error before the decision leaves everything as it was: `UnknownPartition`, `RecordTooLarge`,
-        `InvalidRecord`, `InvalidStore`, `Corrupt`, `PartitionFailed`, `NotWritable`, `OSError`, and `WouldBlock` in a
-        thread that must not wait for the disk. `CommitPending` means that this commit or an earlier one is decided
-        but could not be finished; the error names the cause.
+        If the writer has made the commit before, the staged files are removed. An error before the decision leaves
+        everything as it was: `UnknownPartition`, `RecordTooLarge`, `InvalidRecord`, `InvalidStore`, `Corrupt`,
+        `PartitionFailed`, `NotWritable`, `OSError`, and `WouldBlock` in a thread that must not wait for the disk.
+        `CommitPending` means that this commit or an earlier one is decided but could not be finished; the error names
+        the cause.
         """
         self._registry.disk.check_may_block()
         files = list(staged)

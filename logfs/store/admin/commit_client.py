@@ -32,12 +32,11 @@ def commit(
     *,
     seconds: float = 60.0,
 ) -> Committed:
-    """Commit files that were staged in log directories, all or none, through a mount or directly.
+    """Commit files that were staged in log directories, as `Store.commit` does, through a mount or directly.
 
-    `writer` is the name of the writer, and `sequence` the writer's own number of this commit. If the number is not
-    above that of the writer's last commit, nothing is appended. Waits up to `seconds` for another process that holds
-    the directories. Raises `StoreLocked` if the process keeps them, as a broker does, which accepts no commits. Also
-    raises `InvalidStore`, and the errors of opening a store and of `Commits.commit`.
+    Waits up to `seconds` for another process that holds the directories. Raises `StoreLocked` if the process keeps
+    them, as a broker does, which accepts no commits; `InvalidStore`; and the errors of opening a store and of
+    `Commits.commit`.
     """
     answer = _call(log_dirs, Commit(writer, sequence, tuple(staged)), seconds)
     offsets = {name: (first, end) for name, (first, end) in answer["offsets"].items()}

@@ -213,14 +213,8 @@ class Tier(Request, operation="tier"):
         copied = []
         for name, plan in plans.items():
             done = manager.copy(name, progress=spend)
-            copied.append(
-                {
-                    "name": name,
-                    "segments": len(done.segments),
-                    "bytes": done.size_bytes,
-                    "stays": plan.stays,
-                }
-            )
+            sizes = {"segments": len(done.segments), "bytes": done.size_bytes}
+            copied.append({"name": name, **sizes, "stays": plan.stays})
         deleted_before = manager.deleted_segments
         return {
             "partitions": copied,
