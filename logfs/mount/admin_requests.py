@@ -54,15 +54,6 @@ class RunningRequest:
             self._next_progress = now + _PROGRESS_SECONDS
             self.answer += to_line({"progress": [done, total]})
 
-    def run(self, work: Callable[[], dict[str, Any]]) -> None:
-        """Call `work`, and add its return value or its error to the answer as the last line."""
-        try:
-            told: dict[str, Any] = {"answer": work()}
-        except Exception as error:
-            self.error = error
-            told = describe_error(error)
-        self.answer += to_line(told)
-
 
 class AdminRequests:
     """The requests in progress. Any thread may call any method."""
@@ -82,16 +73,21 @@ class AdminRequests:
         running = RunningRequest()
 
         def work() -> dict[str, Any]:
-            if self._is_stopped:
-                running.cancel()
-            running.report(0, 0)
-            answer = request.run(store, running.report)
-            done()
-            return answer
+            try:
+                if self._is_stopped:
+                    running.cancel()
+                running.report(0, 0)
+                answer = request.run(store, running.report)
+                done()
+                return {"answer": answer}
+            except Exception as error:
+                running.error = error
+                return describe_error(error)
 
         def run() -> None:
             try:
-                running.run(work)
+                line = to_line(work())
+                running.answer += line
             finally:
                 with self._changed:
                     self._running.discard(running)

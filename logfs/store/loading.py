@@ -71,7 +71,6 @@ def open_log_dirs(
     called with each directory that fails, now or later. Raises `InvalidStore`, `StoreLocked` and, if no directory
     works, `OSError`.
     """
-    leases = {as_path(each).absolute(): each for each in log_dirs if isinstance(each, Lease)}
     paths = [as_path(path).absolute() for path in log_dirs]
     if not paths:
         raise InvalidStore("a store needs at least one log directory")
@@ -84,9 +83,9 @@ def open_log_dirs(
     opened: list[LogDir] = []
     broken: OSError | None = None
     try:
-        for path in paths:
-            if path in leases:
-                log_dir: LogDir = LeasedLogDir(disk, leases[path], failed)
+        for path, given in zip(paths, log_dirs, strict=True):
+            if isinstance(given, Lease):
+                log_dir: LogDir = LeasedLogDir(disk, given, failed)
             else:
                 log_dir = LogDir(disk, path, failed)
             opened.append(log_dir)
