@@ -103,15 +103,8 @@ class LeasedLogDir(LogDir):
             cleaner_offset=self.cleaner_offsets.get(name),
         )
 
-    def write_offsets(
-        self, points: Mapping[TopicPartition, int], starts: Mapping[TopicPartition, int]
-    ) -> None:
-        """Keep the recovery points and log start offsets in memory, for `returned`; no file is written."""
-        self.recovery_points, self.log_starts = dict(points), dict(starts)
-
-    def write_cleaner_offsets(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Keep the cleaner offsets in memory, for `returned`; no file is written."""
-        self.cleaner_offsets = dict(offsets)
+    def _write(self, name: str, offsets: Mapping[TopicPartition, int]) -> None:
+        """Write no checkpoint: `returned` has the offsets from memory."""
 
     def mark_clean(self) -> None:
         """Record for `returned` that the partition was closed cleanly."""

@@ -231,6 +231,7 @@ class LogDir:
         self._write(RECOVERY_POINTS, points)
         self._write(HIGH_WATERMARKS, points)
         self._write(LOG_STARTS, starts)
+        self.recovery_points, self.log_starts = dict(points), dict(starts)
 
     def write_cleaner_offsets(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Replace the checkpoint of the offsets up to which each log was compacted (kafka-storage 8.9)."""
