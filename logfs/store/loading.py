@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
 from contextlib import nullcontext, suppress
 from functools import partial
@@ -56,8 +57,6 @@ logger = logging.getLogger(__name__)
 
 # Partitions of at least this size are recovered at the same time: compiled loops over their batches run in parallel.
 _LARGE_BYTES = 4 << 20
-# A pause between two loads is divided into sleeps of at most this length.
-_PAUSE_SECONDS = 0.1
 
 
 def open_log_dirs(
@@ -162,7 +161,7 @@ class PartitionLoader:
         self._counting = make_lock(Level.COUNTING)
         # Held during the recovery of a small partition.
         self._turn = make_lock(Level.RECOVERY)
-        self._is_stopped = False
+        self._stopped = threading.Event()
         self._progress = progress
         self._wanted = (lambda name: only in (None, name)) if not callable(only) else only
         # Whether the store was opened without some of the partitions in its log directories.
@@ -284,27 +283,21 @@ class PartitionLoader:
         )
 
         def load(unloaded: UnloadedPartition) -> None:
-            if self._is_stopped:
+            if self._stopped.is_set():
                 return
             began = time.monotonic()
             with suppress(LogfsError, OSError):
                 self.load(unloaded)
-            pause = time.monotonic() - began if gently and is_clean else 0.0
-            # Sleep in parts: a long pause must not delay the closing of the store.
-            while pause > 0 and not self._is_stopped:
-                time.sleep(min(pause, _PAUSE_SECONDS))
-                pause -= _PAUSE_SECONDS
-
-        def abandon() -> None:
-            self._is_stopped = True
+            if gently and is_clean:
+                self._stopped.wait(time.monotonic() - began)
 
         todo = [unloaded for _, unloaded in sorted(self._registry.unloaded.copy().items())]
         count = 1 if is_clean else len(os.sched_getaffinity(0))
-        for_each(load, todo, threads=count, abandon=abandon)
+        for_each(load, todo, threads=count, abandon=self._stopped.set)
 
     def stop(self) -> None:
         """End the loads that are running, and start no more. The next opening begins interrupted recoveries anew."""
-        self._is_stopped = True
+        self._stopped.set()
         for unloaded in list(self._registry.unloaded.values()):
             with unloaded.lock:
                 pass
@@ -327,7 +320,7 @@ class PartitionLoader:
                         self.include(other)
             with unloaded.lock:
                 if registry.unloaded.get(name) is unloaded:
-                    if self._is_stopped:
+                    if self._stopped.is_set():
                         raise PartitionFailed(f"{unloaded.path}: the store is closed")
                     self._load(unloaded)
         if unloaded.partition is not None:
@@ -442,7 +435,7 @@ class PartitionLoader:
 
     def _report(self, work: BackgroundOperation, size: int) -> None:
         """Count `size` bytes that recovery has read, and report progress. Raises `_LoadingStopped` after `stop`."""
-        if self._is_stopped:
+        if self._stopped.is_set():
             raise _LoadingStopped
         with self._counting:
             work.done_bytes += size

@@ -223,7 +223,7 @@ def test_closing_ends_a_recovery(log_dir: Path, clock: Clock) -> None:
     threads.start(store.load_all)
     assert disk.waiting.wait(60)
     threads.start(store.close)
-    wait_for(lambda: store.registry.loader._is_stopped)
+    wait_for(store.registry.loader._stopped.is_set)
     disk.gate.set()
     threads.join()
     assert not errors
