@@ -343,8 +343,8 @@ class Commits:
         """
         with self._lock:
             for home, pending in self.pending().items():
-                parts = [self._present(home, part) for part in pending.parts]
-                there = replace(pending, parts=tuple(part for part in parts if part is not None))
+                parts = tuple(part for part in pending.parts if self._is_present(home, part))
+                there = replace(pending, parts=parts)
                 sizes = {}
                 for part in there.parts:
                     if not part.done:
@@ -355,8 +355,8 @@ class Commits:
                 logger.info("%s: finishing commit %d", pending.writer, pending.sequence)
                 self._apply(home, there, sizes)
 
-    def _present(self, home: LogDir, part: CommitPart) -> CommitPart | None:
-        """Return the part if it can be done, or None if its partition was deleted.
+    def _is_present(self, home: LogDir, part: CommitPart) -> bool:
+        """Whether a part can be done; False if its partition was deleted.
 
         Raises `CommitPending` if the partition is not loaded, or its log directory is not open here.
         """
@@ -370,7 +370,7 @@ class Commits:
                 part.base_offset != NO_PLACE and partition.log_end_offset >= part.base_offset
             )
             if part.done or is_there or has_stood:
-                return part
+                return True
             # The partition found is another one of the same name, which was created after the decision.
         elif name in self._registry.homes:
             raise CommitPending(
@@ -382,7 +382,7 @@ class Commits:
                 "directories together to finish it"
             )
         logger.warning("%s: was deleted before a commit to it was finished", name)
-        return None
+        return False
 
     def clear_place(self, name: str) -> None:
         """Remove the recorded place of a decided commit; call this before the log of the partition `name` is changed.
