@@ -113,28 +113,24 @@ _HELP = {
         "log_logstartoffset": "The first readable offset of a partition.",
         "log_logendoffset": "The next offset of a partition.",
         "logflushstats_logflushrateandtimems": "Milliseconds that it took to make logs durable (fsync).",
-        "logcleanermanager_max_dirty_percent": "The dirty ratio of the dirtiest log, in percent.",
-        "logcleanermanager_time_since_last_run_ms": "Milliseconds since the last search for logs to clean.",
-        "logcleaner_cleaner_recopy_percent": (
-            "Bytes that the last cleaning round of each log wrote, in percent of the bytes it read."
-        ),
-        "logcleaner_max_buffer_utilization_percent": (
-            "How full the map of keys was in the last cleaning round, in percent."
-        ),
-        "logcleaner_max_clean_time_secs": "Duration of the last cleaning round in seconds.",
-        "logcleaner_max_compaction_delay_secs": (
-            "Seconds by which the most delayed log exceeds max.compaction.lag.ms."
-        ),
-        "logcleaner_deadthreadcount": "1 if an unexpected error ended the last search for logs to clean.",
-        "logcleanermanager_uncleanable_partitions_count": (
-            "Partitions that are no longer compacted because of an error."
-        ),
-        "logcleanermanager_uncleanable_bytes": (
-            "Bytes of the partitions that are no longer compacted because of an error."
-        ),
         "logmanager_remaininglogstorecover": "Logs that remain to be recovered.",
         "logmanager_remainingsegmentstorecover": "Segments that remain to be recovered.",
         "logmanager_offlinelogdirectorycount": "Log directories that have failed.",
+    },
+    "kafka_log_logcleaner_": {
+        "cleaner_recopy_percent": (
+            "Bytes that the last cleaning round of each log wrote, in percent of the bytes it read."
+        ),
+        "max_buffer_utilization_percent": "How full the map of keys was in the last cleaning round, in percent.",
+        "max_clean_time_secs": "Duration of the last cleaning round in seconds.",
+        "max_compaction_delay_secs": "Seconds by which the most delayed log exceeds max.compaction.lag.ms.",
+        "deadthreadcount": "1 if an unexpected error ended the last search for logs to clean.",
+    },
+    "kafka_log_logcleanermanager_": {
+        "max_dirty_percent": "The dirty ratio of the dirtiest log, in percent.",
+        "time_since_last_run_ms": "Milliseconds since the last search for logs to clean.",
+        "uncleanable_partitions_count": "Partitions that are no longer compacted because of an error.",
+        "uncleanable_bytes": "Bytes of the partitions that are no longer compacted because of an error.",
     },
     _TRAFFIC: {
         "messagesin_total": "Records appended since the store was opened.",
