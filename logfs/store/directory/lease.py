@@ -60,10 +60,9 @@ class Lease:
 class LeasedLogDir(LogDir):
     """A log directory that another process has locked, opened for work on one leased partition.
 
-    The files of the log directory itself are not written: `returned` has the partition's new entries instead.
-
-    Processes that have the same lease, such as two attempts of a task, take turns. A process that ended during its
-    turn has left the partition as a crash does, so the next one recovers the partition.
+    Its own files are not written: `returned` has the partition's new entries instead. Processes that have the same
+    lease, such as two attempts of a task, take turns. A process that ended during its turn has left the partition as
+    a crash does, so the next one recovers the partition.
     """
 
     def __init__(self, disk: Disk, lease: Lease, failed: Callable[[LogDir], object]) -> None:
@@ -90,10 +89,7 @@ class LeasedLogDir(LogDir):
                 known[lease.partition] = value
 
     def returned(self) -> Lease:
-        """Return the lease with the new checkpoint entries, for the holder of the lock, after the store is closed.
-
-        `clean` tells whether the partition was closed cleanly.
-        """
+        """Return the lease with the entries at the close of the store; `clean` if that was a clean close."""
         name = self.lease.partition
         return replace(
             self.lease,

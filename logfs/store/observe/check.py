@@ -80,7 +80,7 @@ def _check_until_sure(
     An error counts if the files that it is about have not changed during the audit, or if each of several audits has
     found it.
     """
-    found_always: set[Finding] | None = None
+    found_always: set[Finding] = set()
     with ExitStack() as opened:
         for left in reversed(range(_AUDITS)):
             before = _files_of(store, name)
@@ -88,7 +88,7 @@ def _check_until_sure(
             changed = {path for path, _ in before ^ _files_of(store, name)}
             errors = {found for found in findings if found.severity is Severity.ERROR}
             doubtful = {found for found in errors if _is_about(found.path, changed)}
-            found_always = errors if found_always is None else errors & found_always
+            found_always = errors if left == _AUDITS - 1 else errors & found_always
             if not doubtful or not left:
                 break
             with suppress(LogfsError, OSError):
@@ -96,7 +96,6 @@ def _check_until_sure(
                 again = Store(log_dirs, read_only=True, lazy=True, only=name)
                 opened.close()
                 store = opened.enter_context(again)
-        assert found_always is not None
         unsure = doubtful - found_always
         yield from (found for found in findings if found not in unsure)
         if unsure:
