@@ -82,6 +82,7 @@ class Groups:
             "the committed offsets of groups",
         )
         self._lock = make_rlock(Level.GROUPS)
+        # One for each partition of the topic; used with the lock held.
         self._replays: Sequence[_Replay] = ()
 
     def committed(self, group: str, name: str) -> OffsetCommit | None:
@@ -92,8 +93,8 @@ class Groups:
         that is not open here, or such a log directory does not exist.
         """
         wanted = names.parse_directory(name)
-        with self._following() as replays:
-            found = self._find(replays, group, wanted)
+        with self._following():
+            found = self._find(group, wanted)
         if found is None:
             self._topic.check_online()
             self._topic.check_open()
@@ -105,39 +106,35 @@ class Groups:
         Raises `InvalidName` and `OSError`. Partitions of `__consumer_offsets` that are offline are left out.
         """
         wanted = names.parse_directory(name)
-        with self._following() as replays:
-            return self._find_all(replays, wanted)
+        with self._following():
+            return self._find_all(wanted)
 
     def __iter__(self) -> Iterator[GroupOffset]:
         """Iterate over all committed offsets, sorted by group, topic and partition.
 
         The partition of a committed offset need not be in this store.
         """
-        with self._following() as replays:
-            partitions = {where for replay in replays for where in replay.commits}
+        with self._following():
+            partitions = {where for replay in self._replays for where in replay.commits}
             found = [
                 GroupOffset(group, where, commit)
                 for where in partitions
-                for group, commit in self._find_all(replays, where).items()
+                for group, commit in self._find_all(where).items()
             ]
         return iter(sorted(found))
 
-    def _find_all(
-        self, replays: Sequence[_Replay], wanted: TopicPartition
-    ) -> dict[str, OffsetCommit]:
-        groups = {group for replay in replays for group in replay.commits.get(wanted, ())}
-        found = ((group, self._find(replays, group, wanted)) for group in sorted(groups))
+    def _find_all(self, wanted: TopicPartition) -> dict[str, OffsetCommit]:
+        groups = {group for replay in self._replays for group in replay.commits.get(wanted, ())}
+        found = ((group, self._find(group, wanted)) for group in sorted(groups))
         return {group: commit for group, commit in found if commit is not None}
 
-    def _find(
-        self, replays: Sequence[_Replay], group: str, wanted: TopicPartition
-    ) -> OffsetCommit | None:
+    def _find(self, group: str, wanted: TopicPartition) -> OffsetCommit | None:
         """Return the commit of a group.
 
         After a change of the number of partitions of `__consumer_offsets`, several partitions may have a commit of
         the group. The commit in the partition that the group uses now counts.
         """
-        holders = _holders(replays, group, wanted)
+        holders = self._holders(group, wanted)
         if len(holders) > 1:
             counts = self._partition_of(group)
             holders.sort(key=lambda replay: replay.log.partition != counts)
@@ -200,8 +197,8 @@ class Groups:
         changed: set[Partition] = set()
         for group in groups:
             key = _encode_key(group, wanted)
-            with self._writing(group), self._following() as replays:
-                for replay in _holders(replays, group, wanted):
+            with self._writing(group), self._following():
+                for replay in self._holders(group, wanted):
                     log = writable(replay.log)
                     log.append([Record(None, key)])
                     changed.add(log)
@@ -237,17 +234,20 @@ class Groups:
     # Following the topic.
 
     @contextmanager
-    def _following(self) -> Iterator[Sequence[_Replay]]:
-        """Yield the replays of the topic's partitions, brought up to date, with the lock held."""
+    def _following(self) -> Iterator[None]:
+        """Hold the lock, with the replays of the topic's partitions brought up to date."""
         with self._registry.disk.hold(self._lock):
             self._replays = [self._replay_of(log) for log in self._topic.logs()]
             for replay in self._replays:
                 replay.catch_up()
-            yield self._replays
+            yield
 
     def _replay_of(self, log: Log) -> _Replay:
         known = (replay for replay in self._replays if replay.log is log)
         return next(known, None) or _Replay(log)
+
+    def _holders(self, group: str, wanted: TopicPartition) -> list[_Replay]:
+        return [replay for replay in self._replays if group in replay.commits.get(wanted, ())]
 
 
 class _Entry(NamedTuple):
@@ -323,10 +323,6 @@ class _Replay(Replay):
         groups.pop(key.group, None)
         if not groups:
             self.commits.pop(where, None)
-
-
-def _holders(replays: Sequence[_Replay], group: str, wanted: TopicPartition) -> list[_Replay]:
-    return [replay for replay in replays if group in replay.commits.get(wanted, ())]
 
 
 def _encode_key(group: str, partition: TopicPartition) -> bytes:
