@@ -391,9 +391,6 @@ class PartitionLoader:
             end,
             config.remote_storage_enable,
         )
-        total = 0
-        if not start.is_clean and not log_dir.live:
-            total = log_bytes(log_dir.disk, path)
 
         def load() -> recovery.Loaded:
             if log_dir.live:
@@ -402,6 +399,7 @@ class PartitionLoader:
             disk, now_ms = log_dir.disk, self._registry.clock()
             if start.is_clean:
                 return recovery.load(disk, path, config, start, now_ms, kind=kind)
+            total = log_bytes(disk, path)
             # A small partition takes mostly Python code, which threads cannot run in parallel: one at a time.
             turn = self._turn if total < _LARGE_BYTES else nullcontext()
             with turn, self._registry.doing("recovering", name.directory, total) as work:
