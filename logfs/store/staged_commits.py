@@ -99,11 +99,6 @@ class Commits:
 
     # The known commits.
 
-    def last(self, writer: str) -> int | None:
-        """Return the `sequence` (number) of a writer's last commit, or None if no writer of that name is known."""
-        found = [log.writers.get(writer) for log in self._known.values()]
-        return max((each.sequence for each in found if each is not None), default=None)
-
     def pending(self) -> dict[LogDir, Pending]:
         """Return, by log directory, the commit that is decided but not done; directories without one are left out."""
         return {path: log.pending for path, log in self._known.items() if log.pending is not None}
@@ -137,8 +132,8 @@ class Commits:
                 raise self._unreadable
             self._check_open(writer)
             self.finish()
-            last = self.last(writer)
-            if last is not None and sequence <= last:
+            known = [log.writers.get(writer) for log in self._known.values()]
+            if any(last is not None and sequence <= last.sequence for last in known):
                 logger.info("%s: commit %d was done before; nothing is changed", writer, sequence)
                 self._discard(files)
                 return Committed(True, {})
