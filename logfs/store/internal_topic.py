@@ -69,9 +69,7 @@ class InternalTopic:
             here = {log.partition for log in self.logs()}
             if here and max(here) == len(here) - 1:
                 return len(here)
-        config = settings.broker_config
-        count: int = getattr(config, self.count_setting.replace(".", "_"))
-        return count
+        return int(getattr(settings.broker_config, self.count_setting.replace(".", "_")))
 
     def logs(self) -> list[Log]:
         """Return the partitions that exist and are not offline."""

@@ -247,7 +247,11 @@ class Commits:
             try:
                 staged_append.write()
             except (LogfsError, OSError) as error:
-                self._take_back(staged_appends)
+                for each in staged_appends:
+                    try:
+                        each.undo()
+                    except OSError as undo_error:
+                        each.partition.fail("a write failed and could not be undone", undo_error)
                 if isinstance(error, OSError) and error.errno not in _HARMLESS:
                     staged_append.partition.fail("a write failed", error)
                 raise _pending_error(decided, error) from error
@@ -266,14 +270,6 @@ class Commits:
             pending = replace(decided, parts=tuple(parts))
             self._known[home] = replace(self._known[home], pending=pending)
             raise _pending_error(decided, errors.error) from errors.error
-
-    @staticmethod
-    def _take_back(staged_appends: Sequence[StagedAppend]) -> None:
-        for staged_append in staged_appends:
-            try:
-                staged_append.undo()
-            except OSError as error:
-                staged_append.partition.fail("a write failed and could not be undone", error)
 
     def _note(self, home: LogDir, done: Pending) -> None:
         """Record that a commit is done, and remove its staged files.
@@ -406,13 +402,6 @@ class Commits:
             if parts != pending.parts:
                 pending = replace(pending, parts=parts)
                 self._write(home, replace(self._known[home], pending=pending))
-
-    def finish_at_opening(self) -> None:
-        """Do the decided commits, after partitions were loaded. An error is logged, and the commit stays decided."""
-        try:
-            self.finish()
-        except (LogfsError, OSError) as error:
-            logger.error("a decided commit is not finished: %s", error)
 
     def reconcile(self, log_dir: LogDir, name: TopicPartition, directory: Path) -> bool:
         """Compare a partition's files with decided commits that are not done; call this before it is loaded.

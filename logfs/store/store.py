@@ -177,7 +177,11 @@ class Store:
             every = whole_store((each.disk, each.path) for each in self.registry.working)
             for log_dir in self.registry.working:
                 log_dir.note_store(every)
-        self.commits.finish_at_opening()
+        try:
+            self.commits.finish()
+        except (LogfsError, OSError) as error:
+            # The commit stays decided.
+            logger.error("a decided commit is not finished: %s", error)
 
     def load_all(self, *, gently: bool = False) -> None:
         """Load the partitions of a lazy store that are not loaded yet; may take long.
