@@ -32,9 +32,6 @@ if TYPE_CHECKING:
 
 _Answer = TypeVar("_Answer")
 
-ADMIN_FILE = ".logfs/admin"
-"""The file, below the mountpoint, to which requests are written."""
-
 _READ_BYTES = 1 << 20
 _WRITE_BYTES = 64 * 1024
 # The pauses between two looks at an answer that is not complete.
@@ -146,7 +143,7 @@ def ask(mounted: Path, request: Request, report: Report = lambda done, total: No
     # Checked here for the error text: a mount that refuses the line returns only an errno.
     parse_request(line)
     try:
-        fd = os.open(mounted / ADMIN_FILE, os.O_RDWR | os.O_CLOEXEC)
+        fd = os.open(mounted / ".logfs/admin", os.O_RDWR | os.O_CLOEXEC)
     except PermissionError:
         raise NotWritable(
             f"{mounted}: only the owner of the log directories may do this beside their mount"

@@ -82,9 +82,7 @@ def _escaped(text: str) -> str:
 
 
 def _number(value: float) -> str:
-    if value == float("inf"):
-        return "+Inf"
-    return repr(value)
+    return "+Inf" if value == float("inf") else repr(value)
 
 
 def histogram(
