@@ -164,10 +164,9 @@ class PartitionRegistry:
             return None
 
     def include(self, name: str) -> Log | None:
-        """Return a partition, loaded, even if the store was opened without it; None if it is unknown or offline.
+        """Return a partition, loaded, even if the store was opened without it; the store does not list it then.
 
-        The store then has the partition, but does not list it. Also returns None if the partition's log directory is
-        open only by a lease for another partition.
+        None if it is unknown or offline, or if its log directory is open only by a lease for another partition.
         """
         self.loader.include(name)
         return self.find(name)

@@ -80,10 +80,7 @@ class Commits:
     """The commits of a store. One commit runs at a time; a read-only store accepts none."""
 
     def __init__(self, registry: PartitionRegistry) -> None:
-        """Read the commit files of the store's log directories, unless the store is read-only.
-
-        An error of reading is logged, and from then on raised by `commit`.
-        """
+        """Read the commit files, unless the store is read-only; an error is logged, and then raised by `commit`."""
         self._registry = registry
         self._lock = make_rlock(Level.COMMITS)
         self._known: dict[LogDir, CommitLog] = {}
@@ -272,10 +269,7 @@ class Commits:
             raise _pending_error(decided, errors.error) from errors.error
 
     def _note(self, home: LogDir, done: Pending) -> None:
-        """Record that a commit is done, and remove its staged files.
-
-        If recording fails, the commit is still valid, and is recorded later.
-        """
+        """Record that a commit is done, and remove its staged files. If recording fails, it is recorded later."""
         now_ms = self._registry.clock()
         finished = replace(done, parts=tuple(replace(part, done=True) for part in done.parts))
         known = self._known[home]
