@@ -194,21 +194,17 @@ def test_closing_ends_a_pause_between_two_loads(
 ) -> None:
     """A gentle `load_all` pauses for as long as a load took, but no longer than the store is open."""
     fill(log_dir, clock, clean=True)
-    slept: list[float] = []
     store = Store(log_dir, clock=clock, lazy=True)
-
-    def sleep(seconds: float) -> None:
-        slept.append(seconds)
-        if len(slept) == 3:
-            store.stop_loading()
-
     # Every load seems to take an hour.
     hours = itertools.count(step=3600)
-    seeming = SimpleNamespace(monotonic=lambda: next(hours), sleep=sleep)
-    monkeypatch.setattr("logfs.store.loading.time", seeming)
-    store.load_all(gently=True)
-    assert len(slept) == 3
-    assert max(slept) < 1
+    monkeypatch.setattr("logfs.store.loading.time", SimpleNamespace(monotonic=lambda: next(hours)))
+    errors: list[BaseException] = []
+    threads = Threads(errors)
+    threads.start(lambda: store.load_all(gently=True))
+    wait_for(lambda: len(store.registry.unloaded) == len(NAMES) - 1)
+    store.stop_loading()
+    threads.join()
+    assert not errors
     assert len(store.registry.unloaded) == len(NAMES) - 1
     store.close()
 

@@ -66,9 +66,9 @@ def open_appender(
 ) -> Appender:
     """Open a partition or a topic to append lines to it or, with `envelopes`, JSON envelopes.
 
-    For a topic, the offsets in `Appender.appended` are not offsets of a log; only `count` has a meaning. `recovery`
-    becomes the `progress` of a store that is opened. Waits up to a second for another process that holds the
-    directories. Raises `StoreLocked`, which names the process, `UnknownPartition`, and the errors of opening a store.
+    For a topic, the offsets in `appended` are not offsets of a log; only `count` has a meaning. `recovery` becomes
+    the `progress` of a store that is opened. Waits up to a second for another process that holds the directories.
+    Raises `StoreLocked`, which names the process, `UnknownPartition`, and the errors of opening a store.
     """
 
     def directly(paths: Sequence[Path]) -> Appender:
