@@ -655,7 +655,13 @@ def open_store(
     """Open log directories as a `Store`, and recover the partitions that were not closed cleanly.
 
     An empty directory becomes a new store. A missing directory becomes one only with `create`, so that a misspelt
-    path is an error (`InvalidStore`) and not a new store. The other arguments and the errors are those of `Store`.
+    path is an error (`InvalidStore`) and not a new store. With `read_only` nothing on the disk is changed or locked.
+    `clock` returns the time in ms since the epoch. `progress` is called with (partition, bytes read, bytes in all)
+    during recovery. `only` is the name of the one partition to load, or a function that selects partitions by name.
+    `recover` recovers even after a clean shutdown.
+
+    Raises `StoreLocked` with the holder's pid, `InvalidStore`, `InvalidSetting` and `Corrupt` for settings files, and
+    `OSError`.
     """
     return Store(
         log_dirs,
