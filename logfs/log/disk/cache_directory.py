@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,11 @@ def cache_directory(kind: str) -> Path | None:
     if not os.path.isabs(home):
         home = os.path.expanduser("~/.cache")
     return Path(home, "logfs", kind) if os.path.isabs(home) else None
+
+
+def private_name(path: Path) -> Path:
+    """Return the name of a temporary file for `path` that no other thread or process uses."""
+    return path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
 
 
 def remove_oldest(disk: Disk, home: Path, limit_bytes: int) -> None:

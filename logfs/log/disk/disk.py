@@ -439,15 +439,23 @@ class Disk:
         A killed process leaves the old content or the new; with `sync`, so does a power cut. The caller syncs the
         directory.
         """
-        temporary = path.with_name(path.name + TEMPORARY)
+        with self.replacing(path, path.with_name(path.name + TEMPORARY)) as file:
+            self.write(file, 0, data)
+            if sync:
+                self.sync(file)
+
+    @contextmanager
+    def replacing(self, path: Path, temporary: Path) -> Iterator[File]:
+        """Yield a new file `temporary`, which is renamed to `path` at the end of the context, or removed on an error.
+
+        The caller syncs the file and the directory if the new content has to survive a power cut.
+        """
         self.unlink(temporary)
         with closing(self.open(temporary, write=True, create=True)) as file:
             try:
-                self.write(file, 0, data)
-                if sync:
-                    self.sync(file)
+                yield file
                 self.rename_unsynced(temporary, path)
-            except OSError:
+            except BaseException:
                 # An unfinished file must not keep a full disk full.
                 with suppress(OSError):
                     self.unlink(temporary)

@@ -6,7 +6,6 @@ compiled kernels, so tables are made only where waiting is allowed.
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -196,9 +195,7 @@ def write_table(
     count = key_table_format.slots_for(header.used)
     size = key_table_format.file_bytes(count)
     end = HEADER_BYTES + count * SLOT_BYTES
-    disk.unlink(temporary)
-    file = disk.open(temporary, write=True, create=True)
-    try:
+    with disk.replacing(path, temporary) as file:
         disk.allocate(file, 0, size)
         mapping = disk.map(file, size)
         view = memoryview(mapping)[HEADER_BYTES:end]
@@ -212,11 +209,5 @@ def write_table(
         disk.write(file, end, crcs)
         disk.write(file, 0, key_table_format.format_header(header, crcs))
         disk.sync(file)
-        disk.rename(temporary, path)
-    except BaseException:
-        with suppress(OSError):
-            disk.unlink(temporary)
-        raise
-    finally:
-        file.close()
+    disk.sync_directory(path.parent)
     return FileTable(disk, path)

@@ -12,14 +12,13 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from crc32c import crc32c
 
 from logfs.locks import Level, make_lock
-from logfs.log.disk.cache_directory import cache_directory, remove_oldest
+from logfs.log.disk.cache_directory import cache_directory, private_name, remove_oldest
 from logfs.log.disk.disk import Disk, File
 
 if TYPE_CHECKING:
@@ -94,8 +93,7 @@ class ChunkCache:
 
     def _write(self, path: Path, view: memoryview) -> File:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # Each thread of each process has a name of its own.
-        temporary = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
+        temporary = private_name(path)
         file = self._disk.open(temporary, write=True, create=True)
         try:
             self._disk.write(file, 0, view)

@@ -20,7 +20,7 @@ import zlib
 from typing import TYPE_CHECKING
 
 from logfs.format.batches.batch import HEADER_SIZE
-from logfs.log.disk.cache_directory import cache_directory, remove_oldest
+from logfs.log.disk.cache_directory import cache_directory, private_name, remove_oldest
 from logfs.log.disk.disk import Disk
 
 if TYPE_CHECKING:
@@ -77,7 +77,8 @@ def save(disk: Disk, log: File, index: TextIndex) -> None:
     own = Disk()
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        own.replace_file(path, entries + _TRAILER.pack(zlib.crc32(entries)))
+        with own.replacing(path, private_name(path)) as file:
+            own.write(file, 0, entries + _TRAILER.pack(zlib.crc32(entries)))
         remove_oldest(own, path.parent, LIMIT_BYTES)
         # From here on the entries are read when they are needed, and take no memory.
         index.take_file(own.open(path), len(entries) // index.entry.size)

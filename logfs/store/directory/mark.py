@@ -42,13 +42,8 @@ def parse_object(data: bytes) -> dict[str, Any]:
 
 def write_mark(disk: Disk, path: Path, told: Mapping[str, Any]) -> None:
     """Replace the mark at `path` atomically and durably; the inode number of the new file is added to `told`."""
-    temporary = path.with_name(path.name + TEMPORARY)
-    disk.unlink(temporary)
-    file = disk.open(temporary, write=True, create=True)
-    try:
+    with disk.replacing(path, path.with_name(path.name + TEMPORARY)) as file:
         whole = {**told, "inode": disk.stat_file(file).identity}
         disk.write(file, 0, json.dumps(whole).encode() + b"\n")
         disk.sync(file)
-    finally:
-        file.close()
-    disk.rename(temporary, path)
+    disk.sync_directory(path.parent)
