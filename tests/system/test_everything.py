@@ -212,9 +212,10 @@ OBSERVERS: dict[str, Deed] = {
     "status": Everything.status,
     "audit": Everything.audit,
 }
-WEIGHTS = {"append": 6, "send": 5, "end": 4, "roll": 2, "recreate": 0.3, "restore": 0.5}
-# What takes far longer than the others.
-RARE = {"copy": 0.2, "audit": 0.4, "bucket-alone": 0.5}
+WEIGHTS = {"append": 6, "send": 5, "end": 4, "roll": 2, "recreate": 0.3}
+# What opens stores takes far longer than the others.
+WEIGHTS |= {"reopen": 0.5, "kill": 0.5, "restore": 0.2}
+RARE = {"copy": 0.1, "audit": 0.15, "bucket-alone": 0.2, "cold": 0.4, "command": 0.4}
 pairs = Pairs(CHANGES, OBSERVERS)
 
 
