@@ -102,7 +102,7 @@ class Account:
 
     - `gaps`: offsets may be missing in the segment, because of compaction.
     - `began`: for each producer id with a transaction open at the segment's end, the offset at which it began.
-    - `over`: for each producer id with any marker in the segment, the offset of the last one.
+    - `over`: for each producer id with any marker in the segment, the offsets of its markers.
     - `missing`: the aborted transactions that ended in the segment and are not in the index. The first offset is -1
       if the transaction did not begin in the segment: it began before, or not at all. The last stable offset is -1.
     """
@@ -114,7 +114,7 @@ class Account:
     end_offset: int
     records: int = 0
     began: dict[int, int] = field(default_factory=dict)
-    over: dict[int, int] = field(default_factory=dict)
+    over: dict[int, list[int]] = field(default_factory=dict)
     missing: list[AbortedTransaction] = field(default_factory=list)
 
 
@@ -201,8 +201,11 @@ def check_boundaries(accounts: Iterable[Account], log_start_offset: int) -> Iter
             yield error(account.path, f"offsets {low} to {high - 1} {what}")
         expected = None if account.gaps else account.end_offset
         for producer_id, first_offset, last_offset, _ in account.missing:
+            if last_offset == account.over[producer_id][0]:
+                # Only the first transaction that ends in a segment can have begun before it.
+                first_offset = open_since.get(producer_id, first_offset)
             # Of a transaction that began below the log start, recovery may have seen only the readable part.
-            if open_since.get(producer_id, first_offset) >= log_start_offset:
+            if first_offset >= log_start_offset:
                 yield error(
                     account.txn_index,
                     f"the index entry of producer {producer_id}'s transaction that was aborted at {last_offset} is "
@@ -529,7 +532,9 @@ class _TransactionAudit:
             return
         if marker is None or not header.is_transactional:
             return
-        before, account.over[producer_id] = account.over.get(producer_id, -1), offset
+        markers = account.over.setdefault(producer_id, [])
+        before = markers[-1] if markers else -1
+        markers.append(offset)
         first = account.began.pop(producer_id, -1)
         if marker.control_type is ControlType.ABORT:
             self._aborts[producer_id, offset] = before, first

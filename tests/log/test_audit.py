@@ -16,6 +16,7 @@ from logfs.log.audit import Severity
 from logfs.log.segment import batch_scanner
 from logfs.store.observe.check import check
 from logfs.store.store import Store
+from tests.support.batches import Producer
 from tests.support.stores import set_topic
 
 if TYPE_CHECKING:
@@ -154,3 +155,28 @@ def test_the_offset_index_of_a_follower_is_right(tmp_path: Path, clock: Clock, s
         entries[2] = wrong
         found = findings()
         assert any("no batch with last offset" in each for each in found), (wrong, found)
+
+
+def test_a_transaction_after_one_that_began_below_the_log_start_needs_its_index_entry(
+    tmp_path: Path, clock: Clock
+) -> None:
+    """The audit misses no entry because an earlier transaction of the same producer began below the log start."""
+    path = tmp_path / "store"
+    with Store(path, clock=clock) as store:
+        orders = store.create(NAME)
+        producer = Producer(orders, 7)
+        orders.append([b"before"] * 5)
+        producer.send("a")
+        orders.roll(clock.now_ms)
+        orders.append([b"between"] * 5)
+        producer.end(commit=False)
+        producer.send("b")
+        producer.end(commit=False)
+        orders.roll(clock.now_ms)
+        orders.advance_log_start(8)
+        store.checkpoints.write()
+    (index,) = path.glob("*/*.txnindex")
+    data = index.read_bytes()
+    index.write_bytes(data[: len(data) // 2])
+    errors = [str(finding) for finding in check(path) if finding.severity is Severity.ERROR]
+    assert ["aborted at 13" in each for each in errors] == [True]
