@@ -64,10 +64,11 @@ def test_the_tasks_that_are_due(timer: Timer, now_ms: int, is_due: bool) -> None
 
 
 def test_durability_is_not_paused() -> None:
-    """A pause stops the tasks that change the log; flushes and checkpoints go on."""
+    """A pause stops the tasks that change the log; flushes, commits and checkpoints go on."""
     timers = {task: Timer(0, 0) for task in MaintenanceTask}
     assert due(timers, BROKER, 1, is_paused=True) == [
         MaintenanceTask.FLUSH,
+        MaintenanceTask.COMMIT,
         MaintenanceTask.PRODUCERS,
         MaintenanceTask.CHECKPOINT,
     ]
@@ -163,6 +164,22 @@ def test_a_task_that_fails_as_a_whole_backs_off_and_the_rest_is_done(
         clock.now_ms += 60_000
         store.upkeep()
     assert len(calls) == 6
+
+
+def test_commits_that_cannot_be_finished_wait_longer_each_time(
+    store: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is tried in vain is tried after 1, 2 and 4 seconds, whatever else upkeep does meanwhile."""
+    orders = store.create("orders-0")
+    tries = []
+    monkeypatch.setattr(store.commits, "finish", lambda: tries.append(clock.now_ms) or 1 / 0)
+    monkeypatch.setattr(store.commits, "pending", lambda: {store.log_dirs[0]: None})
+    began = clock.now_ms
+    for _ in range(80):
+        orders.append([b"a"])
+        store.upkeep()
+        clock.now_ms += 100
+    assert [each - began for each in tries] == [0, 1000, 3000, 7000]
 
 
 def test_a_deleted_partition_has_no_backoff(

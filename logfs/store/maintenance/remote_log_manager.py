@@ -182,10 +182,12 @@ class RemoteLogManager(Maintenance):
 
         broker = self._registry.settings.broker_config
         metadata, before = self._tiered.metadata, segment.content
-        content = _content(partition, segment, self._registry.clock())
-        remote = _describe(partition, log.partition, segment, content, self._registry.clock())
-        self._copying.add(remote.segment_id)
+        segment_id = uuid.uuid4()
+        self._copying.add(segment_id)
         try:
+            now_ms = self._registry.clock()
+            content = _content(partition, segment, now_ms)
+            remote = _describe(partition, log.partition, segment, segment_id, content, now_ms)
             metadata.add(remote)
             stored = upload(log.disk, remote, content, broker, spend)
             copied = remote._replace(custom=custom_metadata.encode(stored))
@@ -203,7 +205,7 @@ class RemoteLogManager(Maintenance):
                 self.copy_errors += 1
             raise
         finally:
-            self._copying.discard(remote.segment_id)
+            self._copying.discard(segment_id)
         self.copied_bytes += segment.size_bytes
         self.copied_segments += 1
         logger.debug("%s: copied", segment.path)
@@ -429,6 +431,7 @@ def _describe(
     partition: Partition,
     remote: RemotePartition,
     segment: Segment,
+    segment_id: uuid.UUID,
     content: SegmentContent,
     now_ms: int,
 ) -> RemoteSegment:
@@ -444,7 +447,7 @@ def _describe(
         raise RemoteStorageError(f"{segment.path}: has no leader epoch, so it cannot be copied")
     return RemoteSegment(
         remote,
-        uuid.uuid4(),
+        segment_id,
         start_offset=segment.base_offset,
         end_offset=end - 1,
         broker_id=BROKER_ID,

@@ -26,6 +26,7 @@ class MaintenanceTask(Enum):
     """The kinds of tasks, in the order in which they are done."""
 
     FLUSH = "flush"
+    COMMIT = "commit"
     PRODUCERS = "producers"
     CHECKPOINT = "checkpoint"
     ROLL = "roll"
@@ -35,9 +36,10 @@ class MaintenanceTask(Enum):
     TIERING = "tiering"
 
 
-# The tasks that a pause stops. Tasks for durability go on: flushes that settings ask for, and checkpoints.
+# The tasks that a pause stops. Tasks for durability go on: flushes that settings ask for, commits, and checkpoints.
 PAUSABLE = frozenset(MaintenanceTask) - {
     MaintenanceTask.FLUSH,
+    MaintenanceTask.COMMIT,
     MaintenanceTask.PRODUCERS,
     MaintenanceTask.CHECKPOINT,
 }

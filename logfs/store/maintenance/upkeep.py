@@ -62,6 +62,7 @@ class MaintenanceScheduler(Maintenance):
         self._seen_version = context.registry.settings.version
         self._acts: dict[MaintenanceTask, Callable[[int], None]] = {
             MaintenanceTask.FLUSH: self._flush,
+            MaintenanceTask.COMMIT: self._commits.upkeep,
             MaintenanceTask.PRODUCERS: self._expire_producers,
             MaintenanceTask.CHECKPOINT: lambda _: self.checkpoint(),
             MaintenanceTask.ROLL: self._roll,
@@ -138,7 +139,6 @@ class MaintenanceScheduler(Maintenance):
         written = self._registry.written().items()
         overdue = (each for each in written if each[1].flusher.is_overdue(now_ms))
         self._attempt_each(MaintenanceTask.FLUSH, overdue, flush)
-        self._attempt(MaintenanceTask.FLUSH, "", partial(self._commits.upkeep, now_ms))
 
     def _expire_producers(self, now_ms: int) -> None:
         expiration_ms = self._registry.settings.broker_config.producer_id_expiration_ms
