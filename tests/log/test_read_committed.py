@@ -18,7 +18,7 @@ from logfs.log.read.read_committed import Isolation
 from logfs.log.segment.batch_iterator import DamagedRange
 from logfs.log.segment.batch_scanner import scan_from
 from logfs.store.store import Store
-from tests.support.batches import NOW, batch
+from tests.support.batches import NOW, Producer, batch
 from tests.support.partitions import by_splits, flip, log
 
 if TYPE_CHECKING:
@@ -441,3 +441,25 @@ def test_a_roll_does_not_wait_for_the_transaction_index(log_dir: Path, tmp_path:
         beside.refresh()
         assert [record.value for record in beside[NAME].read()] == [b"a", b"B", b"c", b"d"]
         away.rename(txn_index_of(log_dir))
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_a_follower_learns_of_an_end_in_a_segment_that_it_never_saw(
+    log_dir: Path, commit: bool
+) -> None:
+    """A transaction that ended in a segment that was dropped between two looks is not open any more."""
+    with Store(log_dir, clock=lambda: NOW) as store, Store(log_dir, read_only=True) as beside:
+        orders = store.create(NAME)
+        producer = Producer(orders, 7)
+        producer.send("a")
+        beside.refresh()
+        assert [*beside[NAME].committed.read()] == []
+        producer.end(commit=commit)
+        orders.roll(NOW)
+        orders.append([b"later"])
+        store.delete_records(NAME, 2)
+        store.retain()
+        assert orders.segments[0].base_offset == 2
+        beside.refresh()
+        assert [record.value for record in beside[NAME].committed.read()] == [b"later"]
+        assert beside[NAME].committed.text(View.LINES).read(0, 100) == b"later\n"

@@ -226,10 +226,11 @@ class LivePartition(Log):
             state = self.state
             if state.stable_end is not None:
                 return state
-            end, start = state.log_end_offset, state.log_start_offset
+            end, start, first = state.log_end_offset, state.log_start_offset, state.segments[0]
             # Cleared first, so that an error leaves no half-updated producers.
             known, self._producers = self._producers, None
-            if known is None or self._producers_end > end:
+            # Segments that were dropped before they were read may have ended transactions.
+            if known is None or not first.base_offset <= self._producers_end <= end:
                 local, now_ms = self.local_segments, self._clock()
                 begin = local[0].base_offset
                 self.snapshots.list_files()
