@@ -13,7 +13,6 @@ from logfs.format.batches.record import Record
 from logfs.format.encoding.batch_builder import BatchFormat, build_records
 from logfs.format.kernels import compaction_kernels
 from logfs.log.compaction.offset_map import SLOT_BYTES, OffsetMap
-from logfs.log.read.key_tables import hash_key
 
 MASK = 2**64 - 1
 # More keys than any of the maps has slots.
@@ -95,7 +94,9 @@ def spans_of(*batches: list[bytes | None], base: int = 0) -> tuple[np.ndarray, n
 
 def newest(known: OffsetMap, key: bytes) -> int:
     """Return the offset in the slot at which compaction looks for a key; -1 if there is none."""
-    slot = compaction_kernels.find_slot(known.slots, *hash_key(key, known.secret))
+    data = np.frombuffer(key, np.uint8)
+    words = compaction_kernels.hash_key(data, 0, len(key), known.secret)
+    slot = compaction_kernels.find_slot(known.slots, *map(np.uint64, words))
     return int(known.slots[slot, 2]) - 1
 
 

@@ -490,6 +490,25 @@ def test_a_kill_at_any_step_leaves_neither_loss_nor_garbage(
         assert log.end_offset == partition.active.base_offset
 
 
+def test_a_conflict_in_the_store_is_an_error(
+    log_dir: Path, server: ObjectServer, clock: Clock
+) -> None:
+    """An object that could not be overwritten (409) is not taken for stored."""
+    conflict = (
+        b"<Error><Code>OperationAborted</Code><Message>A conflicting operation</Message></Error>"
+    )
+    with Store(log_dir, clock=clock) as store:
+        partition = tiered(store, f"s3://{BUCKET}/tiered")
+        fill(partition, 100)
+        store.tiered.owner.claim()
+        answer = Answer("409 Conflict", conflict)
+        server.fault = lambda request: answer if request.method == "PUT" else None
+        with pytest.raises(RemoteStorageError, match="OperationAborted"):
+            tier(store)
+        server.fault = lambda request: None
+        tier(store)
+
+
 @pytest.mark.parametrize("layout", ["aiven", "local"])
 def test_faults_of_the_server(
     log_dir: Path, server: ObjectServer, clock: Clock, layout: str

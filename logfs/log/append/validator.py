@@ -155,7 +155,8 @@ def _check_columns(decoded: Columns, config: LogConfig, now_ms: int) -> None:
     suspect &= times != NO_TIMESTAMP
     if config.is_compacted:
         suspect |= decoded.key_lengths < 0
-    for record in decoded.select(suspect).records() if suspect.any() else ():
-        refused = check_record(record, config, now_ms)
-        if refused is not None:
-            raise refused
+    if suspect.any():
+        for record in decoded.select(suspect).records():
+            refused = check_record(record, config, now_ms)
+            if refused is not None:
+                raise refused

@@ -51,7 +51,7 @@ class LiveSegment(Segment):
     def __init__(self, disk: Disk, directory: Path, base_offset: int) -> None:
         super().__init__(disk, directory, base_offset)
         # The identities by suffix. Empty until `identify`: the files are then those that loading found under the
-        # path.
+        # path, but for the transaction index, which is empty until then.
         self.identities: Files = {}
         self.last_timestamp = -1
         # Whether its bytes were cut off, and perhaps written again: nothing of it may be shown any more.

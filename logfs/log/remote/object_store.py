@@ -166,6 +166,9 @@ class ObjectStore:
                 raised.append(error)
                 raise
 
+        # Without `if_absent`, an answer 409 is a conflict in the store: an error as any other.
+        exists = self._obstore.exceptions.AlreadyExistsError if if_absent else ()
+
         def send() -> bool:
             left, first, size = parts(), [], 0
             try:
@@ -189,7 +192,7 @@ class ObjectStore:
                     max_concurrency=_MOST_PARTS,
                 )
                 return True
-            except self._obstore.exceptions.AlreadyExistsError:
+            except exists:
                 return False
             except BaseException:
                 if raised:

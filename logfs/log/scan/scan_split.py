@@ -41,7 +41,7 @@ class SegmentSplit:
     """The records [first_offset, end_offset) of a segment, to be read by another process.
 
     Reading begins at byte `position` of the .log file, and takes about `bytes` bytes. `aborted` has the aborted
-    transactions to leave out.
+    transactions to leave out, in ascending order for each producer.
     """
 
     segment: SegmentDescriptor

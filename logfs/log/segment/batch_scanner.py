@@ -549,7 +549,7 @@ def _sums(values: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int6
 
 
 def text_size(found: tuple[int, Batch] | Damage) -> TextSize:
-    """Return how many records something that a walk has yielded has, and how many bytes in each text view.
+    """Return the records of a batch or of damage, as a walk yields them, and their bytes in each text view.
 
     Damage has no records, and as many bytes in the views as in the file, so that readers can go past it. A batch
     whose records cannot be decoded counts as damage.

@@ -77,6 +77,7 @@ def save(disk: Disk, log: File, index: TextIndex) -> None:
     own = Disk()
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Not synced: a file that a power cut left unfinished has a wrong CRC, and is made again.
         with own.replacing(path, private_name(path)) as file:
             own.write(file, 0, entries + _TRAILER.pack(zlib.crc32(entries)))
         remove_oldest(own, path.parent, LIMIT_BYTES)

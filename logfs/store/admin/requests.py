@@ -269,7 +269,7 @@ class CommitOffsets(Request, operation="commit_offsets"):
     """Commit an offset of a group for each of several partitions, all or none; the answer has the `offsets`.
 
     `offsets` maps the name of a partition, or of a topic for all of its partitions, to a number, or to words that
-    `resolve_offset` accepts. With `skips_missing`, partitions that do not exist are left out.
+    `resolve_offset` accepts. With `skips_missing` all names are those of partitions, and missing ones are left out.
     """
 
     group: str
@@ -282,12 +282,13 @@ class CommitOffsets(Request, operation="commit_offsets"):
 
     def run(self, store: Store, report: Report) -> Answer:
         homes = store.registry.homes
-        found = {
-            name: resolve_offset(store[name], words)
-            for wanted, words in self.offsets.items()
-            for name in names.partitions_named(wanted, homes)
-            if name in homes or not self.skips_missing
-        }
+        found: dict[str, int] = {}
+        for wanted, words in self.offsets.items():
+            if self.skips_missing:
+                meant = [wanted] if wanted in homes else []
+            else:
+                meant = names.partitions_named(wanted, homes)
+            found |= {name: resolve_offset(store[name], words) for name in meant}
         if found:
             store.groups.commit_all(self.group, found)
         return {"offsets": found}
