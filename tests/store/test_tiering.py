@@ -499,7 +499,7 @@ def test_a_conflict_in_the_store_is_an_error(
     )
     with Store(log_dir, clock=clock) as store:
         partition = tiered(store, f"s3://{BUCKET}/tiered")
-        fill(partition, 100)
+        fill(partition, 400)
         store.tiered.owner.claim()
         answer = Answer("409 Conflict", conflict)
         server.fault = lambda request: answer if request.method == "PUT" else None
