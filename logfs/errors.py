@@ -30,6 +30,10 @@ class PartitionExists(LogfsError):
     """The store already has a partition of that name."""
 
 
+class PartitionNotEmpty(LogfsError):
+    """A partition that was to be deleted only without records has records."""
+
+
 class UnknownVolume(LogfsError, LookupError):
     """The plugin for containers has no volume of that name."""
 

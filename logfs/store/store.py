@@ -335,13 +335,13 @@ class Store:
         """Return an object that appends to all partitions of a topic, and reads them merged by time."""
         return Topic(self, name)
 
-    def delete(self, name: str) -> None:
+    def delete(self, name: str, *, only_empty: bool = False) -> None:
         """Delete a partition as Kafka does: rename it at once, and have it removed after `file.delete.delay.ms`.
 
         The committed offsets of consumer groups for the partition are removed, too. With the last partition of a
         topic, the topic's settings are removed. Raises `UnknownPartition`, `NotWritable`, `InvalidStore` if a log
-        directory of the store that is not open here has committed offsets, and the error that keeps the partition
-        offline.
+        directory of the store that is not open here has committed offsets, the error that keeps the partition
+        offline, and with `only_empty` `PartitionNotEmpty` if it has records.
         """
         self._check_writable(name)
         _ = self[name]
@@ -352,7 +352,10 @@ class Store:
             if partition is None:
                 raise self.offline.get(name) or UnknownPartition(f"{name}: no such partition")
             delay_ms = partition.config.file_delete_delay_ms
-            partition.close(UnknownPartition(f"{name}: the partition was deleted"))
+            with partition.flusher.lock, partition.lock:
+                if only_empty:
+                    partition.check_empty()
+                partition.close(UnknownPartition(f"{name}: the partition was deleted"))
             doomed = partition.directory.with_name(
                 names.deleted_directory(partition.name, uuid.uuid4().hex)
             )

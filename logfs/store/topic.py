@@ -76,10 +76,13 @@ class Topic:
         """
         return [self._store.create(name) for name in reversed(self.missing(partitions))][::-1]
 
-    def delete(self) -> None:
+    def delete(self, *, only_empty: bool = False) -> None:
         """Delete all partitions of the topic, its settings and its committed offsets. Raises as `Store.delete`."""
-        for partition in self.partitions:
-            self._store.delete(partition.name.directory)
+        partitions = self.partitions
+        for partition in partitions if only_empty else ():
+            writable(partition).check_empty()
+        for partition in partitions:
+            self._store.delete(partition.name.directory, only_empty=only_empty)
 
     def append(self, records: Iterable[bytes | Record]) -> Sequence[tuple[int, int]]:
         """Append records to the partitions that Kafka's default partitioner chooses; return where each record is.

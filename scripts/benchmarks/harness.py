@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import shutil
@@ -215,6 +216,13 @@ def build(log_dir: Path, name: str, lines: Lines, count: int, buffer_bytes: int)
 
 
 # Daemons.
+
+
+def remove(partition: Path) -> None:
+    """Delete a partition of a mount with its records."""
+    end = json.loads((partition / "status.json").read_text())["log_end_offset"]
+    (partition / "log-start-offset").write_text(str(end))
+    partition.rmdir()
 
 
 class Daemon:

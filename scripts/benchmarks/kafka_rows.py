@@ -22,6 +22,7 @@ from harness import (
     in_rounds,
     logfs,
     percentile,
+    remove,
     say,
     settle,
     shell,
@@ -101,7 +102,7 @@ class Appends:
         seconds = timed(lambda: shell('cat "$1" >> "$2"', self.source, partition / "append"))
         expect("records in the log", end_of(partition), self.count)
         expect("CRC of the records", crc_of(partition / "records"), self.crc)
-        partition.rmdir()
+        remove(partition)
         return seconds
 
     def theirs(self, codec: str, count: int = 0) -> float:

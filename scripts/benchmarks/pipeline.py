@@ -24,6 +24,7 @@ from harness import (
     in_rounds,
     logfs,
     percentile,
+    remove,
     say,
     settle,
     shell,
@@ -410,7 +411,7 @@ class Sinks:
         (partitions[0] / "config/file.delete.delay.ms").write_text("0")
         seconds = self._timed("logfs", self.mounted, topic, path=str(self.mounted))
         for partition in partitions:
-            partition.rmdir()
+            remove(partition)
         return seconds
 
     def kafka(self) -> float:

@@ -12,6 +12,7 @@ import logfs
 from logfs.format.messages.group_record import key_view, parse_key, parse_value, value_view
 from logfs.store.groups import TOPIC
 from logfs.store.store import Store
+from tests.support.command_line import ok
 from tests.support.processes import wait_for
 from tests.support.stores import assert_clean
 
@@ -148,7 +149,7 @@ def test_kafka_lists_offsets_committed_through_files(
     (folder / "billing").write_text("7\n")
     (folder / "new").write_text("earliest\n")
     (folder / "a%2Fb").write_text("latest\n")
-    (folder / "gone").unlink()
+    ok("groups", str(broker.log_dir), "--forget", "gone", "orders-0")
     # logfs has created no further partition of the offsets topic.
     assert len(list(broker.log_dir.glob(f"{TOPIC}-*"))) == 4
     mount.stop()

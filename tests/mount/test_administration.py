@@ -91,6 +91,12 @@ def as_nobody(script: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def empty(topic: Path) -> None:
+    """Delete all records of a partition, which then can be removed by rmdir."""
+    end = orjson.loads((topic / "status.json").read_bytes())["log_end_offset"]
+    (topic / "log-start-offset").write_text(str(end))
+
+
 def call(*words: str | Path) -> subprocess.CompletedProcess[str]:
     """Run a command of `logfs` that may fail."""
     return subprocess.run(
@@ -181,11 +187,12 @@ def test_mkdir_elsewhere(shared: Mount, topic: Path) -> None:
 
 
 def test_rmdir(shared: Mount, topic: Path) -> None:
-    """rmdir deletes a partition with its files, as Kafka does: it is renamed to `*-delete`, and removed after
+    """rmdir deletes a partition without records, as Kafka does: it is renamed to `*-delete`, and removed after
     `file.delete.delay.ms`. The name can then be used again, with default settings.
     """
     log_dir = shared.log_dirs[0]
     (topic / "append").write_bytes(b"a\nb\n")
+    empty(topic)
     (topic / "config/file.delete.delay.ms").write_text("0")
     topic.rmdir()
     assert not topic.exists()
@@ -201,9 +208,37 @@ def test_rmdir(shared: Mount, topic: Path) -> None:
 def test_rmdir_waits_for_the_delay(shared: Mount, topic: Path) -> None:
     """Until `file.delete.delay.ms` has passed, a deleted partition's files exist under Kafka's name `*-delete`."""
     (topic / "append").write_bytes(b"a\n")
+    empty(topic)
     topic.rmdir()
     (doomed,) = shared.log_dirs[0].glob(f"{topic.name}.*-delete")
     assert (doomed / "00000000000000000000.log").stat().st_size > 0
+
+
+def test_rmdir_and_rm_destroy_no_records(shared: Mount, topic: Path) -> None:
+    """A partition or topic with records is ENOTEMPTY, with the command that deletes it; `rm -rf` changes nothing."""
+    name, number = topic.name.rsplit("-", 1)
+    (topic / "append").write_bytes(b"a\nb\n")
+    (topic / "groups/billing").write_text("1")
+    (topic / "config/retention.ms").write_text("7200000")
+    whole_topic = shared.path / "topics" / name
+    for path in (topic, whole_topic):
+        with refuses(errno.ENOTEMPTY):
+            path.rmdir()
+        log_dir = shared.log_dirs[0]
+        assert f"has 2 records; 'logfs delete {log_dir}/{name}-{number}'" in shared.errors()
+
+    def look() -> object:
+        files = ("records.jsonl", "groups/billing", "config/retention.ms")
+        return sorted(os.listdir(shared.path)), [(topic / each).read_bytes() for each in files]
+
+    before = look()
+    for path in (topic, whole_topic, topic / "groups", shared.path / ".logfs", shared.path):
+        done = subprocess.run(["rm", "-rf", path], capture_output=True, text=True, check=False)
+        assert done.returncode == 1
+        assert look() == before
+    assert f"'logfs groups {shared.log_dirs[0]} --forget billing {topic.name}'" in shared.errors()
+    assert call("delete", shared.log_dirs[0] / topic.name).returncode == 0
+    assert not topic.exists()
 
 
 def test_rmdir_refuses_everything_but_partitions(shared: Mount, topic: Path) -> None:
@@ -226,7 +261,7 @@ def test_deleted_under_open_handles(shared: Mount, topic: Path) -> None:
     """When a partition is deleted while it is open, writes fail with ENOENT, reads continue, and its name is free."""
     (topic / "append").write_bytes(b"a\n")
     with (topic / "records").open("rb") as reader, (topic / "append").open("ab", 0) as writer:
-        topic.rmdir()
+        assert call("delete", shared.log_dirs[0] / topic.name).returncode == 0
         with refuses(errno.ENOENT):
             writer.write(b"b\n")
         assert reader.read() == b"a\n"

@@ -117,7 +117,7 @@ def test_what_is_local_does_not_wait(tmp_path: Path, server: ObjectServer) -> No
         assert b"records" in run("ls", "-la", orders)
         run("ls", "-la", local, path / "topics/local", path / ".logfs", orders / "segments")
         run("df", path)
-        run("mkdir", path / "new-0", path / "topics/new-topic")
+        run("mkdir", path / "new-0", path / "gone-0", path / "topics/new-topic")
         for name in (".logfs/status.json", ".logfs/metrics", "local-0/status.json", "local-0/ctl"):
             assert run("cat", path / name)
         assert orjson.loads(run("cat", orders / "status.json"))
@@ -128,5 +128,5 @@ def test_what_is_local_does_not_wait(tmp_path: Path, server: ObjectServer) -> No
         assert run("cat", orders / "offsets/2000") == b"new"
         assert b"earliest" in run("ls", local / "offsets")
         run("sh", "-c", f"echo 3600000 > {local}/config/retention.ms; chmod 600 {local}/append")
-        run("sh", "-c", f"echo 5 > {local}/groups/billing; rmdir {path}/new-0")
+        run("sh", "-c", f"echo 5 > {local}/groups/billing; rmdir {path}/gone-0")
     assert_clean(log_dir)

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from logfs.mount.write_behind.stream import LONGEST_LINE, Stream
 from logfs.store.store import Store
 from tests.mount.test_container import NOBODY, Container
+from tests.support.command_line import ok
 from tests.support.examples import examples
 from tests.support.mounts import Mount, clear, is_mounted, refuses
 from tests.support.processes import Threads, run, wait_for
@@ -720,7 +721,7 @@ def test_a_deleted_partition(pair: Pair) -> None:
     descriptor = open_to_append(behind / "append")
     os.write(descriptor, b"a line\n")
     os.fsync(descriptor)
-    directory.rmdir()
+    ok("delete", str(pair.store.log_dirs[0] / directory.name))
     os.write(descriptor, b"another\n")
     with refuses(errno.ENOENT):
         os.fsync(descriptor)

@@ -38,7 +38,7 @@ from logfs.store.groups import TOPIC, GroupOffset, Groups, resolve_offset
 from logfs.store.store import Store
 from tests.support.command_line import call, fails, ok
 from tests.support.examples import examples
-from tests.support.processes import run
+from tests.support.processes import run, wait_for
 from tests.support.requirements import need_command, need_root
 from tests.support.stores import assert_clean
 
@@ -578,7 +578,7 @@ def groups(orders: Path) -> Path:
 
 
 def test_files_of_groups(mount: Mount, groups: Path) -> None:
-    """`echo 5 > groups/new` commits, cat and ls show the offsets, and rm deletes one."""
+    """`echo 5 > groups/new` commits, cat and ls show the offsets, and `rm` deletes none."""
     assert os.listdir(groups) == []
     before = time.time()
     run("sh", "-c", "echo 5 > new; echo 12 >> billing; echo 13 > billing", cwd=groups)
@@ -590,14 +590,14 @@ def test_files_of_groups(mount: Mount, groups: Path) -> None:
     assert before - 0.01 <= found.st_mtime <= after
     assert (groups / "billing.lag").read_text() == "7\n"
     assert (groups / "billing.lag").stat().st_size == 2
-    run("rm", groups / "billing")
+    forget(mount, "billing")
     assert os.listdir(groups) == ["new"]
     for name in ("billing", "billing.lag", "nobody", "nobody.lag"):
         with pytest.raises(FileNotFoundError):
             (groups / name).read_bytes()
-    with pytest.raises(FileNotFoundError):
-        (groups / "billing").unlink()
     run("sh", "-c", "echo 6 > billing", cwd=groups)
+    with pytest.raises(PermissionError):
+        (groups / "billing").unlink()
     assert (groups / "billing").read_text() == "6\n"
 
 
@@ -685,15 +685,16 @@ def test_a_group_exists_once_it_has_an_offset(groups: Path) -> None:
     assert (groups / "h").read_text() == "6\n"
 
 
-def test_a_group_can_be_removed_while_its_file_is_open(groups: Path) -> None:
-    """An open file of a removed group keeps its text, and the name is free for a new group."""
+def test_a_group_can_be_forgotten_while_its_file_is_open(mount: Mount, groups: Path) -> None:
+    """An open file of a forgotten group keeps its text; the file is empty then, and gone when it is closed."""
     (groups / "g").write_text("4")
     with (groups / "g").open() as held:
-        (groups / "g").unlink()
-        assert not (groups / "g").exists()
+        forget(mount, "g")
         assert held.read() == "4\n"
-        (groups / "g").write_text("5")
-        assert (groups / "g").read_text() == "5\n"
+        assert (groups / "g").read_text() == ""
+    wait_for(lambda: not (groups / "g").exists())
+    (groups / "g").write_text("5")
+    assert (groups / "g").read_text() == "5\n"
 
 
 def test_names_of_groups(mount: Mount, groups: Path) -> None:
@@ -716,6 +717,11 @@ def test_names_of_groups(mount: Mount, groups: Path) -> None:
     mount.stop()
     with Store(mount.log_dirs, read_only=True) as store:
         assert offsets(store) == dict.fromkeys(files, 3)
+
+
+def forget(mount: Mount, group: str) -> None:
+    """Delete the offset of a group for orders-0 by the command."""
+    ok("groups", mount.log_dirs[0], "--forget", group, "orders-0")
 
 
 def test_invalid_file_names_of_groups_are_refused(mount: Mount, groups: Path) -> None:
@@ -789,7 +795,7 @@ def test_the_mode_of_the_directory_decides_who_may_commit(
 def test_other_users_may_read_and_not_commit(
     make_mount: Callable[..., Mount],
 ) -> None:
-    """Without w on the directory another user can read offsets, but neither commit nor forget them."""
+    """Without w on the directory another user can read offsets, but not commit them; nobody can remove a file."""
     need_root()
     setpriv = need_command("setpriv")
     mount = make_mount("-o", "allow_other")
@@ -799,7 +805,7 @@ def test_other_users_may_read_and_not_commit(
     script = "cat g; echo 0 > g || echo no; echo 0 > h || echo no; rm -f g || echo no"
     assert run(*other, script, cwd=groups) == "0\nno\nno\nno\n"
     groups.chmod(0o777)
-    assert run(*other, "echo 0 > h && ls && rm g && ls", cwd=groups) == "g\nh\nh\n"
+    assert run(*other, "echo 0 > h && ls; rm g || ls", cwd=groups) == "g\nh\n" * 2
 
 
 def test_a_read_only_mount(mount: Mount, groups: Path, make_mount: Callable[..., Mount]) -> None:
@@ -820,10 +826,10 @@ def test_a_read_only_mount(mount: Mount, groups: Path, make_mount: Callable[...,
         assert caught.value.errno == errno.EROFS
 
 
-def test_rmdir_forgets(mount: Mount, groups: Path) -> None:
-    """A partition that is created again after its removal has no groups."""
+def test_a_deletion_forgets(mount: Mount, groups: Path) -> None:
+    """A partition that is created again after its deletion has no groups."""
     (groups / "g").write_text("4")
-    groups.parent.rmdir()
+    ok("delete", f"{mount.log_dirs[0]}/orders-0")
     assert os.listdir(mount.partition("orders-0") / "groups") == []
 
 
@@ -837,7 +843,7 @@ def test_the_commits_are_records_of_a_partition(mount: Mount, groups: Path) -> N
             assert len(records.read_bytes().splitlines()) == count
             time.sleep(0.06)
         (groups / "g1").write_text(str(count))
-    (groups / "g1").unlink()
+    forget(mount, "g1")
     *_, last = (orjson.loads(line) for line in records.read_bytes().splitlines())
     assert last["value"] is None
     assert (folder / "config/cleanup.policy").read_text() == "compact\n"

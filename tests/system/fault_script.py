@@ -278,7 +278,6 @@ class _Script:
     def make_and_remove(self) -> None:
         name = f"tmp-{self.next_number()}"
         self.make(name)
-        self.append(name, 2)
         if self.call(f"rmdir {name}", lambda: os.rmdir(self.mountpoint / name)):
             self.journal.partitions[name] = False
         elif name in self.journal.partitions:

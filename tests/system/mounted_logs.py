@@ -321,10 +321,7 @@ class MountedLogs(Logs):
 
     def forget_offset_by_mount(self, name: str) -> None:
         if self.commits.pop((GROUP, name), None) is not None:
-            if self.chance.random() < 0.5:
-                (self.path(name) / "groups" / GROUP).unlink()
-            else:
-                self.run("groups", *self.log_dirs, "--forget", GROUP, name)
+            self.run("groups", *self.log_dirs, "--forget", GROUP, name)
 
     def recreate_by_mount(self, name: str) -> None:
         self.drop_deleted(name)
@@ -335,7 +332,11 @@ class MountedLogs(Logs):
             place = self.path(name)
             if len(self.topic(name)) == 1 and self.chance.random() < 0.5:
                 place = self.path(f"topics/{topic_of(name)}")
-            place.rmdir()
+            logs = [each for each in LOGS if topic_of(each) == topic_of(name)]
+            if all(self.models[each].start == self.models[each].end for each in logs):
+                place.rmdir()
+            else:
+                self.run("delete", *self.log_dirs, place.name)
             place.mkdir()
             self.run("config", *self.log_dirs, "--topic", topic_of(name), *settings)
         else:

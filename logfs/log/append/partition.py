@@ -15,6 +15,7 @@ from logfs.errors import (
     NotWritable,
     OffsetOutOfRange,
     PartitionFailed,
+    PartitionNotEmpty,
     RecordTooLarge,
     UnknownPartition,
 )
@@ -266,6 +267,14 @@ class Partition(Log):
                 timestamp = batch.max_timestamp
             self.publish(last_timestamp=timestamp)
             return AppendResult(first_offset, self.log_end_offset - 1, consumed, refused)
+
+    def check_empty(self) -> None:
+        """Raise `PartitionNotEmpty` if the log has records."""
+        count = self.log_end_offset - self.log_start_offset
+        if count:
+            raise PartitionNotEmpty(
+                f"{self.name.directory}: has {count} records; 'logfs delete {self.directory}' deletes it with them"
+            )
 
     def check_appendable(self) -> None:
         """Raise `NotWritable`, `PartitionFailed` or `UnknownPartition` if no append can succeed."""

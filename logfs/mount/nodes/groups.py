@@ -41,7 +41,7 @@ _NAME_BYTES = 255
 class GroupsFolder(DirectoryNode):
     """A directory with a file for each group that has committed an offset for a partition of `readers`.
 
-    Read permission allows seeing the offsets, write permission committing and forgetting.
+    Read permission allows seeing the offsets, write permission committing.
     """
 
     allowed_bits = 0o777
@@ -89,11 +89,15 @@ class GroupsFolder(DirectoryNode):
         return GroupFile(self.context, name, self, group)
 
     def unlink(self, name: str) -> None:
-        """Forget the committed offsets of a group. Raises ENOENT if there is none."""
-        group, groups = self._writable(name), self.context.store.groups
-        forgotten = [groups.forget(group, each.name.directory) for each in self.readers]
-        if not any(forgotten):
-            raise OSError(errno.ENOENT, f"{self.path}/{name}: no such group")
+        """Raise EPERM, because `rm -r` of a partition must not delete the offsets of its groups."""
+        group, log_dirs = self._writable(name), self.context.store.log_dirs
+        assert self.parent is not None
+        paths = " ".join(str(log_dir.path) for log_dir in log_dirs)
+        raise refuse(
+            errno.EPERM,
+            f"{self.path}/{name}: cannot be removed; 'logfs groups {paths} --forget {group} {self.parent.name}' "
+            "deletes the offsets",
+        )
 
     def commits(self, group: str) -> Commits:
         """Return the commits of a group in the order of the partitions; partitions without a commit are left out."""
@@ -156,7 +160,7 @@ class TopicGroups(GroupsFolder):
             found[numbered[line[0]]] = line[1]
         if not found:
             raise InvalidName(
-                "the text is empty: write an offset; to forget the group's offsets, remove the file"
+                "the text is empty: write an offset; 'logfs groups --forget' deletes the group's offsets"
             )
         return found
 

@@ -95,10 +95,10 @@ class RootDirectory(DirectoryNode):
         PermissionTable(partition).set("", access)
 
     def rmdir(self, name: str) -> None:
-        """Delete a partition as Kafka does: rename it now, and remove its files after `file.delete.delay.ms`."""
+        """Delete a partition without records as Kafka does. Raises `PartitionNotEmpty` if it has records."""
         if name in self._fixed:
             raise refuse(errno.EPERM, f"{self.path}{name}: is reserved for logfs")
-        self.context.store.delete(name)
+        self.context.store.delete(name, only_empty=True)
 
 
 class OfflineDirectory(DirectoryNode):

@@ -90,10 +90,10 @@ class TopicsDirectory(_Folder):
             PermissionTable(partition).set("", access)
 
     def rmdir(self, name: str) -> None:
-        """Delete all partitions of a topic, in the same way as `rmdir` of a partition at the root."""
+        """Delete all partitions of a topic. Raises `PartitionNotEmpty` if any has records; then none is deleted."""
         if self.find(name) is None:
             raise OSError(errno.ENOENT, f"{self.path}/{name}: no such topic")
-        Topic(self.context.store, name).delete()
+        Topic(self.context.store, name).delete(only_empty=True)
 
 
 class TopicDirectory(_Folder):
