@@ -29,13 +29,14 @@ from tests.support.crashdisk import RecordingDisk, State, Workload
 from tests.support.requirements import DEEP
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from logfs.format.files.commit_file import CommitLog, Pending, StagedFile
     from logfs.log.append.staged_batches import StagedAppend
     from logfs.log.disk.disk import File
     from logfs.log.segment.batch_iterator import Damage
+    from logfs.store.staged_commits import Committed
 
 pytestmark = pytest.mark.usefixtures("quiet_log")
 
@@ -558,7 +559,7 @@ def _rebuilt_without_fsync(patch: pytest.MonkeyPatch) -> None:
     Each of the two faults is harmless without the other: a wrong index is rebuilt when it is used.
     """
     patch.setattr(SparseIndex, "flush", lambda self: None)
-    patch.setattr(Segment, "repaired", lambda self, number: None)
+    patch.setattr(Segment, "_repaired", lambda self, number: None)
 
 
 def _cleaned_without_fsync(patch: pytest.MonkeyPatch) -> None:
@@ -645,7 +646,14 @@ def _commit_without_taking_stock(patch: pytest.MonkeyPatch) -> None:
 
 def _commit_without_a_look_back(patch: pytest.MonkeyPatch) -> None:
     """A commit that was made before is made again when it is sent again."""
-    patch.setattr(Commits, "last", lambda self, writer: None)
+
+    def careless(
+        self: Commits, writer: str, sequence: int, staged: Iterable[StagedFile]
+    ) -> Committed:
+        self.finish()
+        return self._commit(writer, sequence, [*staged])
+
+    patch.setattr(Commits, "commit", careless)
 
 
 def _commit_that_keeps_its_place(patch: pytest.MonkeyPatch) -> None:
