@@ -9,7 +9,7 @@
 - `line_framer`: cuts a stream of writes into whole lines or envelopes, and appends these.
 - `topic_framer`: cuts a stream of writes to a topic, and chooses the partitions, as Kafka's producer does.
 
-What refuses a record that is written to `append` or `append.jsonl`, in this order:
+A record written to `append` or `append.jsonl` may be refused for these reasons, which are checked in this order:
 
 1. `partition.writable`: the store is read-only. `Partition.check_appendable`: the topic is a mirror, the partition
    was deleted or closed, or an earlier write or fsync failed.
@@ -23,7 +23,7 @@ What refuses a record that is written to `append` or `append.jsonl`, in this ord
 6. A due or requested sync fails (`flush.messages`, O_SYNC, O_DSYNC): the records are in the log and readable, but not
    durable; the write fails, and so do all later appends.
 
-If lines before the refused one were appended, write(2) returns their size, and the next write has the error.
+If lines before the refused one were appended, write(2) returns their size, and the next write fails with the error.
 docs/filesystem.md ("Errors") has the errno of each class of error. The classes are `NotWritable`, `UnknownPartition`
 and `PartitionFailed` in steps 1 and 6, and `InvalidEnvelope`, `InvalidRecord` and `RecordTooLarge` in steps 2 to 4.
 In step 5, the `OSError` of a full disk keeps its own errno. A producer's batch (`append_batch`, Python only) is

@@ -1,7 +1,7 @@
-"""The appends of a follower: batches of another log, byte for byte, at the offsets that they have there.
+"""Append batches of another log byte for byte, at their offsets in that log, as a follower does.
 
-A leader checks what producers send, and assigns offsets. A follower takes what the leader's log has (kafka-storage
-2.9.1): codecs, timestamps, leader epochs, producer ids, transactions with their markers, and the gaps of compaction.
+A leader checks the batches of producers and assigns offsets. A follower changes nothing (kafka-storage 2.9.1): it
+keeps codecs, timestamps, leader epochs, producer ids, transaction markers, and the gaps that compaction has left.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ def append_fetched(
     note_gap: Callable[[], object] = lambda: None,
     source: str = "",
 ) -> int:
-    """Append the whole batches in `data` that lie at or above the log end, and return how many bytes they have.
+    """Append the whole batches in `data` that begin at or above the log end, and return their size in bytes.
 
-    `data` is what Kafka's Fetch returns for an offset: it may begin with batches that this log has already, and end
-    with a part of a batch; both are left out. `note_gap` is called before a batch is appended whose base offset is
+    `data` is what Kafka's Fetch returns for an offset: it may begin with batches that this log already has, and end
+    with an incomplete batch; both are left out. `note_gap` is called before a batch is appended whose base offset is
     above the log end, as after compaction: the caller then records that offsets may be missing from this log. The
     batches are readable at once, and durable after `flush`. `source` is the expected value of the topic's setting
     `logfs.mirror.source`: if the setting has another value, nothing is appended and `NotWritable` is raised.
 
     Raises `Diverged`; `Corrupt` for bytes that are no valid batch; `NotWritable`, `PartitionFailed`,
-    `UnknownPartition`; and the `OSError` of a full disk. What was appended before the error stays.
+    `UnknownPartition`; and the `OSError` of a full disk. The batches that were appended before the error stay.
     """
     view = memoryview(data)
     start, end, has_gap = _take(partition, view, source, may_have_gaps=False)
     appended = end - start
     if has_gap:
-        # Called without the partition's lock, because `note_gap` takes locks that come before it.
+        # Called without the partition's lock, because `note_gap` takes locks that must be taken before that lock.
         note_gap()
         start, end, _ = _take(partition, view[end:], source, may_have_gaps=True)
         appended += end - start
@@ -65,9 +65,9 @@ def append_fetched(
 def _take(
     partition: Partition, view: memoryview, source: str, *, may_have_gaps: bool
 ) -> tuple[int, int, bool]:
-    """Append the whole batches in `view`, but without `may_have_gaps` only those before the first gap.
+    """Append the whole batches in `view`; without `may_have_gaps`, only those before the first missing offset.
 
-    Returns where in `view` they begin and end, and whether a gap follows.
+    Returns the positions in `view` at which the appended batches begin and end, and whether a gap stopped the call.
     """
     with partition.disk.hold(partition.lock):
         partition.check_mirror(source)
@@ -93,7 +93,7 @@ def _skip_known(partition: Partition, view: memoryview) -> int:
             break
         if header.next_offset > end:
             if partition.log_start_offset == end and not partition.active.size_bytes:
-                # The log start is inside of the batch, as after a deletion of records.
+                # The log is empty, and its start lies within the batch, as after Kafka's DeleteRecords.
                 partition.begin_segment(header.base_offset, partition.now_ms())
                 break
             raise Diverged(
@@ -105,7 +105,7 @@ def _skip_known(partition: Partition, view: memoryview) -> int:
 
 
 def _valid_batches(partition: Partition, view: memoryview) -> ScannedBatches | None:
-    """Return the valid batches at the start of `view`; None if it does not hold a whole batch.
+    """Return the valid batches at the start of `view`; None if `view` has no whole batch.
 
     Raises `Corrupt` if the first batch is whole and not valid.
     """
@@ -123,7 +123,7 @@ def _valid_batches(partition: Partition, view: memoryview) -> ScannedBatches | N
 
 
 def _append(partition: Partition, run: ScannedBatches) -> None:
-    """Append the batches of a run, and roll where the settings say so (kafka-storage 4.1)."""
+    """Append the batches of a run, and roll segments as the topic's settings require (kafka-storage 4.1)."""
     now_ms, config = partition.now_ms(), partition.config
     left = run.measured()
     while len(left.rows):
@@ -142,13 +142,13 @@ def _append(partition: Partition, run: ScannedBatches) -> None:
         for batch in deciding_batches(fits):
             partition.note_producer(batch, size)
         partition.note_appended(fits.text.records, size, config, now_ms)
-        # Published last, once the transaction indexes have the transactions that the batches abort.
+        # Published last: readers of committed records need the index entries of aborted transactions.
         partition.publish(last_timestamp=int(fits.rows[-1, MAX_TIMESTAMP]))
 
 
 def _write(partition: Partition, run: ScannedBatches, interval_bytes: int) -> None:
     """Write measured batches at the end of the active segment."""
-    # Epochs are written first, as in Kafka: after a crash, an epoch that begins at the log end concerns no record.
+    # Epochs are written first, as in Kafka: if a crash follows, a new epoch begins at the log end, without records.
     partition.epochs.note_batches(run.rows)
     active = partition.active
     writer, position = active.writer, active.size_bytes
@@ -159,9 +159,9 @@ def _write(partition: Partition, run: ScannedBatches, interval_bytes: int) -> No
 
 
 def begin_at(partition: Partition, offset: int, source: str = "") -> None:
-    """Drop the whole log, and let it begin at `offset`, because the other log has nothing below (kafka-storage 10.5).
+    """Drop all records and begin the log at `offset`, where the other log begins (kafka-storage 10.5).
 
-    The caller has made the log end durable as the log start. Epochs and producers are forgotten with the records.
+    The caller has made the log end durable as the log start. Leader epochs and producers are dropped too.
     Raises `OffsetOutOfRange` if `offset` is below the log end; `NotWritable`, `PartitionFailed`, `UnknownPartition`;
     and `OSError`.
     """
@@ -170,7 +170,7 @@ def begin_at(partition: Partition, offset: int, source: str = "") -> None:
         raise OffsetOutOfRange(
             f"{partition.name.directory}: the log cannot begin at offset {offset}, because it ends at {end}"
         )
-    # Done before the locks are taken. The old segments leave first, because a gap between two segments is damage.
+    # The old segments are dropped first: if both were in the log, the gap between them would count as damage.
     partition.drop_oldest(len(partition.segments))
     with partition.flusher.lock, partition.disk.hold(partition.lock):
         partition.check_mirror(source)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from logfs.log.recovery import Loaded
     from logfs.log.segment.segment import Segment
 
-# Segments stay open until they are durable. A flush is due once this many segments are not flushed at all.
+# Segments stay open until they are durable. A flush is due once this many last segments have no durable record.
 _MOST_UNFLUSHED = 16
 
 
@@ -44,8 +44,8 @@ class Flusher:
     def is_due(self) -> bool:
         """Whether a flush is due, because at least `flush.messages` records or 16 segments are not flushed.
 
-        One sealed segment is enough if those of all partitions together take too many descriptors. `flush.messages`
-        is the value that was in force at the last append.
+        One sealed segment is enough if the unflushed segments of all partitions hold too many descriptors.
+        `flush.messages` is the value that was in force at the last append.
         """
         state, point = self._log.state, self.recovery_point
         segments = state.segments
@@ -68,7 +68,7 @@ class Flusher:
     # What the partition reports.
 
     def note_append(self, config: LogConfig, now_ms: int) -> None:
-        """Note the time of an append, from which `flush.ms` counts after a flush, and the settings in force then."""
+        """Note an append's settings and, if it is the first after a flush, its time: `flush.ms` counts from there."""
         self._flush_messages = config.flush_messages
         if self._unflushed_since_ms is None:
             self._unflushed_since_ms = now_ms
@@ -123,7 +123,7 @@ class Flusher:
             return self.recovery_point
 
     def _sync(self, segments: Sequence[Segment], directory_is_dirty: bool) -> None:
-        # A segment that ends at the recovery point is included: its indexes were closed after its last flush.
+        # Include a segment that ends at the recovery point: its closing index entries may not have been flushed.
         changed = [segment for segment in self._unsynced if segment in segments]
         newest = segments_from(segments, self.recovery_point - 1)
         for segment in dict.fromkeys([*changed, *newest]):

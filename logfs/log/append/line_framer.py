@@ -1,4 +1,4 @@
-"""Framing, without FUSE: cuts the writes of one file handle into lines or envelopes, and appends these."""
+"""Framing: cuts the writes to one file handle into lines or envelopes, and appends them. Has no FUSE in it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from logfs.log.append.partition import Partition
 
-# A part of a divided write(2) that is followed by another has at least this size (docs/durability.md, P3).
+# The kernel divides a large write(2) into parts, all but the last of at least this size (docs/durability.md, P3).
 _PART_BYTES = (1 << 20) - 4096
 
 
@@ -22,13 +22,13 @@ class LineFramer:
 
     `carry` is the unfinished line. `skipped` is the error of a line that was refused before its newline arrived, None
     if there is none. The rest of that line is refused too, but not the good lines after it: a write that begins with
-    the rest of the line is taken only up to its newline, so that the next write begins with the good lines.
+    the rest of the line is consumed only up to its newline, so that the next write begins with the good lines.
 
     The kernel divides a write(2) of about 1 MiB or more. If the first part is refused, the caller gets the error, and
-    the other parts, which may have the newline, do not come: the next write begins a new line. If the second part is
-    refused, the caller is told only how many bytes the first part had, and writes the second again, perhaps in
-    smaller pieces. `refused_rest` is therefore kept: the end of a refused line whose beginning was in an earlier
-    part. It is refused each time that it comes.
+    the kernel does not send the other parts, which may have the newline: the next write begins a new line. If the
+    second part is refused, write(2) returns the size of the first part, and the caller writes the second part again,
+    perhaps in smaller pieces. `refused_rest` is the end of such a refused line, whose beginning was in an earlier
+    part. It is refused each time that the caller writes it.
     """
 
     def __init__(self, partition: Partition) -> None:
@@ -38,16 +38,16 @@ class LineFramer:
         self.carry = b""
         self.skipped: LogfsError | None = None
         self.refused_rest = b""
-        # Where in `refused_rest` the next write may begin: at the last refused piece again, or after that piece.
+        # Where in `refused_rest` the next write may begin: at the start or at the end of the last refused piece.
         self._rest_from = {0}
         self._refusal: LogfsError | None = None
-        # The size of the last write, 0 if not all of it was taken: then no other part of a divided write follows.
+        # The size of the last write, 0 if not all of it was consumed: then no other part of a divided write follows.
         self._last_size = 0
 
     def write(self, data: bytes) -> AppendResult:
-        """Take the data of one write(2). `consumed` in the result is the number of its bytes that were taken.
+        """Append the lines that one write(2) completes, keep its unfinished line; `consumed` counts bytes of `data`.
 
-        If `refused` is set and nothing was taken, the write fails with that error; if something was taken, the caller
+        If `refused` is set and `consumed` is 0, the write fails with that error; if `consumed` is greater, the caller
         writes the rest again. Raises `NotWritable`, `PartitionFailed` or `UnknownPartition` if no append can succeed.
         Raises `WouldBlock` in a thread that must not wait. Nothing has changed then, and the call can be repeated.
         """
@@ -120,20 +120,20 @@ class LineFramer:
             f"{self.partition.name.directory}: a line exceeds {self.limit} bytes, the limit of "
             "max.message.bytes or segment.bytes; the line is refused up to its newline"
         )
-        # The rest of a line that begins with a part of a divided write does not come.
+        # If the line began in the first part of a divided write, the kernel does not send the rest of it.
         has_rest = self.carry or len(data) < _PART_BYTES
         self.carry, self.skipped = b"", refused if has_rest else None
         return self._nothing_appended(0, refused)
 
     def _skip(self, data: bytes) -> AppendResult:
-        """Refuse the rest of a refused line, and leave good lines after it for the next write."""
+        """Refuse the rest of a refused line. Lines after it are not consumed: the caller writes them again."""
         reason, end = self.skipped, data.find(b"\n") + 1
         if end or len(data) >= _PART_BYTES:
             self.skipped = None
         return self._nothing_appended(end if end < len(data) else 0, reason)
 
     def _refuse_carried(self, lines: bytes, done: AppendResult) -> AppendResult:
-        """Refuse a line that earlier writes began, and drop its beginning. No byte of this write is taken."""
+        """Refuse a line that earlier writes began, and drop its beginning. No byte of this write is consumed."""
         if isinstance(done.refused, LogfsError):
             if self._last_size >= _PART_BYTES:
                 self.refused_rest = lines[len(self.carry) : lines.index(b"\n") + 1]

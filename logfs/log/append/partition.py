@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from logfs.log.segment.segment_writer import SegmentWriter
 
 _extent = attrgetter("base_offset", "next_offset", "size_bytes")
-# How often a read is repeated after it has met a file that is shorter than any writer leaves it.
+# How often a read is repeated after it found a file shorter than expected, such as an index that was truncated.
 _REBUILDS = 3
 # The leader epoch of a log without a broker. It is constant, so that a flipped bit in it is detected.
 LEADER_EPOCH = 0
@@ -97,9 +97,9 @@ class Partition(Log):
         """Append records and return the offset of the first; a `bytes` item is a record with that value and no key.
 
         The records are readable at once, and durable after `flush`. `RecordTooLarge` and `InvalidRecord` leave the
-        log unchanged. After the `OSError` of a full disk, or a crash, the log has all of a batch or nothing of it: if
-        the records need several batches, the first ones may stay. With `in_one_batch`, `RecordTooLarge` is raised for
-        records that need several.
+        log unchanged. A crash or the `OSError` of a full disk leaves only whole batches: if the records need several,
+        the first ones may stay. With `in_one_batch`, records that need several batches raise `RecordTooLarge`. Raises
+        `NotWritable`, `PartitionFailed` or `UnknownPartition` if the partition takes no appends at all.
         """
         wanted = [as_record(item) for item in records]
         now_ms, config = self._clock(), self.config
@@ -211,8 +211,8 @@ class Partition(Log):
     def note_producer(self, batch: Batch, size: int) -> None:
         """Note a batch in the state of its producer; it is among the last `size` bytes that were appended.
 
-        If the transaction that it aborts cannot be indexed, these bytes are cut off: other processes would read the
-        marker, and take the records for committed.
+        If the transaction that it aborts cannot be indexed, these bytes are cut off: without the index entry, other
+        processes would read the marker and treat the aborted records as committed.
         """
         aborted = self.producers.update(batch)
         if aborted is not None:
@@ -224,7 +224,7 @@ class Partition(Log):
                 raise self.fail("an aborted transaction could not be indexed", error) from error
 
     def _build(self, records: Sequence[Record], config: LogConfig, now_ms: int) -> Built:
-        """Build batches of the records up to the first that the topic refuses; `refused` of the result says why."""
+        """Build batches of the records before the first that the topic refuses; `refused` of the result says why."""
         form = self._format_for(config)[1]
         for number, record in enumerate(records):
             refused = self._refusal(record, config, now_ms)
@@ -248,7 +248,7 @@ class Partition(Log):
         return known
 
     def _append(self, built: Built, config: LogConfig, now_ms: int) -> AppendResult:
-        """Write batches one by one, and show them together. What a failed write left of a batch is cut off again."""
+        """Write batches one by one, and publish them together. A batch that was written only in part is cut off."""
         with self.disk.hold(self.lock):
             self.check_appendable()
             if len(built.batches) > 1:
@@ -284,7 +284,7 @@ class Partition(Log):
             raise NotWritable.of_mirror(self.name.directory, source)
 
     def check_mirror(self, source: str) -> None:
-        """Call `check_changeable`, and raise `NotWritable` unless the topic still mirrors `source`; under `lock`."""
+        """Call `check_changeable`; raise `NotWritable` unless the topic mirrors `source`. The caller holds `lock`."""
         self.check_changeable()
         if self.config.logfs_mirror_source != source:
             raise NotWritable(f"{self.name.directory}: is no longer a mirror of {source}")
@@ -317,7 +317,7 @@ class Partition(Log):
         return active.writer or active.activate(config)
 
     def _append_batch(self, batch: NewBatch, config: LogConfig, now_ms: int) -> None:
-        # Not the log end of `state`, which does not move until a call has appended all of its batches.
+        # The log end in `state` would be wrong: it moves only when `_append` has written all of its batches.
         base_offset = self.active.next_offset
         if self.epochs.latest < 0:
             self.check_may_block()
@@ -348,9 +348,9 @@ class Partition(Log):
         return error if error.errno in EXHAUSTED else self.fail("a write failed", error)
 
     def fail(self, what: str, error: OSError) -> PartitionFailed:
-        """Refuse all further appends (rule 7), and return their error, which tells `what` failed and why (`error`).
+        """Refuse all further appends (rule 7), and return the error that they raise: `what` failed, due to `error`.
 
-        If the whole log directory has failed, it is the error of the directory.
+        If the whole log directory has failed, returns the error of the directory instead.
         """
         if self.disk.failure is not None:
             self.failure = self.disk.failure
@@ -382,7 +382,7 @@ class Partition(Log):
     ) -> Segment:
         """Seal the active segment and return the next one, at the log end or, for a mirror, at an offset above it.
 
-        An empty active segment leaves the log. `log_start_offset` is the new log start; None keeps the present one.
+        An empty active segment is removed. `log_start_offset` is the new log start; None keeps the present one.
         Raises `OSError`, with the same effects as in `roll`. The caller holds `lock`.
         """
         before = self.active
@@ -452,9 +452,9 @@ class Partition(Log):
                     raise
 
     def close(self, ended: UnknownPartition | None = None) -> bool:
-        """Flush, trim and close the files; return True if the next opening can trust them without recovery.
+        """Flush, trim and close the files; return whether the next opening can trust them without recovery.
 
-        Returns False if the flush fails; the files then stay open. Later appends raise `ended`, or `PartitionFailed`
+        If the flush fails, returns False and leaves the files open. Later appends raise `ended`, or `PartitionFailed`
         if `ended` is None.
         """
         closed = ended or PartitionFailed(f"{self.directory}: the store is closed")
@@ -522,7 +522,7 @@ class Partition(Log):
             pass
 
     def check_truncatable(self, offset: int) -> None:
-        """Raise `OffsetOutOfRange` if the log cannot end at an offset, because only the object store has it."""
+        """Raise `OffsetOutOfRange` if the log cannot be truncated to `offset`, which only the object store has."""
         if self.state.segments[0].is_tiered and offset < self.local_start_offset:
             raise OffsetOutOfRange(
                 f"{self.name.directory}: offset {offset} is below {self.local_start_offset}, where the local "
@@ -545,7 +545,7 @@ class Partition(Log):
         start = min(before.log_start_offset, offset)
         local = [segment for segment in kept if not segment.is_tiered]
         self._producers = self.snapshots.restore(local, start, offset, now_ms)
-        # Readers see the shorter log before its files are cut. A transaction whose marker is cut off is open again.
+        # Readers see the shorter log before its files are cut. A transaction whose marker is cut off is then open.
         self.state = before._replace(
             segments=tuple(kept),
             log_start_offset=start,
@@ -554,7 +554,7 @@ class Partition(Log):
             generation=before.generation + 1,
             truncations=(*before.truncations, offset),
         )
-        # The last segment goes first, and all before the cut: after a crash at any step, the log has no gap.
+        # Segments are removed newest first, before the last kept one is cut: a crash at any step leaves no gap.
         for segment in reversed(dropped):
             # Readers of the segment keep its descriptors.
             segment.hold_open()
@@ -565,7 +565,7 @@ class Partition(Log):
             kept[-1].truncate(cut, self.config, now_ms)
         self.flusher.lower_recovery_point(offset)
         self.epochs.truncate_from_end(offset)
-        # A view that was made meanwhile may have shown bytes that were about to be cut.
+        # Raises the generation again: a text view that was made meanwhile may have shown bytes that were then cut.
         self.publish(changes_text=True)
 
     # Dropping segments (kafka-storage 7).
@@ -647,7 +647,7 @@ class Partition(Log):
         return dropped
 
     def detach_remote(self) -> None:
-        """Drop the segments that are only in an object store, and lie below the log start offset."""
+        """Drop the segments that are only in an object store. All of them must lie below the log start offset."""
         self.views.pin()
         with self.flusher.lock, self.lock:
             if self.segments[0].is_tiered:
@@ -675,7 +675,7 @@ class Partition(Log):
             check()
             try:
                 new.rename_suffix(names.SWAP)
-                # Synced before an old name goes: otherwise a power cut could leave neither the old nor the new.
+                # Synced before an old file is renamed: otherwise a power cut could leave neither the old nor the new.
                 self.disk.sync_directory(self.directory)
                 with self.lock:
                     due_ms = self._clock() + self.config.file_delete_delay_ms

@@ -9,10 +9,10 @@ if TYPE_CHECKING:
 
 
 class AppendResult(NamedTuple):
-    """The result of an append or a write: the offsets assigned, how much was taken, and why the rest was refused.
+    """The result of an append or a write: the offsets assigned, how much was consumed, and why the rest was refused.
 
     `consumed` counts bytes if the input was lines, else records. If nothing was appended, `last_offset` is
-    `first_offset` - 1. `refused` is None if all of the input was taken.
+    `first_offset` - 1. `refused` is None if no part of the input was refused.
     """
 
     first_offset: int

@@ -1,8 +1,8 @@
 """Batches that are staged in files of a partition directory, and how a decided commit puts them into the log.
 
-Staged batches are sealed, with base offsets from 0 on. Their place in the log is set by rewriting fields that no
-CRC covers: staged batches of 3 and 2 records have the base offsets 0 and 3, and get 100 and 103 in a log that ends at
-100. A `StagedAppend` writes the batches after the log end, where they are invisible, and then shows all of
+Staged batches are complete, with base offsets from 0 on. A commit rewrites only header fields that no CRC
+covers: staged batches of 3 and 2 records have the base offsets 0 and 3, and get 100 and 103 in a log that ends at
+100. A `StagedAppend` writes the batches after the log end, where they are invisible, and then publishes all of
 them at once: in the active segment by a new end, in new segments by a new list of segments. The header of the first
 batch is written last; until then, the log ends before it for processes that read the files. The store decides when
 the commit takes place.
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 
 class StagedWriter:
-    """Writes sealed batches to a file in a partition directory. A commit can name the file once it is closed."""
+    """Writes complete batches to a file in a partition directory. A commit can name the file once it is closed."""
 
     def __init__(self, disk: Disk, directory: Path, writer: str, sequence: int) -> None:
         """Create the file in a partition directory. Raises `FileNotFoundError` if there is no such directory.
@@ -110,7 +110,7 @@ def read_staged(disk: Disk, directory: Path, staged: StagedFile) -> Iterator[Sca
             position, offset = end, found.next_offset
         if offset != staged.record_count or disk.size(file) != staged.size_bytes:
             raise Corrupt(
-                f"{file.path}: contains {offset} records, but {staged.record_count} were staged"
+                f"{file.path}: its {offset} records or {disk.size(file)} bytes are not as many as were staged"
             )
     finally:
         file.close()
@@ -152,7 +152,7 @@ def measure_staged(
 
 
 def final_batches(disk: Disk, directory: Path, part: CommitPart) -> Iterator[ScannedBatches]:
-    """Yield the batches of a part in runs, as they will be in the log. The first `part.skip` batches are left out.
+    """Yield the batches of a commit's part as the log will have them, in runs, without the first `part.skip` batches.
 
     Offsets, leader epoch and, for LogAppendTime, timestamps are set. The `position` of each run is 0. Raises as
     `read_staged`.
@@ -196,13 +196,13 @@ class _SegmentRun:
 
 
 class StagedAppend:
-    """Puts staged batches into a partition: call `write`, then `publish` or `undo`.
+    """Appends staged batches to a partition: call `write`, then `publish` or `undo`.
 
     The caller holds `Flusher.lock` and the partition's `lock`.
     """
 
     def __init__(self, partition: Partition, part: CommitPart, size: StagedSize) -> None:
-        """Prepare the append of `part`, whose place is the log end; `size` is that of the batches to append."""
+        """Prepare the append of `part`, whose place is the log end; `size` is the total of the batches to append."""
         self.partition = partition
         self.part = part
         self._size = size
@@ -230,7 +230,7 @@ class StagedAppend:
             partition.disk.sync_directory(partition.directory)
 
     def _how_many_fit(self, batches: ScannedBatches) -> int:
-        """Return how many batches the last segment takes: all if it had some before, 1 or more if it is empty."""
+        """Return how many of `batches` fit in the last segment: all if it had batches before the commit."""
         run = self._runs[-1]
         if run.start:
             # `assign_place` has compared the whole part with the room in the segment.
@@ -259,7 +259,7 @@ class StagedAppend:
         run.end += len(part)
 
     def _seal(self, next_base: int) -> None:
-        """Finish the last run, and begin the next segment: only the last file of a log may be incomplete."""
+        """Complete the last run, seal its segment, and begin the next: only the last .log file may be incomplete."""
         run = self._runs[-1]
         if run.segment is self.partition.active:
             # Readers of the empty active segment must see nothing in it before all later segments are written.
@@ -276,7 +276,7 @@ class StagedAppend:
         writer.append_written(run.batches, self._config.index_interval_bytes)
 
     def undo(self) -> None:
-        """Take back what `write` did."""
+        """Remove the batches and segments that `write` has written."""
         partition = self.partition
         for run in reversed(self._runs):
             segment = run.segment
@@ -293,7 +293,7 @@ class StagedAppend:
     def publish(self, now_ms: int) -> None:
         """Make the batches visible.
 
-        Raises `PartitionFailed` after an `OSError`: how much was done is unknown, and the log takes no more appends.
+        Raises `PartitionFailed` for an `OSError`: how much was written is unknown, so the log takes no more appends.
         """
         partition, active = self.partition, self.partition.active
         first, last = self._runs[0], self._runs[-1]
@@ -323,7 +323,7 @@ class StagedAppend:
 def assign_place(
     partition: Partition, part: CommitPart, size: StagedSize, now_ms: int
 ) -> CommitPart:
-    """Return `part` with its place set to the log end, the leader epoch and, for LogAppendTime, the append time.
+    """Return `part` with its place (the log end), its leader epoch and, for LogAppendTime, its append time.
 
     The place (`base_offset`, `segment`, `position`) is that of the first batch to be written: the first `part.skip`
     batches are in the log already. `size` is that of the others. The caller holds the locks of the partition.
@@ -352,15 +352,15 @@ def assign_place(
 
 
 def reconcile(disk: Disk, directory: Path, part: CommitPart) -> tuple[CommitPart, bool]:
-    """Compare a part with the files of its partition; return it updated, and whether it can be written at its place.
+    """Compare a part with the files of its partition; return the new part, and whether to write it at its place.
 
     There are three cases:
 
-    - All of its batches are in the log, or the log now starts above them: the part is `done`, and the value is False.
-    - Batches of another writer are at or after its place: the files stay as they are, `skip` counts the batches of
-      the part that are in the log, and the value is False.
+    - All of its batches are in the log, or the log now starts above them: returns the part as `done`, and False.
+    - Batches of another writer are at or after its place: changes no file, and returns the part with `skip` set to
+      the number of its batches that are in the log, and False.
     - Nothing is at or after its place, except perhaps batches of the part that a crash has left, whole or cut short:
-      the value is True, and on a writable disk these remains are cut off.
+      on a writable disk, cuts these off. Returns the part as it is, and True.
 
     Raises `Corrupt` if a staged file does not match its description or if the place is within an existing batch,
     `FileNotFoundError` if a staged file is gone, and `OSError`.
@@ -372,7 +372,7 @@ def reconcile(disk: Disk, directory: Path, part: CommitPart) -> tuple[CommitPart
         if entry.name.endswith(names.LOG)
     )
     if bases and bases[0] > part.base_offset:
-        # The part was done, and has left the log since.
+        # The part was appended, and its records were deleted since.
         return replace(part, done=True), False
     bases = [base for base in bases if base >= part.segment]
     existing = _ExistingBatches(disk, directory, bases, part)
@@ -398,7 +398,7 @@ def reconcile(disk: Disk, directory: Path, part: CommitPart) -> tuple[CommitPart
 
 
 class _ExistingBatches:
-    """The files in which the batches of a part belong, and how many of its batches they hold."""
+    """The files from a part's place on, and how many batches of the part they have."""
 
     def __init__(self, disk: Disk, directory: Path, bases: Sequence[int], part: CommitPart) -> None:
         self._disk = disk
@@ -443,7 +443,7 @@ class _ExistingBatches:
         return False
 
     def check_place(self, part: CommitPart) -> None:
-        """Raise `Corrupt` if the part's place is within an existing batch. Such a place was set for another log."""
+        """Raise `Corrupt` if the part's place is within an existing batch: the place was assigned for another log."""
         segment = self._segments.get(part.segment)
         if segment is None:
             return

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 BATCH_BYTES = 16384
 """After so many bytes, records without a key go to another partition: the producer's `batch.size`."""
 
-# More than the encoding of a record takes besides its key, its value, and the bytes of its headers.
+# Upper bounds of the encoded bytes of a record besides key, value and headers, and of a header besides its contents.
 _RECORD_BYTES = 64
 _HEADER_BYTES = 10
 
@@ -39,11 +39,11 @@ class Partitioner:
         self.count = count
         self._choose = choose
         self.current = choose(count)
-        # How many more bytes of records without a key go to the current partition, at least.
+        # After at least so many more bytes, records without a key go to another partition.
         self.left = BATCH_BYTES
 
     def partition(self, key: bytes | None, size: int) -> int:
-        """Return the partition of a record; `size` counts its bytes if it has no key."""
+        """Return the number of a record's partition; `size` is the record's size in bytes, used if it has no key."""
         if key is not None:
             return partition_of(key, self.count)
         number = self.current
@@ -65,14 +65,14 @@ def check_partitions(topic: str, partitions: Sequence[Log]) -> None:
     for number, partition in enumerate(partitions):
         if partition.name.partition != number:
             raise UnknownPartition(
-                f"{topic}-{number}: no such partition, but there are later ones; append to a partition, or create it"
+                f"{topic}-{number}: no such partition, but later ones exist; create it, or append to one partition"
             )
 
 
 class TopicLineFramer(LineFramer):
-    """A `LineFramer` whose lines go to the partitions of a topic, the next record without a key to `partition`.
+    """A `LineFramer` for the partitions of a topic; `partition` gets the next record without a key.
 
-    The offsets in its results are not those of a log: they count the records of the call from 0.
+    The offsets in the results are not offsets of a log: they number the records of one call from 0.
     """
 
     def __init__(self, partitions: Sequence[Partition], partitioner: Partitioner) -> None:
@@ -84,7 +84,7 @@ class TopicLineFramer(LineFramer):
         position = count = 0
         refused: LogfsError | OSError | None = None
         while position < len(lines) and refused is None:
-            # The lines up to the one that fills the batch.
+            # Append up to the end of the line that fills the partitioner's batch.
             end = lines.find(b"\n", position + self._partitioner.left - 1) + 1 or len(lines)
             if end < len(lines):
                 # Another partition follows, and a call that is repeated must not have appended to this one.

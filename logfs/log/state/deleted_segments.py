@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from logfs.log.state.producer_snapshots import ProducerSnapshots
 
 
-# In place of a base offset: the segment's files have names that no other segment needs.
+# The base offset of a segment whose files were renamed again: no later segment needs their names.
 _NO_NAME = -1
 
 
@@ -62,7 +62,7 @@ class DeletedSegments:
             self._dropped.append(gone)
 
     def are_due(self, now_ms: int) -> bool:
-        """Whether the delay of any dropped segment has passed."""
+        """Whether the delay of at least one dropped segment has passed."""
         return any(gone.due_ms <= now_ms for gone in self._dropped)
 
     def remove(self, now_ms: int) -> int:
@@ -77,7 +77,7 @@ class DeletedSegments:
         return len(due)
 
     def _free_names(self, before: Sequence[DeletedSegment]) -> None:
-        """Free the names of dropped files, which others need: rename those that a reader holds, unlink the rest."""
+        """Free the names of dropped files for other files: rename those that a reader holds, unlink the rest."""
         for gone in before:
             segment = gone.segment()
             if segment is not None:

@@ -50,14 +50,14 @@ class LeaderEpochs:
             disk.open(self._path, write=True, create=True).close()
 
     def rebind(self, disk: Disk, directory: Path) -> None:
-        """Write the file in `directory`, on `disk`, from now on; it is not read."""
+        """Write the file in `directory` on `disk` from now on. The file there is not read."""
         self._disk, self._path = disk, directory / FILE_NAME
 
     @property
     def first_offset(self) -> int | None:
-        """The start offset of the first epoch, which is where the log begins or began; None if there is no epoch.
+        """The start offset of the first epoch, which is usually the log start; None if there is no epoch.
 
-        When the log start moves, this offset changes before the first segments are removed.
+        When the log start moves, this offset changes before the segments below it are removed.
         """
         return min((start for _, start in self._entries), default=None)
 
@@ -90,7 +90,7 @@ class LeaderEpochs:
                 self.assign(epoch, base_offset)
 
     def epoch_for(self, offset: int) -> int:
-        """Return the epoch that wrote `offset`; -1 if it is unknown."""
+        """Return the leader epoch of the record at `offset`; -1 if it is unknown."""
         number = bisect_right(self._entries, offset, key=lambda entry: entry[1])
         return self._entries[number - 1][0] if number else -1
 

@@ -1,4 +1,4 @@
-"""The .snapshot files of a partition: its producers at some offsets, so that not all of the log is read again.
+"""The .snapshot files of a partition: its producers at some offsets, so that an opening need not read the whole log.
 
 kafka-storage 9.8 describes which snapshots are kept. A snapshot that cannot be read is dropped: the same state can be
 computed from an older snapshot and the log.
@@ -41,14 +41,14 @@ class ProducerSnapshots:
         self._unsynced: set[int] = set()
         # The offsets of the files that `set_aside` has set aside.
         self._aside: set[int] = set()
-        # While there is no snapshot, no snapshot is written at or below this offset. The producers below the log
-        # start are forgotten.
+        # While there is no snapshot, none is written at or below this offset, the log start: producers are not
+        # remembered from below it.
         self.minimum_offset = 0
         self.offsets: list[int] = []
         self.list_files()
 
     def list_files(self) -> None:
-        """Use the snapshots that the directory has now: another process may have taken or removed some."""
+        """List the snapshots in the directory again: another process may have written or removed some."""
         self.offsets = sorted(
             names.parse_stem(entry.name)
             for entry in self._disk.scan(self._directory)
@@ -74,7 +74,7 @@ class ProducerSnapshots:
         return self._disk.read_file(self.path(offset))
 
     def write(self, offset: int, producers: Producers) -> None:
-        """Write a snapshot of `producers`, whose state is that at `offset`, if `offset` is above `latest`.
+        """Write a snapshot of `producers`, the state at `offset`, if `offset` is above `latest`.
 
         A read-only store writes no snapshot. The next `flush` makes the file durable.
         """
@@ -92,7 +92,7 @@ class ProducerSnapshots:
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise
-            logger.warning("%s: is not written: %s", self.path(offset), error)
+            logger.warning("%s: no room for this producer snapshot: %s", self.path(offset), error)
 
     def flush(self) -> None:
         """Sync the snapshots that a power cut could lose. The caller syncs their directory."""
@@ -109,7 +109,7 @@ class ProducerSnapshots:
     def newest(self, now_ms: int, most: int | None = None) -> tuple[int, Producers]:
         """Return the offset and the producers of the newest snapshot that can be read, without expired producers.
 
-        With `most`, it is the newest at or below that offset. Drops damaged snapshots. If none can be read, returns
+        With `most`, returns the newest at or below that offset. Drops damaged snapshots. If none can be read, returns
         `minimum_offset` and no producers.
         """
         for offset in reversed(self.offsets):

@@ -244,7 +244,7 @@ class Producers:
 
         The transaction is returned as its entry in the transaction index (kafka-storage 9.5). A batch without a
         producer id changes nothing. No batch is refused, because those in the log have been checked. A malformed
-        control record ends nothing.
+        control record ends no transaction.
         """
         header = batch.header
         if header.producer_id < 0:
@@ -255,7 +255,7 @@ class Producers:
         try:
             marker = end_of_transaction(batch)
         except Corrupt as error:
-            logger.warning("control batch %d: %s; it is skipped", header.base_offset, error)
+            logger.warning("control batch at offset %d: %s; skipped", header.base_offset, error)
             return None
         return None if marker is None else self._note_marker(header, marker)
 
@@ -298,7 +298,7 @@ class Producers:
         )
 
     def expire(self, now_ms: int, expiration_ms: int) -> None:
-        """Forget the producers without an open transaction that were idle for `producer.id.expiration.ms`."""
+        """Forget the producers without an open transaction that have been idle for `expiration_ms`."""
         idle = [
             producer.producer_id
             for producer in self._producers.values()
@@ -309,7 +309,7 @@ class Producers:
 
 
 def deciding_batches(run: ScannedBatches) -> Iterator[Batch]:
-    """Yield the batches of a run from which the state of its producers follows, in order.
+    """Yield, in order, the batches of a run that determine the state of its producers.
 
     Of a producer's batches outside of transactions, yields only the last five: earlier batches are not remembered.
     """
