@@ -271,7 +271,7 @@ def test_sanity(tmp_path: Path) -> None:
     assert case(tmp_path, f"index empty {(SANITY,)}") == (0, [f"{index} is empty."], [])
     code, lines, (error,) = case(tmp_path, f"index part {(SANITY,)}")
     assert (code, lines) == (1, [])
-    assert "not a whole number of 8-byte entries" in error
+    assert "not a multiple of 8 bytes" in error
 
 
 def test_snapshots_and_aborted_transactions(tmp_path: Path) -> None:

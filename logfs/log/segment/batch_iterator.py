@@ -1,4 +1,4 @@
-"""A walk over the batches of a .log file, past damage (reliability rules of docs/durability.md).
+"""Walk over the batches of a .log file, and continue after damage (reliability rules of docs/durability.md).
 
 A batch that fails its checks does not end the log: the walk searches for the next batch that passes them, and the
 bytes between are one `Damage`. For example, batches with the offsets 0 to 9, 10 to 19 and 20 to 29 begin at the bytes
@@ -40,7 +40,7 @@ _HEAD = np.dtype([("offset", ">i8"), ("size", ">i4"), ("unchecked", ">i4"), ("ma
 class Damage(NamedTuple):
     """Bytes [start, end) of a .log file that hold no valid batches.
 
-    Offsets [first_offset, next_offset) cannot be read because of it. Either range may be empty: `start` is `end` if
+    The records at offsets [first_offset, next_offset) are lost. Either range may be empty: `start` is `end` if
     batches are missing and have left no bytes.
     """
 
@@ -89,7 +89,7 @@ class Walk:
     """A walk over bytes of a .log file, which yields (position, batch) for every valid batch, and each `Damage`.
 
     The bytes are [start, end), read by `read(position, size)`, about `chunk_bytes` at a time. `first_offset` is the
-    lowest offset that the first batch may have; with `exact`, it is known to follow the batches before `start`.
+    lowest offset that the first batch may have; with `exact`, it is the offset after the batches before `start`.
     `next_offset` is the offset after the last batch, None if it is unknown, as in recovery. All offsets are below
     `limit_offset` (the base offset of the next segment).
 
@@ -97,8 +97,8 @@ class Walk:
     fit neither neighbour counts as damaged, because the CRC does not cover its base offset. `base_offset` is the
     lowest offset of the whole file: with it, the checks of a batch against its neighbours do not depend on `start`.
 
-    `fetch_again` is called with a range (start, end) that is damaged; if it returns True, the bytes have changed, and
-    the range is walked over again.
+    `fetch_again` is called with the range (start, end) of damaged bytes; if it returns True, the bytes have changed,
+    and the walk reads the range again.
     """
 
     read: Read
@@ -175,7 +175,7 @@ class Walk:
         return Batch(header, self._get(position, header.size_bytes))
 
     def _base_offset(self, position: int) -> int | None:
-        """Return the base offset found at a position, right or wrong; None if too few bytes are left for a batch."""
+        """Return the unchecked base offset at a position; None if too few bytes are left for a batch."""
         head = self._get(position, HEADER_SIZE)
         if is_legacy(head):
             with suppress(Corrupt):
@@ -194,7 +194,7 @@ class Walk:
         if not (known and header.base_offset == expected):
             self._check_successor(position, header, known)
         if header.has_holes:
-            # Compaction leaves such a batch. If it claims offsets of the next batch, it must not hide that batch.
+            # Compaction leaves batches with fewer records than offsets. One that overlaps the next must not hide it.
             behind = self._plausible(position + header.size_bytes, self.base_offset)
             if behind is not None and behind.base_offset < header.next_offset:
                 raise Corrupt(
@@ -204,7 +204,7 @@ class Walk:
         return batch
 
     def _check_successor(self, position: int, header: Header, known: bool) -> None:
-        """Check a batch whose predecessor does not confirm its offset. Raises `Corrupt` if its successor does not."""
+        """Check a batch whose predecessor does not confirm its offset. Raises `Corrupt` unless its successor does."""
         after = position + header.size_bytes
         successor = self._base_offset(after) if after < self.end else None
         follows = self.next_offset if successor is None else successor
@@ -267,7 +267,7 @@ class Walk:
         return position >= self.end
 
     def _contents(self, position: int, expected: int) -> tuple[int, int, bool]:
-        """Return the position after a damaged batch, its last offset, and whether its length is reliable.
+        """Return the probable end position of a damaged batch, its last offset, and whether its length is reliable.
 
         The messages in a wrapper may lie in it uncompressed (snappy and LZ4 keep what they cannot shorten), and must
         not be mistaken for messages of the log. If the wrapper's length agrees with the lengths of its fields, it is

@@ -1,4 +1,4 @@
-"""Many batches at once: a version of `batch_iterator` in compiled kernels, for data without damage.
+"""Scan many batches at once in compiled kernels: a fast `batch_iterator` for data without damage.
 
 A service that appends one line at a time leaves hundreds of batches in a block of the log. A Python step for each
 field of each batch would cost more than reading the block.
@@ -83,8 +83,8 @@ class ScannedBatches(NamedTuple):
     `data` are the bytes of the file from `position` on. `rows`, int64[batches, BATCH_COLUMNS], has one row of header
     values for each batch; the module `batch_rows` names the columns. The positions in `rows` count from the start of
     `data`. A batch of an old format is a run of its own: `legacy` is the batch, and `rows` has one row. `sizes`,
-    int64[batches, 3], has the text sizes of `measured` batches: records, bytes of lines, bytes of envelopes. It is
-    empty before.
+    int64[batches, 3], has the text size of each batch: records, bytes of lines, bytes of envelopes. It is empty
+    unless the batches come from `measured`.
     """
 
     position: int
@@ -150,7 +150,7 @@ class ScannedBatches(NamedTuple):
 
     @property
     def text(self) -> TextSize:
-        """The records, the bytes of lines and the bytes of envelopes of all the batches, which are measured."""
+        """The total of `sizes`: records, bytes of lines, bytes of envelopes. The batches come from `measured`."""
         return TextSize(*self.sizes.sum(axis=0).tolist())
 
     def measured(self) -> ScannedBatches:
@@ -193,7 +193,7 @@ class ScannedBatches(NamedTuple):
 
         They are int64[batches, 3] as `text_sizes` returns it, and int64[batches, 2], which has no meaning for a batch
         without records and for a control batch. Returns None if records are malformed, for LogAppendTime, and for a
-        batch of an old format: `measure` tells the sizes, and what is wrong.
+        batch of an old format: use `measure` for these.
         """
         from logfs.format.kernels import text_kernels
 
@@ -434,12 +434,12 @@ def scan_one(position: int, batch: Batch) -> ScannedBatches:
 
 
 def _spans(rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the columns that `decode_columns` needs, contiguous, because numba compiles again for every layout."""
+    """Return the columns that `decode_columns` needs, contiguous, because numba compiles for each array layout."""
     return np.ascontiguousarray(rows[:, SPAN_START:])
 
 
 def survey(segment: Segment, position: int, first_offset: int) -> Iterator[ScannedBatches | Damage]:
-    """Yield what `scan_segment` yields, the runs measured.
+    """Yield what `scan_segment` yields, with the text sizes of the batches (`measured`).
 
     The text of a large segment is measured in other threads too, while this thread reads ahead.
     """
@@ -523,7 +523,7 @@ def _below(rows: NDArray[np.int64], limit_offset: int) -> NDArray[np.int64]:
 
 
 def _without_doubtful_end(rows: NDArray[np.int64], expected: int) -> NDArray[np.int64]:
-    """Return the batches, without the last batch if that follows a gap.
+    """Return `rows` without the last batch if that batch follows a gap.
 
     No CRC covers the offset of the last batch, and only its successor can confirm it: the next scan reads both.
     """

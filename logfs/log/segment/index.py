@@ -34,7 +34,7 @@ _MOST_BYTES = 512 * 1024 * 1024
 class SparseIndex(NamedFile):
     """Fixed-width entries in increasing order, so that a lookup finds the last one at or before its target.
 
-    Any thread may look up: it takes `_entries` once, which the one writer replaces by one assignment. The file is
+    Any thread may look up: it reads `_entries` once, which the one writer replaces by one assignment. The file is
     opened at the first use, so that a store of many segments opens quickly, and is read block by block.
 
     Entries are added by `_writer`: to the file of an active segment after `preallocate`, or in memory after
@@ -195,8 +195,7 @@ class SparseIndex(NamedFile):
     def _written(self, file: File) -> int:
         """Return the number of entries before the first one of zeros.
 
-        An entry stands for a batch after the first one, so it is not all zero. An exception is the time index of a
-        segment whose only batch has the timestamp 0.
+        No entry is all zeros, except in the time index of a segment whose only batch has the timestamp 0.
         """
         width = self.entry.size
         return bisect_left(
@@ -252,10 +251,11 @@ class SparseIndex(NamedFile):
         file = self._file or self._find_file()
         size = self._disk.size(file) if file else 0
         if size % self.entry.size:
-            raise Corrupt(f"{self.path}: not a whole number of {self.entry.size}-byte entries")
+            width = self.entry.size
+            raise Corrupt(f"{self.path}: not a multiple of {width} bytes; run 'logfs reindex'")
         if size > _MOST_BYTES:
             raise Corrupt(
-                f"{self.path}: is {size} bytes long, but an index has at most {_MOST_BYTES}"
+                f"{self.path}: is {size} bytes, but an index has at most {_MOST_BYTES}; run 'logfs reindex'"
             )
 
     @property
@@ -328,7 +328,7 @@ class SparseIndex(NamedFile):
     def _forget_cut(self, entries: Entries) -> None:
         """Make the next use open the file again, because the file is shorter than `entries` says.
 
-        Raises `Gone` if that is not allowed, as in a read-only store: the caller then looks at the whole log again.
+        Raises `Gone` if the index cannot open it, as in a read-only store: the caller then lists the log again.
         """
         if self._entries is entries:
             if not (self._disk.writable and entries.reopens):
@@ -336,7 +336,7 @@ class SparseIndex(NamedFile):
             self._entries = None
 
     def _last_up_to(self, value: int) -> tuple[int, tuple[int, ...]]:
-        """Return number and fields of the last entry whose first field is at most `value`; (-1, ()) if none is."""
+        """Return (number, fields) of the last entry whose first field is at most `value`; (-1, ()) if none is."""
         while True:
             entries = self._entries or self._open()
             try:
@@ -387,7 +387,7 @@ class OffsetEntry(NamedTuple):
 
 
 class OffsetIndex(SparseIndex):
-    """The offset index: where in a segment's file to start looking for an offset (kafka-storage 3.1)."""
+    """The offset index: the position in a segment's file from which to search for an offset (kafka-storage 3.1)."""
 
     entry = struct.Struct(">ii")
     first_field = struct.Struct(">i")
@@ -455,7 +455,7 @@ class TimeEntry(NamedTuple):
 
 
 class TimeIndex(SparseIndex):
-    """The time index: from which offset on to look for a timestamp (kafka-storage 3.2)."""
+    """The time index: the offset from which to search for a timestamp (kafka-storage 3.2)."""
 
     entry = struct.Struct(">qi")
     first_field = struct.Struct(">q")

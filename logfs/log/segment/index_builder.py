@@ -1,4 +1,4 @@
-"""The indexes of a segment, made from its log: they are caches of it (rule 3, kafka-storage 3.4).
+"""Build the indexes of a segment from its log, of which they are caches (rule 3, kafka-storage 3.4).
 
 The entries are collected in memory, and new files replace the old ones by renames. However the process ends, each
 index is the old one or the new one.
@@ -72,7 +72,7 @@ class TextBuilder:
         self.position = self._last_entry
 
     def add(self, found: ScannedBatches | Damage) -> None:
-        """Take the next measured batches or damage: add their size to `text`, and the index entries that are due.
+        """Process the next measured batches or damage: add their size to `text`, and the index entries that are due.
 
         Damage gets one entry for its start and one for its end.
         """
@@ -130,7 +130,7 @@ class LookupBuilder:
         self._interval_bytes = interval_bytes
 
     def add(self, found: ScannedBatches) -> None:
-        """Take the next batches: note their greatest timestamp, and add the index entries that are due."""
+        """Process the next batches: note their greatest timestamp, and add the index entries that are due."""
         offset_index, time_index = self._offset_index, self._time_index
         positions, rows = found.positions, found.rows
         lasts, times = rows[:, NEXT_OFFSET] - 1, rows[:, MAX_TIMESTAMP]
@@ -174,12 +174,12 @@ class IndexBuilder:
         offset_index, time_index, text_index = segment.indexes
         self._texts = TextBuilder(text_index, interval_bytes)
         self._lookups = LookupBuilder(offset_index, time_index, interval_bytes)
-        # Of what was added: the offset after it, its text size, and its greatest timestamp.
+        # The offset after the added batches, their text size, and their greatest timestamp.
         self.end, self.text = segment.base_offset, NO_TEXT
         self.max_entry = self._lookups.max_entry
 
     def add(self, found: ScannedBatches | Damage) -> None:
-        """Add the entries that are due for the next measured batches or damage, and update `end` and the others."""
+        """Add the entries that are due for measured batches or damage; update `end`, `text` and `max_entry`."""
         self._texts.add(found)
         if not isinstance(found, Damage):
             self._lookups.add(found)
@@ -204,9 +204,9 @@ def rebuild_lookups(segment: Segment) -> tuple[OffsetIndex, TimeIndex]:
 
 
 def lookup_fits(segment: Segment, number: int) -> bool:
-    """Whether an index of a sealed segment can be right, by a cheap check: the offset (`number` 0) or time index (1).
+    """Whether the offset index (`number` 0) or time index (1) of a sealed segment may be right, by a cheap check.
 
-    The last entry of the time index decides in which segment a time is looked for, so it is checked against the log.
+    The last entry of the time index decides which segment is searched for a time, so it is compared with the log.
     """
     if number == 0:
         return segment.offset_index.can_be(segment.next_offset, segment.size_bytes)
@@ -214,7 +214,7 @@ def lookup_fits(segment: Segment, number: int) -> bool:
     if not times.can_be(segment.next_offset, segment.first_batch_timestamp):
         return False
     with suppress(DamagedRange):
-        # If the closing entry is missing, the last batch is newer than the last entry, unless timestamps go back.
+        # If the closing entry is missing, the last batch is newer than the last entry, unless timestamps decrease.
         newest = segment.find_batch(segment.next_offset - 1)
         if newest is not None and newest.header.max_timestamp > times.last.timestamp:
             return False
@@ -248,7 +248,7 @@ def text_fits(segment: Segment) -> bool:
 def text_entries(
     segment: Segment, before: TextEntry, after: TextEntry | None, count: int
 ) -> list[TextEntry]:
-    """Make `count` text index entries from the log, to replace damaged ones between two valid entries.
+    """Return `count` text index entries, made from the log, to replace damaged ones between two valid entries.
 
     Without `after`, the last new entry is for the end of the segment. Returns an empty list if the text size of the
     log between `before` and `after` differs from that in the two entries, or if the log there has too few batches.

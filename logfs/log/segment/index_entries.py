@@ -1,7 +1,7 @@
 """The entries of a sparse index: where readers find their bytes, and how the one writer adds more.
 
-Readers use no memory mapping: an access may wait for the disk on the event loop, and raises SIGBUS if the file was
-truncated. They read a file by `Disk.read`, in blocks of 4 KiB, and the process keeps the blocks that were read last.
+Readers do not map the file: an access to a mapping may wait for the disk on the trio thread, and raises SIGBUS if the
+file was truncated. They use `Disk.read`, in blocks of 4 KiB, and the process keeps the blocks that were read last.
 For example, a lookup among 10,000 offset entries, 512 in a block, reads at most 5 of 20 blocks. Only the
 `IndexWriter` of an active segment uses a mapping of the file.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from logfs.log.disk.disk import Disk, File
 
 _BLOCK_BYTES = 4096
-# More entries than an index has.
+# The entries per block if all are in one block: more than any index has.
 _ALL = 2**32
 
 
@@ -69,7 +69,7 @@ class HeldBlock(Blocks):
         return bytes(self[0][:size])
 
 
-# The blocks that were read of files and are kept, the oldest first. Only atomic operations are used on the deque.
+# The blocks of files that are kept in memory, oldest first. Threads share the deque: use only atomic operations.
 _kept: deque[tuple[ref[Blocks], int]] = deque()
 _MOST_KEPT = 4096
 

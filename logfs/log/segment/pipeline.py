@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 R = TypeVar("R")
 
-# How many further items are taken before the result of an item is needed.
+# How many later items are read from the source before the result of an item is awaited.
 _AHEAD = 4
 
 
@@ -57,7 +57,7 @@ class _Call(Generic[T, R]):
                 self.future = _pool().submit(work, item)
 
     def take(self) -> bool:
-        """Do the work in this thread, unless a thread has begun it already. Returns whether this call did it."""
+        """Do the work in this thread, unless a thread of the pool has begun it. Returns whether this call did it."""
         if not self.future.cancel():
             return False
         self.future = Future()

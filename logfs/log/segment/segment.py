@@ -71,15 +71,15 @@ class Segment(SegmentFiles):
     def __init__(self, disk: Disk, directory: Path, base_offset: int, suffix: str = "") -> None:
         """Make a segment of the files that are named after `base_offset`, each name followed by `suffix`."""
         super().__init__(disk, directory, base_offset, suffix)
-        # Identifies the content of the file in caches, because a path may come to hold other bytes.
+        # Identifies the content of the file in caches. A path cannot: another file may replace it.
         self.content = object()
         self.gaps = True
         self.damaged: tuple[Damage, ...] = ()
         self._end: SegmentEnd | None = None
         self._sealed_size: int | None = None
-        # The offset and the time index, rebuilt after one of them was found to be impossible.
+        # The rebuilt offset and time index; None unless the file of one of them was invalid.
         self._lookups: tuple[OffsetIndex, TimeIndex] | None = None
-        # The appends, while the segment is active.
+        # The writer of an active segment; None if the segment is not active.
         self.writer: SegmentWriter | None = None
         self.max_entry = TimeEntry(-1, base_offset)
         # Whether the indexes may have preallocated space after their entries, as those of an active segment have.
@@ -110,7 +110,7 @@ class Segment(SegmentFiles):
         """Rebuild the offset index (0) or the time index (1) from the log if its file cannot be right.
 
         Returns the new index, or None if the file may be used. Also returns None if the segment is not sealed, is
-        empty, or is in a bucket, where the check costs requests, and if a rebuild before has not helped. Each entry
+        empty, or is in a bucket, where the check costs requests, or if an earlier rebuild did not help. Each entry
         is checked again when it is used.
         """
         if self.next_base is None or self.is_active or self._disk.is_remote or not self.size_bytes:
@@ -127,10 +127,10 @@ class Segment(SegmentFiles):
                 self._disk.writable and self._rebuilt != self._statuses(paths)
             ):
                 level = logging.WARNING if self._disk.writable else logging.INFO
-                logger.log(level, "%s: is rebuilt from the log", self.indexes[number].path)
+                logger.log(level, "%s: invalid, rebuilt from the log", self.indexes[number].path)
                 self._lookups = rebuild_lookups(self)
                 self._rebuilt = self._statuses(paths)
-                # The other index has a new file, too.
+                # The rebuild has replaced the file of the other index, too.
                 self.indexes[1 - number].release()
             return self._lookups[number]
 
@@ -141,7 +141,7 @@ class Segment(SegmentFiles):
     def _recreated(
         self, before: TextEntry, after: TextEntry | None, count: int
     ) -> Sequence[TextEntry]:
-        """Return what `text_entries` makes; nothing for the end of a segment that is not sealed."""
+        """Return the entries that `text_entries` makes; none for the end of a segment that is not sealed."""
         self._disk.check_may_block()
         if after is None and self.next_base is None:
             # Recovery does not know yet where the last segment ends.
@@ -158,7 +158,7 @@ class Segment(SegmentFiles):
         return self._sealed_size
 
     def _size_of_file(self) -> int:
-        # Do not open a closed file for its size: a log may have very many segments.
+        # Do not open a closed file for its size: a log may have more segments than a process has descriptors.
         file = self._file
         with self._disk.hold(self._disk.naming):
             return self._disk.size(file) if file else self._disk.stat(self.path).size_bytes
@@ -214,7 +214,7 @@ class Segment(SegmentFiles):
         """Return the header of the batch at `position`, unchecked; None if there is none."""
         data = self.read(position, HEADER_SIZE)
         if is_legacy(data):
-            # The offsets of a wrapper are known only from its messages.
+            # The header of a wrapper (a compressed old message) has no base offset: its messages are decompressed.
             with suppress(Corrupt):
                 size = LENGTH_OVERHEAD + START.unpack_from(data)[1]
                 return parse_batch(self.read(position, size)).header
@@ -468,7 +468,7 @@ class Segment(SegmentFiles):
         return self.activate(config)
 
     def activate(self, config: LogConfig) -> SegmentWriter:
-        """Give the segment a writer, and return the writer. Preallocates the indexes and, if set, the .log file."""
+        """Give the segment a writer, and return it. Preallocates the indexes and, if configured, the .log file."""
         self._begin_writing()
         if self._end is not None:
             # Measure the text before the text index is preallocated.
@@ -617,24 +617,24 @@ class Segment(SegmentFiles):
         self._end = end
 
     def resume(self, segment_end: SegmentEnd, max_entry: TimeEntry) -> None:
-        """Set the end and the greatest timestamp, as loading found them."""
+        """Set the end and the greatest timestamp (`max_entry`) that loading has determined."""
         self._end = segment_end
         self.max_entry = max_entry
 
     def resume_unread(self, size_bytes: int) -> None:
-        """Set the end to `size_bytes`, before the offsets, the text and the timestamps up to there are known."""
+        """Make the first `size_bytes` readable before their offsets, text size and timestamps are known."""
         start = self.base_offset
         self.resume(SegmentEnd(size_bytes, start, NO_TEXT), TimeEntry(-1, start))
 
 
 def _if_alive(opened: ref[Segment], method: Callable[..., T], *arguments: Any) -> T | None:
-    """Call a method of a segment, which its indexes do not keep alive; return None if the segment is gone."""
+    """Call a method of a segment; return None if the segment was freed, because its indexes do not keep it alive."""
     segment = opened()
     return None if segment is None else method(segment, *arguments)
 
 
 POINT_READ_BYTES = 16 * 1024
-# The bytes of one read while stepping from header to header. Several headers of small batches fit into them.
+# The bytes of one read while stepping from header to header. They span the headers of several small batches.
 STEP_READ_BYTES = 4 * 1024
 # The limit of one read. Two index entries are rarely further apart: the default max.message.bytes is 1 MiB.
 _MOST_READ_BYTES = 2 * 1024 * 1024

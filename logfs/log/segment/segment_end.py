@@ -11,9 +11,9 @@ UNMEASURED = TextSize(-1, -1, -1)
 
 
 class SegmentEnd(NamedTuple):
-    """The end of a segment: its length in bytes, the offset after it, and the size of its text.
+    """The end of a segment: its length in bytes, the offset after its last record, and the size of its text.
 
-    An end is replaced as a whole, so readers never see fields of two moments together.
+    An end is replaced as a whole, so its three fields are always of the same moment.
     """
 
     size_bytes: int

@@ -2,7 +2,7 @@
 
 A process has a limited number of descriptors (1,024 is usual). A log has any number of segments, with up to five
 files each. Files are therefore opened at the first use, and only a limited number of the sealed segments stay open.
-Durable segments are closed in favour of others. If too many segments wait for a flush, a flush is due.
+Durable segments are closed to free descriptors. If too many segments wait for a flush, a flush is due.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class SegmentFiles(NamedFile):
     """The .log file of a segment, its three indexes and its transaction index. Any thread may open them.
 
     The objects of the indexes are made at the first use of one of them: a store may have 100,000 segments, most of
-    which nobody reads.
+    which are never read.
     """
 
     offset_index: OffsetIndex
@@ -63,8 +63,8 @@ class SegmentFiles(NamedFile):
         self._file: File | None = None
         # Held while indexes are rebuilt, and while files are released.
         self._rebuilding = make_lock(Level.REBUILDING)
-        # The files are closed in favour of other segments only if they are durable and not held open. `_is_counted`
-        # says whether the segment is in `_open_segments`.
+        # The files may be closed to free descriptors only if they are durable and not held open. `_is_counted` says
+        # whether the segment is in `_open_segments`.
         self._is_durable = True
         self._is_held_open = False
         self._is_counted = False
@@ -77,7 +77,7 @@ class SegmentFiles(NamedFile):
             if not self._has_index_objects:
                 self.txn_index = TransactionIndex(self._disk, self._index_path(names.TXN_INDEX))
                 offset_index, self.time_index, self.text_index = self.new_indexes()
-                # Set last, because `_has_index_objects` looks for it.
+                # Set last, because `_has_index_objects` tests for it.
                 self.offset_index = offset_index
                 self._watch_indexes()
         return self.__dict__[name]
@@ -92,7 +92,7 @@ class SegmentFiles(NamedFile):
         return self._disk
 
     def identify(self, files: Files) -> None:
-        """Take the identities of the segment's files, by suffix (".log"). Here do nothing: it opens files by name."""
+        """Open the segment's files by these identities, by suffix (".log"). Does nothing here: files open by name."""
 
     def new_indexes(self) -> tuple[OffsetIndex, TimeIndex, TextIndex]:
         """Return new objects for the three index files, without callbacks."""
@@ -202,7 +202,7 @@ class SegmentFiles(NamedFile):
         _count(ref(self))
 
     def _release(self) -> bool:
-        """Close the files in favour of other segments, if that is allowed; return False if the caller must retry.
+        """Close the files to free descriptors, if that is allowed; return False if the caller must retry.
 
         Readers continue with the descriptors that they have, or with new ones.
         """
@@ -239,7 +239,7 @@ def _for_sealed() -> int:
 
 
 def too_many_unflushed() -> bool:
-    """Whether the sealed segments that wait for a flush take more than half of the descriptors for sealed ones."""
+    """Whether the sealed segments that wait for a flush use more than half of the descriptors for sealed segments."""
     return len(_unflushed) * _UNFLUSHED_DESCRIPTORS > _for_sealed() // 2
 
 

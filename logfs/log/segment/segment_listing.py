@@ -1,8 +1,8 @@
 """The segments in a partition directory that another process is changing.
 
-A name may lead to another file at the next lookup. A file is therefore known by its identity, and found
-again under any name that it may have by then: a compacted segment arrives as `.swap` and loses that suffix, and a
-segment that leaves the log is renamed to `.deleted` before it is removed (kafka-storage 7, 8.8).
+A name may belong to another file at the next lookup. A file is therefore known by its `identity` (the inode number),
+and opened under any name that it may have by then: a compacted segment ends in `.swap` first and then loses that
+suffix, and a segment that leaves the log is renamed to `.deleted` before it is removed (kafka-storage 7, 8.8).
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ class SegmentWriter:
         segment.set_end(SegmentEnd(position + len(data), last_offset + 1, end.text.plus(text)))
 
     def append_written(self, runs: Sequence[ScannedBatches], interval_bytes: int) -> None:
-        """Move the end past measured batches, which are in the file, so that readers see all of them at once.
+        """Move the end after measured batches that are in the file already: readers see all of them at once.
 
         Adds the index entries that are due, unless an index or the disk is full: the indexes are then sparser.
         """
@@ -152,8 +152,8 @@ class SegmentWriter:
         """Whether the segment must be sealed before a batch of `size` bytes is appended (kafka-storage 4.1).
 
         `last_offset` and `max_timestamp` (ms) are those of the batch; `now_ms` is the present time. `held` is the
-        number of bytes before the batch, and `first` the greatest timestamp of the first batch (ms); None stands for
-        what the segment has.
+        number of bytes before the batch, and `first` the greatest timestamp of the first batch (ms). Where they are
+        None, those of the segment are used.
         """
         if held is None:
             held = self._segment.size_bytes

@@ -173,7 +173,7 @@ class TextIndex(SparseIndex):
         position of the entry after it, -1 if there is none.
         """
         wanted = offset - 1 - self.base_offset
-        # The entries on the way of this search are not checked, only the two that it leads to.
+        # This search does not check the CRC of the entries that it compares; `_around` checks the two that are used.
         number, _ = self._last_up_to(wanted)
         if not len(self):
             return None
@@ -184,7 +184,7 @@ class TextIndex(SparseIndex):
         return self.base_offset + start + 1, position, after
 
     def _around(self, number: int) -> tuple[int, int, int, int]:
-        """Return relative offset and position of an entry, or of the segment's start, and of the entry after it."""
+        """Return relative offset and position of an entry, or of the segment's start, then those of the next one."""
         start, position = self._get(number)[:2] if number >= 0 else (-1, 0)
         end, after = MAX_RELATIVE_OFFSET + 1, -1
         if number + 1 < len(self):

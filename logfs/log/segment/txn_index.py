@@ -89,7 +89,7 @@ class TransactionIndex(NamedFile):
         self._entries = (*entries, aborted)
 
     def supplement(self, aborted: AbortedTransaction) -> None:
-        """Note an aborted transaction that was found in the log. Here do nothing: it is in the file already."""
+        """Add an aborted transaction that was found in the log. Does nothing here: the file has it already."""
 
     def truncate(self, offset: int) -> None:
         """Drop the transactions whose markers lie at or after `offset`."""
