@@ -2,7 +2,7 @@
 
 - `reader`: records by offset and by time, and in bulk as columns. Begin here.
 - `log`: a partition's log with its published state, and its reader of committed records.
-- `read_committed`: what isolation level read_committed hides, and the text of what it shows.
+- `read_committed`: which batches isolation level read_committed hides, and the text of the others.
 - `text_view`: the records as one long text: `records` and `records.jsonl` of the mount. The views of a log that are
   in use keep segments that leave it.
 - `text_renderer`: the text of one segment, rendered in blocks.

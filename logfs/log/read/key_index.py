@@ -83,12 +83,12 @@ class KeyIndex:
         self._lock = make_lock(Level.KEYS)
         self._base: FileTable | None = None
         self._tail: MemoryTable | None = None
-        # The first offset that is not covered, the last batch before it, and the generation that both hold for.
+        # The first offset that the tables do not cover, the last batch before it, and the log's generation then.
         self._end = 0
         self._anchor = _NOTHING
         self._generation = -1
         self._secret = secrets.token_bytes(16)
-        # The secrets of files that turned out to be wrong.
+        # The secrets of index files that have failed a check: such a file is not used again.
         self._distrusted: set[bytes] = set()
         # The bytes of log that the table in memory covers.
         self._tail_bytes = 0
@@ -185,7 +185,7 @@ class KeyIndex:
                 return
 
     def _load(self) -> None:
-        """Begin with the table in a file, or with nothing if there is none."""
+        """Use the valid index file that covers most of the log, or begin with empty tables if there is none."""
         from logfs.log.read.key_tables import FileTable, MemoryTable, warm_up
 
         warm_up()
@@ -200,7 +200,7 @@ class KeyIndex:
                 continue
             header = found.header
             if header.isolation != self._isolation or not self._is_anchored(header.anchor):
-                logger.info("%s: belongs to another log, or to records that were truncated", path)
+                logger.info("%s: is not used: another log, or records truncated since", path)
             elif header.secret not in self._distrusted and (
                 self._base is None or header.covered > self._base.header.covered
             ):
@@ -252,7 +252,7 @@ class KeyIndex:
     def _is_anchored(self, anchor: Anchor) -> bool:
         """Whether the log still has the batch of an anchor at the same offsets, or starts above it.
 
-        If it is true, no record that the index covers was truncated.
+        If it returns True, no record that the index covers was truncated.
         """
         state = self._reader.log.state
         if anchor.last_offset < state.log_start_offset:

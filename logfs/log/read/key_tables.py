@@ -32,7 +32,7 @@ _CHUNK_BLOCKS = 128
 class MemoryTable:
     """A table in memory that grows.
 
-    One thread at a time may write it. Meanwhile `get` finds what was put before.
+    One thread at a time may write it. Meanwhile other threads may call `get`, which returns the entries put before.
     """
 
     def __init__(self, secret: bytes, keys: int = 0) -> None:
@@ -62,7 +62,7 @@ class MemoryTable:
                 np.uint64(compaction_kernels.NULL_BIT),
             )
             if outcome < 0:
-                raise Corrupt(f"batch {spans[done, 3]}: its records are malformed")
+                raise Corrupt(f"batch at offset {spans[done, 3]}: its records are malformed")
             if outcome == compaction_kernels.FULL:
                 self._grow()
             spans = spans[done:]

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 class Log(Reader):
     """The log of a partition: its published state, and the readers of both isolation levels.
 
-    `state` is immutable. A change replaces it as a whole, under `lock`, once the files have all that the new state
-    says (rule 6 of docs/architecture.md). Readers take no lock.
+    `state` is immutable. A change replaces it as a whole, under `lock`, once the files are as the new state says
+    (rule 6 of docs/architecture.md). Readers take no lock.
     """
 
     disk: Disk
@@ -78,7 +78,7 @@ class Log(Reader):
         self.state = LogState(
             tuple(loaded.segments), loaded.log_start_offset, -1, None, loaded.last_timestamp
         )
-        # Adds the ends.
+        # Sets the log end and the stable end.
         self.publish()
 
     @property
@@ -136,7 +136,7 @@ class Log(Reader):
         """Add `segments`, which are only in an object store, before the local ones, and set the log start offset.
 
         The log then starts at `log_start_offset`, or at the first of `segments` if that is higher. `segments` end
-        where the first local segment begins. Called once, before anybody reads the log.
+        where the first local segment begins. Called once, before the log is read.
         """
         if segments:
             first = max(log_start_offset, segments[0].base_offset)
@@ -147,7 +147,7 @@ class Log(Reader):
                 )
 
     def close(self) -> bool:
-        """Close the files; return True if the next opening can trust them without recovery."""
+        """Close the files; return whether the next opening can trust them without recovery."""
         with self.lock:
             for segment in self.segments:
                 segment.close()
@@ -237,8 +237,8 @@ class CommittedReader(Reader):
         super().__init__()
         self.log = log
         self.name, self.views, self.traffic = log.name, log.views, log.traffic
-        # The last search for aborted transactions: its segments, how many the last segment had then, and what it
-        # found. Replaced as a whole, so that no thread combines the results of two searches.
+        # The last search for aborted transactions: its segments, how many entries the last segment had then, and the
+        # result. Replaced as a whole, so that no thread combines the results of two searches.
         self._aborted: tuple[Sequence[Segment], int, Aborted] = ((), 0, {})
 
     @property
@@ -267,7 +267,7 @@ class CommittedReader(Reader):
         return self.log.refresh()
 
     def shown(self, state: LogState) -> Callable[[Header], bool]:
-        """Return whether readers see a batch as `Reader.shown` does: neither control batches nor aborted ones.
+        """Return a function as `Reader.shown` does: readers see neither control batches nor aborted ones.
 
         The function may read the transaction indexes, and raises `OffsetOutOfRange` if the log was truncated since.
         """

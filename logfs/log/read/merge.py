@@ -64,7 +64,7 @@ def merge(streams: Sequence[Iterable[MergedRows]]) -> Iterator[MergedRows]:
 
 
 class _Waiting:
-    """The rows of a log that have been read and not been taken."""
+    """The rows of a log that were read, but are not merged yet."""
 
     def __init__(self, number: int, stream: Iterator[MergedRows]) -> None:
         self.number = number
@@ -72,7 +72,7 @@ class _Waiting:
         self.rows = _NOTHING
 
     def fill(self) -> bool:
-        """Read on if no row is left; return False at the end of the log."""
+        """Read more rows if none is left; return False at the end of the log."""
         while not len(self.rows.ends):
             rows = next(self._stream, None)
             if rows is None:
@@ -81,7 +81,7 @@ class _Waiting:
         return True
 
     def take(self, end: int, *, ties: bool) -> MergedRows:
-        """Take the rows with a time before `end` (ms) and, with `ties`, those with the time `end`."""
+        """Remove and return the rows with a time before `end` (ms) and, with `ties`, those with the time `end`."""
         count = int(np.searchsorted(self.rows.times, end, side="right" if ties else "left"))
         taken, self.rows = self.rows.cut(0, count), self.rows.cut(count, len(self.rows.ends))
         return taken

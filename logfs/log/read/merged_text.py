@@ -3,10 +3,10 @@
 The size of the text is known at once: it is the sum of the sizes of the logs' texts. The order is that of (time, log,
 offset), where the time of a record is the greatest timestamp so far in its log. A record that is appended late, with
 an earlier time, must not move text that readers have seen. The text is therefore a sequence of slices. Each slice has
-the records that all logs got between two looks at their ends, merged by time, and does not change any more.
+the records appended to all logs between two checks of their ends, merged by time, and does not change any more.
 
-A read in the middle of a slice first searches the last time whose records begin at or before the wanted byte. The
-time indexes and the text indexes of the logs tell how many bytes of text each log has before a time.
+A read in the middle of a slice first searches for the last time whose records begin at or before the wanted byte. The
+time indexes and the text indexes of the logs give the bytes of text that each log has before a time.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class _Slice(NamedTuple):
 
 
 class _Cursor:
-    """A place where a reader continues: `data` is the bytes [start, end), `rows` yields the rest of the slice."""
+    """A position where a read may continue: `data` is the bytes [start, end), `rows` yields the rest of the slice."""
 
     def __init__(self, start: int, number: int, rows: Iterator[MergedRows]) -> None:
         self.start = self.end = start
@@ -80,7 +80,7 @@ class MergedText:
 
     @property
     def identity(self) -> tuple[tuple[int, int], ...]:
-        """The generation and first offset of each log. Texts of the same logs with the same identity begin alike."""
+        """The generation and first offset of each log. Two texts of these logs with the same identity begin alike."""
         return tuple((text.generation, text.first_offset) for text in self._texts)
 
     @property
@@ -127,7 +127,7 @@ class MergedText:
             return b"".join(parts)
 
     def _grow(self) -> None:
-        """Add a slice with what the logs have got since the last look."""
+        """Add a slice with the records that were appended to the logs since the last call."""
         ends = self._ends_now()
         if ends == self._ends:
             return
@@ -168,7 +168,7 @@ class MergedText:
             following = cursor.number + 1
             if following == len(self._slices) or self._slices[following].start != cursor.end:
                 raise OffsetOutOfRange(
-                    f"{self._logs[0].topic}: records have left the log since; open the file again"
+                    f"{self._logs[0].topic}: records of this file have left the log; open the file again"
                 )
             cursor.number, cursor.rows = following, self._rows(self._slices[following], -1)
             rows = next(cursor.rows, None)

@@ -1,4 +1,4 @@
-"""Isolation level read_committed: which batches it hides, and the text of those that it shows.
+"""Isolation level read_committed: which batches it hides, and the text of the others.
 
 Readers with this level see the records below the last stable offset. They do not see the records of aborted
 transactions (kafka-storage 9.6).
@@ -120,7 +120,7 @@ class CommittedText:
                 # Only the segments that the log has now may list transactions that another process has aborted since.
                 later = state.segments_from(offset) if left else ()
                 aborted = _aborted_between(offset, end, segments, later)
-                # Before the ranges are added: after an error, the next search adds them again.
+                # This may fail, so it precedes `_hide`: after an error, the next search must not add ranges twice.
                 stop = self._all.position_of(end)
                 if aborted or left:
                     self._reader.check_may_block()
@@ -183,7 +183,7 @@ class CommittedText:
         self._all.release_before(position)
 
     def _follow_truncation(self, stable: int) -> None:
-        """Drop the hidden ranges that a truncation of the log has cut off; end the view there if readers knew more.
+        """Drop the hidden ranges that a truncation has cut off; end the view there if readers were told of more.
 
         `stable` is the last stable offset after the truncation: a transaction whose marker was cut off is open again.
         """
@@ -194,7 +194,7 @@ class CommittedText:
 
         cut = self._all.follow_truncation(has_shown)
         if cut is None:
-            # Another thread has done it.
+            # Another thread has followed this truncation already.
             return
         end, is_final = cut
         if is_final:
@@ -223,7 +223,7 @@ class CommittedText:
         """Add the ranges of the batches of `aborted` transactions with offsets in [start, end).
 
         In the segments that have `left` the log, also hide transactional batches that the log does not have any more:
-        another process may have aborted their transaction and compacted the log since the last look. An error, such
+        another process may have aborted their transaction and compacted the log since the last search. An error, such
         as `WouldBlock` for a segment in a bucket, adds no range; the next search adds them.
         """
         ranges = self._hidden_ranges[-1:]

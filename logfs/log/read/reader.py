@@ -133,7 +133,7 @@ class Reader:
         def state(self) -> LogState:
             """The log at this moment; its `log_end_offset` is the end of the records that this reader shows.
 
-            For committed records it is `LogState.stable_end`. None are shown if that is below the log start.
+            For committed records it is `LogState.stable_end`. No record is shown if that is below the log start.
             """
 
         @property
@@ -245,8 +245,8 @@ class Reader:
     ) -> Iterator[Batch]:
         """Yield whole batches: from the one that holds `offset` to the last that begins before `end` or the log end.
 
-        Control batches are included. With `state`, reads the log as of that state instead of the current one. If a
-        file has gone in a log that another process writes, reading continues with the current state. Raises
+        Control batches are included. With `state`, reads the log as of that state instead of the current one. If
+        another process has deleted a file of the log, reading continues with the current state. Raises
         `OffsetOutOfRange`, also if the log is truncated meanwhile to an end below the next batch. Raises
         `DamagedRange` (a `Corrupt`) at damage; reading can continue after the damage, at the error's `next_offset`.
         """
@@ -386,7 +386,7 @@ class Reader:
         """Forget the key index because the log has changed. The next use makes another."""
         with self._making_keys:
             if self._keys is not None:
-                # Who still holds it writes no more files.
+                # A thread that still uses the dropped index must not write its file again.
                 self._keys.is_kept = False
             self._keys = None
 
@@ -482,17 +482,17 @@ class Reader:
             return self._offset_of_max_timestamp()
         if timestamp < 0:
             raise InvalidRecord(
-                f"{timestamp} is not a timestamp: give ms since the epoch, -1, -2 or -3"
+                f"{timestamp} is no timestamp: give ms since 1970, -1 (latest), -2 (earliest) or -3 (greatest)"
             )
         state = self.state
         shows = self.shown(state) if shown else _is_any
         # Records below the log start are not readable, even while their files exist: they were deleted by offset, and
-        # their files go later.
+        # their files are removed later.
         for segment in state.segments_from(state.log_start_offset):
             if not segment.size_bytes and not segment.gaps:
-                # The records of this segment are lost, so its file's time is not that of any record.
+                # The records of this segment are lost: the mtime of its file is not the time of a record.
                 continue
-            # A segment that compaction emptied counts, too, with the time of its file. Without `shown`, the later
+            # A segment that compaction emptied counts, too, with the mtime of its file. Without `shown`, the later
             # segments are not searched then.
             if segment.largest_timestamp >= timestamp:
                 found = self._first_at(segment, timestamp, state.log_start_offset, shows)
@@ -534,7 +534,7 @@ class Reader:
         for found in walked if batch is None else chain([(position, batch)], walked):
             if isinstance(found, Damage):
                 if segment.disk.is_remote:
-                    # The bytes may have arrived wrong. Another request may return the right ones.
+                    # The bytes may have been damaged on the way from the object store: a retry may succeed.
                     raise found.error(segment.path)
                 continue
             header = found[1].header

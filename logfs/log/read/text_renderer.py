@@ -287,7 +287,7 @@ class TextRenderer:
     ) -> list[RenderedRange]:
         """Return the text of batches from an entry up to byte `end` of the log, also past damage and in old formats.
 
-        The text lies at [at, stop) of the segment's text. The unreadable part takes the bytes that the others leave.
+        The text is [at, stop) of the segment's text. The first damage gets the bytes that the readable batches leave.
         """
         self._log.check_may_block()
         texts: list[memoryview | Damage] = []
@@ -311,7 +311,7 @@ class TextRenderer:
         ranges = []
         taker = _damage_with_text(damaged)
         for part in texts:
-            # The indexes tell the size of all unreadable text: the first damage that has bytes takes it.
+            # The indexes tell only the size of all unreadable text together: the first damage that has bytes gets it.
             unread = missing if part is taker else 0
             size = unread if isinstance(part, Damage) else len(part)
             ranges.append(RenderedRange(at, at + size, part))

@@ -1,6 +1,6 @@
 """The text of a partition as one long file. The text indexes tell which bytes stand for which records.
 
-The views of a log that are in use are registered: they keep segments that leave the log.
+The views in use are registered with their log: they keep the segments that leave it.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ class TextView:
         # read during an append never finds one without the other. Appends extend the list in place; a removal of its
         # first segments replaces the list.
         self._segments: list[tuple[int, Segment]] = []
-        # The segments of the log after those in `_segments`, as far as the view has looked.
+        # The segments of the log after those in `_segments`, as far as the view has listed them.
         self._ahead: list[Segment] = []
         self._extending = make_lock(Level.TEXT)
         # The byte that readers have passed, as `release_before` reported it.
         self._passed = 0
         with log.disk.hold(self._extending):
-            # First of all: from here on the log calls `pin` before a segment leaves it.
+            # Registered first: from here on the log calls `pin` before a segment leaves it.
             log.views.add(self)
             state = log.state
             first = max(state.log_start_offset, 0 if start is None else start)
@@ -103,7 +103,7 @@ class TextView:
         """Follow a truncation of the log since the last call.
 
         `has_shown` takes the log end that the truncation has left, and returns whether readers have been told of a
-        record at or after it. If so, the view ends at that offset. Otherwise it goes on with what is appended there.
+        record at or after it. If so, the view ends at that offset. Otherwise it continues with the next appends.
         Returns the offset, and whether the view ends there; None if the log was not truncated.
         """
         known, state = self._truncations, self.log.state
@@ -130,7 +130,7 @@ class TextView:
 
     @property
     def is_whole(self) -> bool:
-        """Whether byte 0 can still be read: its segment may be gone after `release_before`."""
+        """Whether byte 0 can still be read: `release_before` may have released its segment."""
         return self._origin is None or self._segments[0][0] <= self._origin
 
     def read(self, position: int, size: int, *, up_to_damage: bool = False) -> bytes:
@@ -151,8 +151,8 @@ class TextView:
             number = bisect_right(segments, at, key=lambda pair: pair[0]) - 1
             if number < 0:
                 raise OffsetOutOfRange(
-                    f"{self.log.name.directory}: byte {at - self._origin} of this view has left the log since "
-                    "it was read; open the file again"
+                    f"{self.log.name.directory}: byte {at - self._origin} of this file is in a segment that has "
+                    "left the log; open the file again"
                 )
             start, segment = segments[number]
             found = self.renderer.range_at(segment, at - start)
@@ -195,14 +195,14 @@ class TextView:
     # Positions.
 
     def pin(self) -> None:
-        """Keep every segment that the log has now, for any may leave it.
+        """Keep every segment that the log has now, because any of them may leave it.
 
         Also releases segments that have left the log and that readers have passed (`release_before`).
         """
         with self.log.disk.hold(self._extending):
             self._look_ahead()
             if self._passed:
-                # What cannot be measured is kept: an error in a view must not prevent the removal of a segment.
+                # After an error the view keeps its segments: it must not prevent the log from dropping them.
                 with suppress(LogfsError, OSError):
                     self._drop_passed()
 

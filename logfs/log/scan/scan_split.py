@@ -1,4 +1,4 @@
-"""A log in splits, for readers in other processes: the planner knows the log, a reader needs only files.
+"""Split a log for readers in other processes: the planner needs the log, a reader only the files of one segment.
 
 A split names the wanted records of one segment, and the position in the file at which they begin. It is small and
 can be pickled. Only the process that reads a split reads its bytes.
@@ -193,7 +193,7 @@ def read(segment_split: SegmentSplit, since: int | None = None) -> Iterator[Colu
     """
     segment = segment_split.segment.open()
     if segment.is_tiered:
-        # Nothing was requested yet that shows whether the object is there.
+        # Read from the object: no request has shown yet whether it exists.
         segment.header(segment_split.position)
     return _read(segment, segment_split, since)
 

@@ -106,7 +106,7 @@ class SegmentDescriptor:
         if size < self.size_bytes:
             segment.close()
             raise Gone(
-                f"{self.path}: has {size} bytes, but had {self.size_bytes} when it was planned"
+                f"{self.path}: has {size} bytes, but had {self.size_bytes} when the scan was planned"
             )
         return segment
 
@@ -147,7 +147,7 @@ class SegmentDescriptor:
             reader.refresh()
             with suppress(FileNotFoundError, Gone):
                 return self._has_left(reader)
-        # The files change faster than they can be looked at.
+        # The files change faster than they can be listed.
         return True
 
     def _has_left(self, reader: Reader) -> bool:
@@ -167,7 +167,7 @@ class _SegmentByIdentity(Segment):
     """A segment whose .log file is known by its identity, and may still have the name of a swap.
 
     Compaction renames a new segment from .swap (kafka-storage 8.8). A segment that has left the log but is not
-    removed yet counts as gone: its records are those of the segment that took its place.
+    removed yet counts as gone: the segment that replaced it has its records.
     """
 
     def __init__(self, disk: Disk, directory: Path, base_offset: int, identity: int | None) -> None:

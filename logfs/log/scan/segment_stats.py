@@ -141,7 +141,7 @@ def times_by_index(segment: Segment, bucket_ms: int) -> Counter[int]:
 
 
 def bucket_width_ms(partitions: Sequence[Reader]) -> int:
-    """Return a length of time buckets (ms) by which at most 200 cover the timestamps of the partitions.
+    """Return the width of time buckets (ms) of which at most 200 cover the timestamps of the partitions.
 
     The span begins at the first batches of the partitions, and ends at the last entries of the time indexes.
     """
@@ -160,6 +160,6 @@ def bucket_width_ms(partitions: Sequence[Reader]) -> int:
 
 
 def width_for(span_ms: int) -> int:
-    """Return a length of time buckets (ms) of which at most 200 cover a span."""
+    """Return the width of time buckets (ms) of which at most 200 cover a span of `span_ms`."""
     fitting = (width for width in _WIDTHS_MS if span_ms // width < _MOST_BUCKETS)
     return next(fitting, -(-span_ms // _MOST_BUCKETS // _DAY) * _DAY)
