@@ -10,7 +10,7 @@ from pathlib import Path, PosixPath
 from logfs.errors import InvalidStore
 
 SCHEMES = ("s3", "gs", "az", "file")
-"""Amazon S3 and what speaks its protocol, Google Cloud Storage, Azure Blob Storage, and a local directory."""
+"""Amazon S3 and compatible stores, Google Cloud Storage, Azure Blob Storage, and a local directory."""
 
 # The name of a bucket does not begin with `*`: the text `***` stands for a URL that is not shown.
 _URL = re.compile(r"(s3|gs|az):/{1,2}[^/*]|file:(/|///)[^/]")
@@ -21,10 +21,10 @@ _CREDENTIALS = re.compile(r"[@?#;:%\\].*", re.DOTALL)
 
 
 class BucketPath(PosixPath):
-    """The place of objects in a bucket: its text is a URL such as `s3://bucket/prefix/orders-0`.
+    """The path of objects in a bucket: its text is a URL such as `s3://bucket/prefix/orders-0`.
 
-    It is always absolute, and no call of the operating system can use it. The text shows no credentials, which do not
-    belong in it.
+    It is always absolute, and no system call can use it. If the URL may have credentials, the text shows only the
+    scheme.
     """
 
     def __str__(self) -> str:

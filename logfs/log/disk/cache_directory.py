@@ -25,7 +25,7 @@ def private_name(path: Path) -> Path:
 
 
 def remove_oldest(disk: Disk, home: Path, limit_bytes: int) -> None:
-    """Remove the files of a cache directory that were unused for longest, until at most `limit_bytes` are left."""
+    """Remove the files of a cache directory with the oldest mtimes, until at most `limit_bytes` are left."""
     found = []
     for entry in disk.scan(home):
         if entry.is_file:

@@ -57,7 +57,7 @@ class CheckedDisk(Disk):
         self.naming = disk.naming
         self.flush_times = disk.flush_times
         self.is_disowned = False
-        # `_ended`: why no call may change anything any more. `_changing`: the threads that are in a changing call.
+        # `_ended`: the error of changing calls after `end_changes`. `_changing`: the threads in a changing call.
         self._ended: LogDirFailed | None = None
         self._changing: set[int] = set()
         self._log_dir = log_dir
@@ -160,7 +160,7 @@ class CheckedDisk(Disk):
 
 
 def _passed_on(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method that has `call` call the method `name` of the wrapped disk."""
+    """Return a method that calls the wrapped disk's method `name` through `call`."""
 
     def method(self: CheckedDisk, *arguments: Any, **named: Any) -> Any:
         return call(self, getattr(self.disk, name), *arguments, **named)

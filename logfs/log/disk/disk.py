@@ -193,14 +193,14 @@ class Disk:
             other._set_loop_thread(thread)
 
     def check_may_block(self) -> None:
-        """Raise `WouldBlock` in the thread that called `forbid_blocking`. Call this before what takes long."""
+        """Raise `WouldBlock` in the thread that called `forbid_blocking`. Call this before work that takes long."""
         if threading.get_ident() == self._loop_thread:
             raise WouldBlock
 
     def check_may_fetch(self) -> None:
         """Raise `WouldBlock` in the thread that called `forbid_blocking`, and within `run_without_network`.
 
-        Call this before anything is asked of an object store, and before other waits that have no bound.
+        Call this before each request to an object store, and before other waits that have no bound.
         """
         if threading.get_ident() == self._loop_thread or _must_not_fetch():
             raise WouldBlock(on_network=True)
@@ -225,7 +225,7 @@ class Disk:
         """At the end of a store, close the resources that reads have kept open. Later reads open them again."""
 
     def read_afresh(self) -> None:
-        """Let all later reads bypass caches, as an audit needs. Here do nothing, because a disk has no cache."""
+        """Let all later reads bypass caches, as an audit needs. Does nothing here: a local disk has no such cache."""
 
     # Files.
 
@@ -286,7 +286,7 @@ class Disk:
         return False
 
     def described_end(self, file: File) -> tuple[int, int] | None:
-        """Return the offset after a .log file and its greatest timestamp (ms); None if no description tells."""
+        """Return the offset after a .log file and its greatest timestamp (ms); None if it has no description."""
         return None
 
     def _read_fully(self, file: File, position: int, size: int) -> bytes:
@@ -316,7 +316,7 @@ class Disk:
         return os.fstat(file.fd).st_size
 
     def stat_file(self, file: File) -> Status:
-        """Return the status of an open file, whatever has become of its name."""
+        """Return the status of an open file, even if its name was removed or changed."""
         return _status(os.fstat(file.fd))
 
     def sync(self, file: File) -> None:
@@ -391,7 +391,7 @@ class Disk:
         return os.path.lexists(path)
 
     def stat(self, path: Path, *, follow: bool = False) -> Status:
-        """Return the status of what the path leads to; of a symlink itself, unless `follow`."""
+        """Return the status of the file or directory at a path; of a symlink itself, unless `follow`."""
         return _status(os.stat(path) if follow else os.lstat(path))
 
     def stat_settled(
@@ -464,7 +464,7 @@ class Disk:
     def ensure_file(self, path: Path, data: bytes, *, sync: bool) -> None:
         """Replace a small file as `put_file` does, unless it holds `data` already.
 
-        After a kill, most files that recovery makes again are right, and to read a file costs far less than a rename.
+        After a kill, most files that recovery makes again are unchanged, and a read costs far less than a rename.
         Without `sync`, the file is overwritten in place if the disk is full (ENOSPC). A kill may then leave old bytes
         after new bytes.
         """

@@ -1,9 +1,9 @@
 """A partition that another process writes: a read-only store keeps it up to date with the files on the disk.
 
-A broker does not report what it appends, rolls, deletes, compacts or truncates. `refresh` therefore looks at the
-times of the directory and of the last .log file, and reads what is new only if they have changed. Segments that still
-exist stay the same objects, so their readers are not disturbed. Segments that were replaced or dropped live on, with
-their open files, for the readers that hold them. `refresh` writes no file and locks no file; it only holds the
+A broker does not report what it appends, rolls, deletes, compacts or truncates. `refresh` therefore compares the
+mtimes of the directory and of the last .log file, and reads only if one has changed. Segments that still
+exist stay the same objects, so their readers are not disturbed. Segments that were replaced or dropped stay usable,
+with open files, for the readers that hold them. `refresh` writes no file and locks no file; it only holds the
 partition's `lock`, in this process. If files vanish during a refresh, the next one lists the directory again.
 """
 
@@ -139,10 +139,10 @@ def _carry_on(segment: LiveSegment, files: Files, following: int | None) -> bool
 
 
 class _Look(NamedTuple):
-    """What the directory of a partition has shown; `listing` is None if that was known already.
+    """The result of one check of a partition directory; `listing` is None if the directory was not listed.
 
-    `number` is how often the partition was brought up to date before. `mtime_ns` is None if another look may show
-    more. `remote` are the segments in the object store before those of the listing.
+    `number` is the number of updates before the check. `mtime_ns` is None if a later change may have the same mtime.
+    `remote` are the segments in the object store before those of the listing.
     """
 
     number: int
@@ -181,9 +181,9 @@ class LivePartition(Log):
         self._identity = before.identity
         # The log start of the checkpoint. A broker writes it once a minute, so the files may show a later one.
         self._checkpointed_start = loaded.log_start_offset
-        # How often what readers know was brought up to date.
+        # The number of updates so far, by which a thread notices that another has updated the partition.
         self._looks = 0
-        # The last state seen of the directory and of the last .log file; None if another look may show more.
+        # The last known mtime of the directory and state of the last .log file; None if changes may not show in them.
         self._seen_directory = before.mtime_ns if is_settled else None
         self._seen_log: tuple[int, int, int] | None = None
         with suppress(FileNotFoundError):
@@ -301,7 +301,7 @@ class LivePartition(Log):
         return (found.identity, found.size_bytes, found.mtime_ns), is_settled
 
     def _look(self) -> _Look:
-        """Look at the directory, and at the descriptions of remote segments, which are the records of another log."""
+        """Check the directory and, if its mtime has changed, list it and ask for the remote segments before it."""
         number = self._looks
         found, is_settled = self.disk.stat_settled(self.directory)
         mtime_ns = found.mtime_ns if is_settled else None
@@ -310,12 +310,12 @@ class LivePartition(Log):
         listing = _list(self.disk, self.directory)
         remote: Sequence[Segment] = ()
         if listing and self.remote_between is not None:
-            # Asked after the listing: a writer describes a segment before it drops the local files.
+            # Asked after the listing: a writer describes a remote segment before it drops the local files.
             remote = self.remote_between(self._checkpointed_start, next(iter(listing)))
         return _Look(number, found.identity, mtime_ns, listing, remote)
 
     def _take(self, look: _Look) -> bool:
-        """Publish what a look has shown, and what was appended; return whether anything has changed. Under `lock`."""
+        """Publish the result of a look, and what was appended; return whether anything has changed. Under `lock`."""
         if look.identity != self._identity:
             # The path leads to another partition now. The store handles that.
             return False
@@ -325,12 +325,12 @@ class LivePartition(Log):
             self._seen_directory = look.mtime_ns
         log, is_settled = self._stat_log()
         changed |= self._advance()
-        # The bytes up to this state were taken in.
+        # `_advance` has read the file at least up to this state.
         self._seen_log = log if is_settled else None
         return changed
 
     def _advance(self) -> bool:
-        """Take in what was appended, or put a new object in place of a segment that was cut; return if it changed."""
+        """Read the appended batches, or replace the last segment if it was cut; return whether anything changed."""
         active = self.active
         assert isinstance(active, LiveSegment)
         try:
@@ -365,7 +365,7 @@ class LivePartition(Log):
                 segment.hold_open(indexes=False)
         following = [each.base_offset for each in local if each.base_offset > before.base_offset]
         if dropped and dropped[-1] is before and following:
-            # Its writer sealed and dropped it between two looks. Readers finish it, then go on with the next segment.
+            # Its writer sealed and dropped it between two looks. Readers finish it, then continue with the next one.
             with suppress(OSError, Gone):
                 dropped[-1].seal_at(following[0])
         changed = segments != self.segments

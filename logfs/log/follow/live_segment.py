@@ -174,10 +174,10 @@ class LiveSegment(Segment):
             yield found
 
     def advance(self) -> bool:
-        """Take in the whole batches that were appended since the last call; return whether there were any.
+        """Move the end past the whole batches appended since the last call; return whether there were any.
 
-        Raises `Gone` if the .log file was cut below the end known before; this segment is then of no use. An object
-        in a bucket does not grow, but another object that can be read may replace it.
+        Raises `Gone` if the .log file was cut below the known end: the caller must then replace this segment. An
+        object in a bucket does not grow, but if it was unreadable, a readable one may have replaced it.
         """
         if not self._disk.is_remote:
             return self._advance()
@@ -191,7 +191,7 @@ class LiveSegment(Segment):
         segment_end = self._end
         assert segment_end is not None
         for index in self.indexes:
-            # What is in a bucket is complete.
+            # An index in a bucket is complete.
             index.is_growing = not self._disk.is_remote
             index.recount()
         size = self._disk.size(self.file)
@@ -327,8 +327,8 @@ class LiveSegment(Segment):
     ) -> tuple[int, Batch] | Damage | None:
         """Return the batch at `position` if it is whole by now, or the damage there; None for a half-written batch.
 
-        What is not a whole batch is damage if a batch follows. It may have been half-written when it was read, so it
-        is read again: before a writer begins a batch, it has written the one before.
+        Bytes that are no whole batch are damage if a batch follows. They may have been half-written when they were
+        read, so they are read again: a writer completes a batch before it begins the next.
         """
         for _ in range(2):
             walked = self._walk_to(position, size, expected)
@@ -348,7 +348,7 @@ class LiveSegment(Segment):
         return iter(Walk(*where, exact=True, base_offset=base, fetch_again=fetch_again))
 
     def seal_at(self, next_base: int) -> None:
-        """Take in the rest of this segment and seal it; the next segment begins at the offset `next_base`.
+        """Read the rest of this segment and seal it; the next segment begins at the offset `next_base`.
 
         Raises `Gone` if the .log file has vanished or was cut.
         """
@@ -423,10 +423,10 @@ class LiveSegment(Segment):
 
 
 class _LiveTxnIndex(TransactionIndex):
-    """A transaction index that is read by the identity of its file.
+    """A transaction index whose file is opened by its identity.
 
-    A broker writes an entry after the marker that it is about. The transactions that a reading of the log has found
-    are therefore added to those in the file.
+    A broker writes an entry after its marker, so the file may lack the newest entries. The aborted transactions that
+    were found in the log (`supplement`) are therefore added to those in the file.
     """
 
     def __init__(self, disk: Disk, path: Path) -> None:
@@ -440,7 +440,7 @@ class _LiveTxnIndex(TransactionIndex):
         self._identity = identity
 
     def read_again(self) -> None:
-        """Read the file once more if it is there: a writer that has rolled has written all entries of the segment."""
+        """Read the file again if it exists: a writer that has rolled has written all entries of the segment."""
         if self._entries is not None:
             with suppress(Gone):
                 self._entries = self._load()

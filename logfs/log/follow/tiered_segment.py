@@ -65,7 +65,7 @@ class TieredSegment(LiveSegment):
             self.txn_index.follow(None)
 
     def mtime_ms(self) -> int:
-        """Return the time that stands for those of records without a timestamp (ms)."""
+        """Return the time that is used for records without a timestamp (ms): the greatest in the description."""
         return self.remote.max_timestamp
 
 
@@ -75,7 +75,7 @@ _LATEST_MS = 253_402_300_799_999
 
 
 class MissingSegment(LiveSegment):
-    """Offsets of a tiered log of which no description is known, so that nothing of them can be read.
+    """A range of offsets of a tiered log for which no description is known, so that it cannot be read.
 
     Every use of its bytes raises `RemoteStorageError`. Its text counts as one byte, so that no reader passes it
     without the error.
