@@ -200,7 +200,7 @@ def test_credentials_come_from_the_usual_files(
     with open_bucket() as remote:
         assert list(remote) == ["orders-0"]
     files[0].write_text("hidden")
-    with pytest.raises(InvalidStore, match="not a file of profiles") as error:
+    with pytest.raises(InvalidStore, match="not a file of AWS profiles") as error:
         open_bucket()
     assert "hidden" not in str(error.value)
 

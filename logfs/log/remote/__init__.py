@@ -9,7 +9,7 @@ directory that another process writes.
 - `chunk_cache`: parts of objects that were fetched, kept in files of the user's cache directory.
 - `chunk_reader`: reads bytes of objects through the cache, and fetches ahead for sequential readers.
 - `encryption`: the keys of encrypted segments.
-- `layouts`: which objects a segment has, and which bytes of them are which file.
+- `layouts`: which objects a segment has, and where in them each file of the segment is.
 - `bucket_listing`: which partitions and which files of segments a bucket holds.
 - `bucket_disk`: the `Disk` of a bucket, as a directory tree of its partitions and their files.
 - `tiered_disk`: the `Disk` of remote segments that are known by their descriptions.

@@ -8,8 +8,8 @@
 
 A broker copies segments into a bucket, and deletes them there. So a bucket is read as a log directory that another
 process writes: the identities of its files tell one copy of a segment from another, and its directories have new
-modification times when a later listing shows other files. Two replicas may have rolled at other offsets, and their
-copies overlap: a .log file then ends where the next one begins.
+modification times when a later listing shows other files. Two replicas may have rolled at different offsets, so that
+their copies overlap: a .log file then ends where the next one begins.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _SECOND_NS = 1_000_000_000
 
 
 class _NoLock(nullcontext[None]):
-    """A lock that never blocks: a name in a bucket never comes to stand for another object."""
+    """A lock that never blocks, as `Disk.naming` of a bucket: no object is renamed while it is opened."""
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         return True
@@ -68,10 +68,10 @@ class _NoLock(nullcontext[None]):
 
 
 class _Listing(Generic[T]):
-    """What a listing has shown. It is repeated when it is old and somebody needs it.
+    """A cached listing. A use after more than 30 s lists again.
 
-    If that fails, or in a thread that must not wait, the old one stays in use. While one thread repeats it, the
-    others use the old one, too.
+    If that fails, or in a thread that must not wait, the old listing stays in use. While one thread lists again, the
+    others use the old listing, too.
     """
 
     def __init__(self, disk: Disk, what: Path, look: Callable[[], T]) -> None:
@@ -143,9 +143,9 @@ class StoredEntry(NamedTuple):
 
 
 class _Partition(NamedTuple):
-    """What a listing has shown of a partition: its segments, and its files by name.
+    """A partition as it was listed: its segments, and its files by name.
 
-    The partition of another topic of the same name has another `identity`.
+    If the topic was deleted and created again, its partition has another `identity`.
     """
 
     identity: int
@@ -193,7 +193,7 @@ class BucketDisk(ReadOnlyDisk):
         *,
         looks_again: bool = False,
     ) -> None:
-        """Read the bucket at `root`; nothing is asked of it yet.
+        """Read the bucket at `root`. No request is sent yet.
 
         `cache_bytes` is the limit of the cache of chunks. `home` is the part of `root` that is a directory of keys,
         without a prefix of names. With `looks_again`, an object is missing only if the store says so three times. The
@@ -220,7 +220,7 @@ class BucketDisk(ReadOnlyDisk):
     def read_afresh(self) -> None:
         self.chunks.read_afresh()
 
-    # What there is.
+    # Names and directories.
 
     def scan(self, path: Path) -> Iterator[Entry]:
         below = self._below(path)
@@ -314,7 +314,7 @@ class BucketDisk(ReadOnlyDisk):
             return self.chunks.read(stored, position, size, partial(self._following, file))
 
     def read_ahead(self, file: File, position: int, size: int) -> None:
-        """Do nothing: what a sequential reader needs next is fetched ahead anyway."""
+        """Do nothing: `ChunkReader` fetches ahead for sequential readers by itself."""
 
     def fetch_again(self, file: File, start: int, end: int) -> bool:
         stored = self._stored(file)
@@ -432,7 +432,7 @@ def _entry(file: File) -> StoredEntry:
 
 
 def missing(path: Path) -> FileNotFoundError:
-    """Return the error for a name that leads to no object."""
+    """Return the error for a path of which the bucket has no object."""
     return FileNotFoundError(errno.ENOENT, "no such object", str(path))
 
 

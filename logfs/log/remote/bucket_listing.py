@@ -1,4 +1,4 @@
-"""Which partitions a bucket holds, and which segments: what the keys of its objects tell.
+"""Find the partitions of a bucket, and their segments, by the keys of its objects.
 
 Both layouts are recognised, that of Aiven's plugin and that of Kafka's `LocalTieredStorage`, also side by side. A
 segment counts if its copy is complete: in Aiven's layout with its log, indexes and manifest, in the other with every
@@ -55,7 +55,7 @@ def find_partitions(store: ObjectStore, place: str) -> dict[TopicPartition, list
 
 
 def _directories(store: ObjectStore, place: str) -> list[tuple[str, str]]:
-    """Return (prefix, directory) of what may be a topic or a partition below `place`."""
+    """Return (prefix, directory) for each directory below `place` that may be a topic or a partition."""
     below = f"{place}/" if place else ""
     found = [(below, each) for each in store.level(place)[0]]
     parent, _, beginning = place.rpartition("/")

@@ -2,8 +2,8 @@
 
 The files are in the user's cache directory, `$XDG_CACHE_HOME/logfs/chunks` (by default below `~/.cache`), and any
 number of processes share them. A file is named after a digest of the object and the part, and ends in a CRC-32C of
-its bytes, which is checked when the file is opened: a damaged file is fetched again. It arrives under its name by a
-rename, so that it is whole or missing. If the files take more than the limit, those that were unused for longest are
+its bytes, which is checked when the file is opened: a damaged file is fetched again. A file gets its name by a rename
+when it is complete. If the files exceed the limit together, those that were unused for longest are
 removed; a process that has one open can still read it. Without a usable cache directory, parts are kept in memory.
 """
 
@@ -76,13 +76,13 @@ class ChunkCache:
         return self.hold(name, data)
 
     def hold(self, name: str, data: Buffer) -> File:
-        """Return an open file of the bytes of a part, in memory; nobody else finds it."""
+        """Return an open file of the bytes of a part, in memory only: `load` does not find it."""
         file = File(Path(name), os.memfd_create("logfs chunk", os.MFD_CLOEXEC))
         self._disk.write(file, 0, memoryview(data))
         return file
 
     def forget(self, name: str) -> None:
-        """Remove a part, which proved wrong."""
+        """Remove a part whose bytes proved wrong."""
         path = self._path(name)
         if path is not None:
             self._disk.unlink(path)

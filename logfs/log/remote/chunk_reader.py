@@ -1,7 +1,7 @@
 """Reads bytes of objects in whole chunks, through the cache, and fetches ahead for sequential readers.
 
 Several readers of a chunk that is not open share one request. The chunks that were read last stay open; reading them
-again costs what reading a file costs.
+again costs no more than reading a local file.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _MOST_OPEN = 128
 _MOST_OPEN_IN_MEMORY = 16
 # The chunks that are fetched ahead of a sequential reader: at first one, then twice as many with each that was used.
 _MOST_AHEAD = 8
-# A chunk that proves wrong is fetched this often. If it stays the same, the object was stored like that.
+# A chunk that proves wrong is fetched at most this often. If it stays the same, the object was stored like that.
 _MOST_TRIES = 3
 _TRY_SECONDS = 10.0
 # Nothing is fetched ahead while so many requests run.
@@ -83,7 +83,7 @@ class StoredFile(NamedTuple):
         return hashlib.md5(data, usedforsecurity=False).hexdigest() == version
 
     def chunk_id(self, number: int) -> _ChunkId:
-        """Return what tells a chunk from all others of the bucket."""
+        """Return a tuple that identifies a chunk within the bucket."""
         return self.key, self.version, self.begin, number
 
 
@@ -95,7 +95,7 @@ class ChunkReader:
     """Reads the objects of a bucket. Any thread may call `read`."""
 
     def __init__(self, store: ObjectStore, disk: Disk, cache: ChunkCache) -> None:
-        """Read the objects of `store` through a cache; `disk` reads its files, and says who must not wait."""
+        """Read the objects of `store` through a cache; `disk` reads its files, and knows who must not block."""
         self._store = store
         self._disk = disk
         self._cache = cache
@@ -105,7 +105,7 @@ class ChunkReader:
         self._coming: dict[_ChunkId, Future[File]] = {}
         # For each chunk that proved wrong: when it was first fetched again (monotonic seconds), and how often since.
         self._tries: dict[_ChunkId, tuple[float, int]] = {}
-        # For each object that somebody reads from chunk to chunk: the next chunk, and how many to fetch ahead.
+        # For each object that is read sequentially: the next chunk, and how many to fetch ahead.
         self._sequential: OrderedDict[str, tuple[int, int]] = OrderedDict()
         self.requests = 0
         self.fetched_bytes = 0
@@ -121,7 +121,7 @@ class ChunkReader:
 
         `following` returns the file that a sequential reader reads next, None if there is none. Raises `WouldBlock`
         in a thread that must not wait, if a chunk is not open; `RemoteStorageError`; `Corrupt` for a chunk that
-        cannot be decompressed or has another size; and `FileNotFoundError` if the object is gone.
+        cannot be decompressed or has another size; and `FileNotFoundError` if the object is missing.
         """
         if position < 0:
             raise Corrupt(
@@ -138,19 +138,19 @@ class ChunkReader:
             at, count = first - chunk.position, last - first
             data = self._disk.read(self._file(stored, number, following), at, count)
             if len(data) < count:
-                # Somebody has cut the file of the cache.
+                # Another program has truncated the file in the cache.
                 self._drop(stored, number)
                 data = self._disk.read(self._file(stored, number, following), at, count)
             parts.append(data)
         return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
 
     def release(self) -> None:
-        """Close the chunks that are open; readers that have one go on."""
+        """Close the chunks that are open; a read in progress is not disturbed."""
         with self._lock:
             self._open.clear()
 
     def read_afresh(self) -> None:
-        """From now on, do not use the cache. Its files stay, because they may be all that is left of an object."""
+        """Stop using the cache. Its files stay, because they may be all that is left of an object."""
         if self._most_open == _MOST_OPEN:
             self._cache, self._most_open = ChunkCache(0), _MOST_OPEN_IN_MEMORY
             self.release()
@@ -229,7 +229,7 @@ class ChunkReader:
         try:
             threading.Thread(target=work, args=arguments, daemon=True).start()
         except RuntimeError as error:
-            what = f"{self._store.bucket_url}: nothing is fetched now: {error}"
+            what = f"{self._store.bucket_url}: no thread to fetch a chunk: {error}; read again"
             raise RemoteStorageError(what) from None
 
     def _fetch(self, coming: Future[File], stored: StoredFile, number: int) -> None:
@@ -268,7 +268,7 @@ class ChunkReader:
             except Corrupt:
                 if not left:
                     raise
-        # Later processes must not find what may have arrived wrong.
+        # Bytes that may have arrived wrong are kept in memory: other processes must not find them in the cache.
         return (self._cache.save if is_certain else self._cache.hold)(name, data)
 
     def _request(self, stored: StoredFile, number: int) -> tuple[memoryview | bytes, bool]:
@@ -313,7 +313,7 @@ class ChunkReader:
     def _fetch_ahead(
         self, stored: StoredFile, number: int, following: Callable[[], StoredFile | None]
     ) -> None:
-        """Begin to fetch what a sequential reader that is at chunk `number` will need next."""
+        """Begin to fetch the chunks that a sequential reader at chunk `number` needs next."""
         with self._lock:
             expected, ahead = self._sequential.pop(stored.key, (-1, 0))
             ahead = min(max(2 * ahead, 1), _MOST_AHEAD) if number == expected else 0
@@ -338,5 +338,5 @@ class ChunkReader:
                     self._sequential[stored.key] = 0, ahead
                 self._begin(stored, 0)
         except (LogfsError, OSError) as error:
-            # Who needs the file asks again, and gets the error.
+            # A reader that needs the file requests it again, and gets the error.
             logger.debug("not fetched ahead: %s", error)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def read_only_disk(log_dir: Path) -> Disk:
-    """Return a disk to read a log directory with; a process has one for each bucket, which remembers its listings.
+    """Return a disk that reads a log directory; a process has one for each bucket, which caches its listings.
 
     Raises `InvalidStore` if a bucket cannot be used.
     """
@@ -34,7 +34,7 @@ def _bucket(root: BucketPath) -> BucketDisk:
 
 @functools.lru_cache(maxsize=16)
 def tiered_disk(home: Path, prefix: str) -> TieredDisk:
-    """Return a disk to read segments of another process's tiered store with; the arguments are those of `TieredDisk`.
+    """Return a disk that reads segments of another process's tiered store; the arguments are those of `TieredDisk`.
 
     An object that is missing raises `Gone`: the process that has its description knows whether it was deleted.
     """

@@ -53,7 +53,7 @@ class DataKey(NamedTuple):
         return b"".join((nonce, *parts))
 
     def decrypt(self, stored: Buffer) -> bytes:
-        """Return the content of an encrypted chunk. Raises `Corrupt` if it is not what was encrypted."""
+        """Return the content of an encrypted chunk. Raises `Corrupt` if the chunk cannot be authenticated."""
         data = memoryview(stored)
         if len(data) < OVERHEAD_BYTES:
             raise Corrupt(f"{len(data)} bytes are no encrypted chunk")

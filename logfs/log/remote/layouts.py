@@ -76,11 +76,11 @@ class BucketSegment:
         self.identity = key.segment_id.int >> 65 or 1
         self.modified_ms = max(each.modified_ms for each in objects.values())
         self.objects = objects
-        # The last offset, None if only the log tells it.
+        # The last offset, None if it can be known only from the log.
         self.end_offset: int | None = None
         # The CRC-32C of the chunks of each object, by its suffix, as far as they are known.
         self.crcs: Mapping[str, Sequence[int]] = {}
-        # The size of the .log file up to where the next segment begins; None until somebody has asked for it.
+        # The size of the .log file up to where the next segment begins; None until it is computed.
         self.shown_bytes: int | None = None
 
     @classmethod
@@ -129,7 +129,7 @@ class BucketSegment:
         raise NotImplementedError
 
     def description(self, disk: BucketDisk) -> RemoteSegment | None:
-        """Return what a manifest tells of the segment; None if there is none, or if it is of another segment.
+        """Return the description in the segment's manifest; None if there is none, or if it is of another segment.
 
         `disk` reads the manifest. Raises the errors of `file`.
         """
@@ -145,7 +145,7 @@ class BucketSegment:
 
 
 class AivenSegment(BucketSegment):
-    """A copy as Aiven's plugin makes it: a manifest tells which bytes of two other objects are which file."""
+    """A copy as Aiven's plugin makes it: the manifest tells where in two other objects each file is."""
 
     suffixes = (names.LOG, *IN_MANIFEST, names.TEXT_INDEX)
     stored = (
@@ -209,7 +209,7 @@ class AivenSegment(BucketSegment):
         if found.position + found.size > stored.size:
             raise Corrupt(f"{stored.key}: has {stored.size} bytes, less than the manifest says")
         if self._data_key is None:
-            # One request for all indexes.
+            # The whole object is one chunk, so one request fetches all indexes.
             return stored._replace(position=found.position, size=found.size)
         size = max(found.size - OVERHEAD_BYTES, 0)
         alone = ChunkIndex(max(size, 1), size, found.size, found.size)
@@ -250,7 +250,7 @@ class AivenSegment(BucketSegment):
                 try:
                     described = self._parse(disk.read_small(stored))
                 except Corrupt:
-                    # The manifest may have arrived wrong, and the cache has it like that.
+                    # The manifest in the cache may have been damaged on the way: fetch it again.
                     described = self._parse(disk.read_small(stored, again=True))
                 if described.segment is not None:
                     self.end_offset = described.segment.end_offset

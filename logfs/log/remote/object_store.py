@@ -1,7 +1,7 @@
 """Requests to an object store. obstore is imported here alone, when a bucket is opened.
 
 Credentials come from the environment, from the files of the store's own tools, or from the machine (a role). They
-are in no message: an error gives the store's code and its sentence, and not its whole answer.
+are in no message: an error has the code and the message of the store's response, and not the whole response.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ _AWS_KEYS = {
     "endpoint_url": "endpoint",
 }
 
-# How obstore tells that the server answered with an error, and that the error may pass: it has repeated the request
-# a few times by then.
+# In the text of an obstore error: the server has responded with an error, and the error may pass. obstore has
+# repeated the request a few times by then.
 _REFUSED = re.compile(r"non-2xx status code|status: [345]\d\d|range was invalid")
 _MAY_PASS = re.compile(r"(status code|status): (5\d\d|429)")
 # The store refuses the credentials, or they do not permit the request: 401, 403, 400 for an expired token.
@@ -67,12 +67,12 @@ _MOST_PARTS = 4
 class AccessDenied(RemoteStorageError):
     """The store refuses the credentials, or they do not permit the request.
 
-    S3 also answers so for a missing object, if the credentials do not permit to list the bucket.
+    S3 also responds so for a missing object, if the credentials do not permit to list the bucket.
     """
 
 
 class _BodyFailed(Exception):
-    """The bytes to send could not be made."""
+    """The caller's `body` raised an error while its bytes were sent."""
 
 
 class StoredObject(NamedTuple):
@@ -154,7 +154,7 @@ class ObjectStore:
         """Store an object durably, in several parts at a time if it is large, and return True.
 
         `body` is called for each try, and its errors pass through. An object of that key is replaced. With
-        `if_absent`, for small objects, it is not: then nothing is stored, and the result is False.
+        `if_absent`, for small objects, an existing object stays as it is, and the result is False.
         """
         self._check_directory()
         raised: list[BaseException] = []
@@ -210,7 +210,7 @@ class ObjectStore:
         return is_stored
 
     def _no_bucket(self, key: str) -> RemoteStorageError:
-        return RemoteStorageError(f"{self.url(key)}: the bucket does not exist")
+        return RemoteStorageError(f"{self.url(key)}: the bucket does not exist; create it first")
 
     def size(self, key: str) -> int:
         """Return the size of an object in bytes."""
@@ -333,7 +333,7 @@ def _aws_config() -> dict[str, str]:
         try:
             parser.read(path)
         except (configparser.Error, UnicodeDecodeError):
-            raise ValueError(f"{path} is not a file of profiles") from None
+            raise ValueError(f"{path} is not a file of AWS profiles") from None
         section = (
             profile if profile == "default" and parser.has_section(profile) else before + profile
         )
@@ -344,7 +344,7 @@ def _aws_config() -> dict[str, str]:
                 if parser.has_option(section, name)
             }
     if _environment("AWS_ACCESS_KEY_ID"):
-        # A key of the environment does not go with a secret of the file.
+        # A key id of the environment must not be combined with a secret of the file.
         for option in ("access_key_id", "secret_access_key", "session_token"):
             config.pop(option, None)
     for option, found in (
@@ -369,5 +369,5 @@ def _reason(error: Exception) -> str:
     if code:
         return f"{code[1]}: {sentence[1]}" if sentence else code[1]
     first = text.split("\n", 1)[0]
-    # What comes before is the kind of store, the method and the URL.
+    # Without the text before, which is the kind of store, the method and the URL.
     return first.rsplit(" - ", 1)[-1][:300].strip()

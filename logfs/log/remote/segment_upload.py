@@ -1,8 +1,8 @@
 """Copies a sealed segment into a bucket, in either layout, and reads it back.
 
 The objects are stored in the order of the plugin whose layout it is. Each is then read back in full, and its size
-and its CRC are compared with what was sent. The manifest of Aiven's layout comes last, so that a copy that was cut
-off has none.
+and its CRC are compared with what was sent. The manifest of Aiven's layout comes last, so that an interrupted copy
+has none.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from logfs.format.tiered.remote_segment import RemoteSegment
     from logfs.log.remote.tiered_disk import TieredDisk
 
-# What is read back at a time.
+# The size of one request when an object is read back.
 _READ_BYTES = 8 << 20
 
 
 class SegmentContent(NamedTuple):
-    """What is copied of a segment: `read(position, size)` gives bytes of its .log file, and `files` the others.
+    """The segment to be copied: `read(position, size)` returns bytes of its .log file.
 
     `files` has the content of each other file by its suffix (".index"). `first_offset`, `time_offset` and `text` are
     those of `StoredSegment`.
@@ -58,12 +58,12 @@ def upload(
     """Copy a segment as the settings say, and return how it was stored, once it has been read back.
 
     `spend` is called with the number of bytes before they are sent or read back; it may wait, and raise an error to
-    stop. Raises `RemoteStorageError`, also if what is read back differs; some objects may be there then.
+    stop. Raises `RemoteStorageError`, also if the bytes read back differ; objects that were stored by then stay.
     """
     sender = _Sender(disk, segment, content, spend, Layout(broker.remote_storage_layout))
     if sender.layout is Layout.LOCAL:
         return sender.send_files()
-    # Only the manifest of Aiven's layout tells these to a reader.
+    # Only in Aiven's layout, whose manifest tells readers how chunks are compressed and encrypted.
     sender.chunk_bytes = broker.remote_storage_chunk_bytes
     sender.compress = broker.remote_storage_compression
     sender.key_id = broker.remote_storage_encryption_key
@@ -73,7 +73,7 @@ def upload(
 def delete_copy(disk: TieredDisk, segment: RemoteSegment) -> None:
     """Delete the objects of a segment, in the reverse order of their storing; any may be missing.
 
-    The layout of a copy that was cut off is unknown: then the objects of both are deleted.
+    The layout of an interrupted copy is unknown: then the objects of both layouts are deleted.
     """
     stored = custom_metadata.parse(segment.custom)
     for layout in LAYOUTS.values() if stored is None else [LAYOUTS[stored.layout]]:
@@ -182,7 +182,7 @@ class _Sender:
 
         def counted() -> Iterator[Buffer]:
             nonlocal crc
-            # An upload that is tried again begins anew.
+            # A repeated upload sends all bytes again.
             sizes.clear()
             crcs.clear()
             crc = 0
@@ -204,7 +204,7 @@ class _Sender:
         if found != sent:
             raise RemoteStorageError(
                 f"{store.url(key)}: {sent[0]} bytes with the CRC-32C {sent[1]:08x} were stored, but "
-                f"{found[0]} bytes with {found[1]:08x} are there"
+                f"{found[0]} bytes with {found[1]:08x} were read back"
             )
         return sizes
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class TieredDisk(BucketDisk):
-    """The bucket of a tiered store. Its files are those of the segments that `add` was told of.
+    """The bucket of a tiered store. Its files are those of the segments that were passed to `add`.
 
     Segments that another program has copied are found by a listing of their partition.
     """
@@ -38,7 +38,7 @@ class TieredDisk(BucketDisk):
         is_finished: Callable[[SegmentKey], bool],
         cache_bytes: int,
     ) -> None:
-        """Read objects below the URL `home` whose keys go on with `prefix`; both are in the settings.
+        """Read objects below the URL `home` whose keys continue with `prefix`; both are in the settings.
 
         `cache_bytes` is the limit of the cache of chunks. A missing object of a segment that `is_finished`, by its
         description, raises `RemoteStorageError`; otherwise another process has deleted it, which raises `Gone`.
@@ -57,10 +57,10 @@ class TieredDisk(BucketDisk):
     def add(
         self, directory: Path, segment: RemoteSegment, stored: StoredSegment | None
     ) -> BucketSegment:
-        """Take a segment into the directory of its partition, and return it; one of the same offset is replaced.
+        """Add a segment to the directory of its partition, and return it; one of the same offset is replaced.
 
-        `stored` is what logfs knows of a segment that it has copied. Raises `RemoteStorageError` for another
-        program's segment of which there is no complete copy.
+        `stored` is what logfs knows of a segment that it has copied; None for another program's segment. Raises
+        `RemoteStorageError` if the bucket has no complete copy of another program's segment.
         """
         if stored is not None:
             found = LAYOUTS[stored.layout].of(segment, stored, self.place)
@@ -115,5 +115,5 @@ class TieredDisk(BucketDisk):
         if segment is None or not self._is_finished(segment.key_of_segment):
             return Gone(f"{error.filename}: was deleted in the bucket; read again")
         return RemoteStorageError(
-            f"{error.filename}: the object is lost, or the bucket is not the right one"
+            f"{error.filename}: the object is lost; restore it, or correct remote.storage.url"
         )
