@@ -9,7 +9,7 @@ Each module or folder imports only from the items below it in this list:
 - `follow`: a partition that another process writes, kept up to date with its files.
 - `append`: a partition with its writer (Kafka's UnifiedLog), validation, and lines from a stream of writes.
 - `read`: reading by offset, time and key, read_committed, and the text views.
-- `recovery`: makes valid segments of the files that a crash left (Kafka's LogLoader).
+- `recovery`: loads the files of a partition, and repairs those that a crash left (Kafka's LogLoader).
 - `state`: producers, their snapshots, leader epochs, and segments that wait for their deletion.
 - `segment`: one `.log` file, its indexes, and the ways of reading its batches.
 - `remote`: buckets of an object store as directory trees, and uploads.

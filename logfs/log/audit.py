@@ -127,7 +127,7 @@ def audit(
     log_start_offset: int = 0,
     report: Callable[[int], object] = lambda _: None,
 ) -> Iterator[Finding | Account]:
-    """Yield the problems that reading a segment and its indexes can find, and at last the segment's `Account`.
+    """Yield the problems that a read of a segment and its indexes can find, and last the segment's `Account`.
 
     Checks every batch: its CRC, its records, its offsets, and its leader epoch against `epochs`, the pairs (epoch,
     start offset) in ascending order. Without `trusts_indexes` the indexes are not checked: a crash may have left them
@@ -208,8 +208,8 @@ def check_boundaries(accounts: Iterable[Account], log_start_offset: int) -> Iter
             if first_offset >= log_start_offset:
                 yield error(
                     account.txn_index,
-                    f"the index entry of producer {producer_id}'s transaction that was aborted at {last_offset} is "
-                    f"missing{_ADVICE}",
+                    f"the index entry of producer {producer_id}'s transaction that was aborted at offset "
+                    f"{last_offset} is missing{_ADVICE}",
                 )
         for producer_id in account.over:
             open_since.pop(producer_id, None)
@@ -222,7 +222,7 @@ def check_boundaries(accounts: Iterable[Account], log_start_offset: int) -> Iter
 def _check_batches(
     segment: Segment, scanned: ScannedBatches
 ) -> tuple[ScannedBatches, list[Finding]]:
-    """Measure scanned batches, whose CRCs are right, and return what is wrong with their records, too.
+    """Return scanned batches with their text sizes, and an error for each batch with wrong records.
 
     Any thread may call this.
     """
@@ -240,7 +240,7 @@ def _check_batches(
 def _check_columns(
     segment: Segment, scanned: ScannedBatches, texts: NDArray[np.int64]
 ) -> Iterator[Finding]:
-    """Write the text size of each batch to `texts`, and yield what is wrong with the batches' records."""
+    """Write the text size of each batch to `texts`, and yield an error for each batch with wrong records."""
     rows, start = scanned.rows, scanned.position
     done = 0
     for columns, group, sizes in scanned.measure():
@@ -319,7 +319,7 @@ class _IndexAudit:
         self._done = 0
 
     def leave_out_room(self) -> None:
-        """Ignore entries of zeros at the end."""
+        """Ignore entries of zeros at the end, which are preallocated space."""
         width = self.dtype.itemsize
         used = np.flatnonzero(self.entries.view(np.uint8).reshape(-1, width).any(axis=1))
         self._keep(int(used[-1]) + 1 if len(used) else 0)
@@ -365,7 +365,7 @@ class _OffsetIndexAudit(_IndexAudit):
     """
 
     dtype, rising = _OFFSETS, (("position", 0), ("offset", -1))
-    # The offset and the position of an entry whose offset is that of a batch after those that were seen.
+    # The offset and the position of an entry whose offset must be that of a batch that is still to be read.
     _awaited: tuple[int, int] | None = None
 
     def pass_damage(self, damage: Damage) -> None:
@@ -473,7 +473,7 @@ class _TextIndexAudit(_IndexAudit):
 
 
 def _sound_indexes(segment: Segment, *, live: bool) -> Generator[Finding, None, list[_IndexAudit]]:
-    """Return the indexes that can be compared with the log; yield what is wrong with the others."""
+    """Return the audits of the indexes that can be compared with the log; yield the problems of the others."""
     found: list[_IndexAudit] = []
     kinds = (_OffsetIndexAudit, _TimeIndexAudit, _TextIndexAudit)
     for index, kind in zip(segment.indexes, kinds, strict=True):
@@ -511,8 +511,8 @@ class _TransactionAudit:
     def __init__(self, segment: Segment, account: Account) -> None:
         self._segment = segment
         self._account = account
-        # For each abort marker (producer id, offset), the offset of the producer's marker before it, and that at
-        # which the transaction began; -1 for what is not in the segment.
+        # For each abort marker (producer id, offset), the offset of the producer's previous marker, and the first
+        # offset of the transaction; -1 for each that is not in the segment.
         self._aborts: dict[tuple[int, int], tuple[int, int]] = {}
 
     def note(self, batch: Batch) -> Iterator[Finding]:

@@ -2,7 +2,7 @@
 
 Sealed segments never change (rule 4) and the active segment only grows, so `catch_up` needs no lock. `complete` and
 `take_over` need the registry's lock, `Flusher.lock` and the partition's `lock`; `take_over` also `Disk.naming`.
-Whatever retention, compaction or a truncation has changed meanwhile is copied again.
+Segments that retention, compaction or a truncation has changed meanwhile are dropped or copied again.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from logfs.log.segment.index import SparseIndex
     from logfs.log.segment.txn_index import TransactionIndex
 
-# The name of a file in a complete copy, kept until the original is about to be removed. It holds the unique part of
-# both directories' names.
+# The name of a file in a complete copy, kept until the original is about to be removed. It contains the unique part
+# of both directories' names.
 MOVED = "logfs.moved"
 
 _CHUNK_BYTES = 1024 * 1024
@@ -69,8 +69,8 @@ class PartitionCopy:
         self._spend = spend
         # By segment and its content, which a truncation replaces.
         self._copied: dict[tuple[Segment, object], _Copied] = {}
-        # By name, the inode number, size and mtime of each other file that was copied; None if these may miss a
-        # change.
+        # By name, the inode number, size and mtime of each other file that was copied; None if they may not show a
+        # change that follows.
         self._others: dict[str, tuple[int, int, int] | None] = {}
         self._segments: list[Segment] = []
         # After `take_over`: the segments of the original, each with its copy.
@@ -206,7 +206,7 @@ class PartitionCopy:
         """
         self.catch_up()
         if self.missing_bytes:
-            raise Corrupt(f"{self._partition.directory}: a .log file has become shorter")
+            raise Corrupt(f"{self._partition.directory}: a .log file was cut while it was copied")
         partition = self._partition
         active, end = partition.active, partition.log_end_offset
         self._segments = [self._twin(segment) for segment in partition.local_segments[:-1]]

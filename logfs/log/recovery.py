@@ -1,4 +1,4 @@
-"""Recovery: make valid segments of whatever a crash left, in Kafka's order (kafka-storage 5.2, 5.3).
+"""Recovery: make valid segments of the files that a crash left, in Kafka's order (kafka-storage 5.2, 5.3).
 
 One difference is deliberate. Kafka cuts the log at the first bad batch and deletes every later segment, which is
 right if replicas hold the data, but loses data on a single node. Here only a torn tail is cut off, as
@@ -433,7 +433,7 @@ class _LogLoader:
         if not segments:
             return [], 0
         # After a crash, segments before the recovery point are not checked. A segment that ends exactly there is
-        # checked: it was durable, but its indexes may not have been closed.
+        # checked: its records were durable, but its indexes may lack their closing entries.
         if not self.start.closed:
             self._drop_empty_end(segments)
         snapshots = list(self.snapshots.offsets)
@@ -511,7 +511,7 @@ class _LogLoader:
         if not size:
             return not any(map(len, segment.indexes))
         if max_entry.offset < segment.time_index.last.offset:
-            # The index claims that no record up to its last offset has so late a timestamp.
+            # The time index is wrong: a batch before its last entry has a later timestamp than that entry.
             return False
         newest = segment.time_index.last
         if len(segment.time_index) and not segment.has_batch_of(newest, if_damaged=True):
@@ -531,8 +531,8 @@ class _LogLoader:
         size = self.disk.size(segment.file)
         if self.start.end is not None and segment.base_offset == self.start.end.base_offset:
             size = min(size, self.start.end.position)
-        # Start from the snapshot that was written after the segment before. A read-only store writes no snapshot, and
-        # continues with the producers that it has in memory.
+        # Start from the snapshot that was written at the end of the segment before. A read-only store writes no
+        # snapshot, and continues with the producers that it has in memory.
         if self.disk.writable or self.producers_end != segment.base_offset:
             self.producers = self.snapshots.restore(
                 segments, self.start.log_start_offset, segment.base_offset, self.now_ms

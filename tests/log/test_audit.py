@@ -179,4 +179,4 @@ def test_a_transaction_after_one_that_began_below_the_log_start_needs_its_index_
     data = index.read_bytes()
     index.write_bytes(data[: len(data) // 2])
     errors = [str(finding) for finding in check(path) if finding.severity is Severity.ERROR]
-    assert ["aborted at 13" in each for each in errors] == [True]
+    assert ["aborted at offset 13" in each for each in errors] == [True]

@@ -199,5 +199,5 @@ def test_malformed_records_are_refused() -> None:
         row, column, by = change
         wrong = spans.copy()
         wrong[row, column] += by
-        with pytest.raises(Corrupt, match=f"batch {row}: its records are malformed"):
+        with pytest.raises(Corrupt, match=f"batch at offset {row}: its records are malformed"):
             OffsetMap(1024, 0.9, MANY).put(data, wrong, 0)

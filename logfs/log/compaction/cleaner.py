@@ -84,7 +84,7 @@ class _Round:
         except (CleaningAborted, PartitionFailed):
             raise
         except (LogfsError, OSError):
-            # If the log was changed or deleted meanwhile, missing files and odd bytes are no errors.
+            # If the log was changed or deleted meanwhile, its files may be missing or cut: `CleaningAborted` instead.
             self._check(self.segments)
             raise
 
@@ -138,7 +138,7 @@ class _Round:
     # The map (kafka-storage 8.3).
 
     def _fill(self) -> int:
-        """Note the keys of the dirty part, and return the offset at which the map ends."""
+        """Note the keys of the dirty part, and return the offset up to which the map is complete."""
         transactions = self._transactions()
         known = self.known
         # Set even if nothing is dirty: the round still drops tombstones whose delete horizon has passed.

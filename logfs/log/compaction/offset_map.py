@@ -2,7 +2,7 @@
 
 Kafka's map holds an MD5 hash and an offset in 24 bytes a slot. This map holds a SipHash under a secret of its own,
 in slots of the same size. Neither map holds the keys, so two keys with equal hashes would count as one. With 128
-bits that does not happen by chance, and without the secret it cannot be brought about.
+bits that does not happen by chance, and without the secret nobody can construct such keys.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class OffsetMap:
         self.room = max(memory_bytes // SLOT_BYTES, 2)
         count = min(self.room, int(most_keys / max(load_factor, 1 / self.room)) + 2)
         self.slots: NDArray[np.uint64] = np.zeros((count, 3), np.uint64)
-        # One slot stays empty, for a search ends at an empty slot.
+        # One slot stays empty, because a search ends only at an empty slot.
         self.capacity = min(max(int(count * load_factor), 1), count - 1)
         self.secret = np.frombuffer(secrets.token_bytes(16), np.uint64)
         self.latest_offset = -1
@@ -71,6 +71,6 @@ class OffsetMap:
             _VALUES_UNREAD,
         )
         if outcome < 0:
-            raise Corrupt(f"batch {spans[done, 3]}: its records are malformed")
+            raise Corrupt(f"batch at offset {spans[done, 3]}: its records are malformed")
         self.latest_offset = max(self.latest_offset, latest)
         return int(done)

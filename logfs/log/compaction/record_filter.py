@@ -1,4 +1,4 @@
-"""The filter of compaction: which records and headers of batches stay, and the bytes that they make.
+"""The filter of compaction: which records and batch headers stay, and the bytes of the new .log file.
 
 The rules are those of kafka-storage 8.5 to 8.7. The first round that meets a tombstone gives its batch a delete
 horizon, `delete.retention.ms` from then; a round after the horizon drops the tombstone. The rules are applied to a
@@ -132,7 +132,7 @@ class RecordFilter:
         self._last_offsets = np.array([last for last, _ in self.producers.values()], np.int64)
 
     def apply(self, scanned: ScannedBatches) -> Iterator[Buffer]:
-        """Yield the bytes that stay of a run of batches, in file order, for the new .log file.
+        """Yield the bytes of the new .log file for a run of batches, in file order.
 
         Call it once for each run of the log, by ascending offset. Raises `Corrupt` for a batch that cannot be
         decoded.
@@ -170,7 +170,7 @@ class RecordFilter:
                 self._scratch,
             )
             if done < len(counts):
-                raise Corrupt(f"batch {part.spans[done, 3]}: its records are malformed")
+                raise Corrupt(f"batch at offset {part.spans[done, 3]}: its records are malformed")
             gets_horizon = ((nulls > 0) | (discarded & control)[here]) & ~has_horizon[here]
             gets_horizon &= kept > 0
             actions = np.where(
@@ -244,7 +244,7 @@ class RecordFilter:
 def _packed(
     batch: Batch, part: PlainBatches, base: int | None, keep: NDArray[np.uint8], kept: int
 ) -> bytearray:
-    """Return what stays of a compressed batch, compressed again at the codec's default level."""
+    """Return a compressed batch with the kept records only, compressed again at the codec's default level."""
     header = batch.header
     attributes = header.attributes & _KEPT_BITS
     late = bool(attributes & LOG_APPEND_TIME_BIT)
