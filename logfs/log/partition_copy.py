@@ -89,7 +89,7 @@ class PartitionCopy:
         )
 
     def catch_up(self) -> None:
-        """Copy what is new since the last call, and remove the segments and files that have left the partition."""
+        """Copy the data that is new since the last call; remove segments and files that have left the partition."""
         segments = self._partition.local_segments
         contents = {segment: segment.content for segment in segments}
         for segment, content in list(self._copied):

@@ -158,7 +158,7 @@ class _LogLoader:
     # The producers at the offset that recovery has reached, `producers_end`.
     producers: Producers = field(default_factory=Producers)
     producers_end: int = -1
-    # The offset after a log that was closed properly, as far as snapshots and indexes tell; 0 if unknown.
+    # The offset after a log that was closed properly, by its snapshots and indexes; 0 if unknown.
     closed_at: int = 0
 
     def run(self) -> Loaded:
@@ -192,7 +192,7 @@ class _LogLoader:
                 self.epochs.truncate_from_end(0)
                 segments = []
         if not segments:
-            # Offsets that were durable are never assigned again, even if their files are gone.
+            # Offsets that were durable are never assigned again, even if their files are lost.
             log_end_offset = max(deleted, self.start.recovery_point)
             segments = [self._new_segment(log_end_offset)]
         log_start_offset = max(deleted, segments[0].base_offset)

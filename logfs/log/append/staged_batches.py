@@ -92,7 +92,7 @@ class StagedWriter:
 def read_staged(disk: Disk, directory: Path, staged: StagedFile) -> Iterator[ScannedBatches]:
     """Yield the batches of the file that `staged` describes, in runs.
 
-    Raises `Corrupt` if the file does not match its description, and `FileNotFoundError` if it is gone.
+    Raises `Corrupt` if the file does not match its description, and `FileNotFoundError` if it is missing.
     """
 
     file = disk.open(directory / staged.name)
@@ -363,7 +363,7 @@ def reconcile(disk: Disk, directory: Path, part: CommitPart) -> tuple[CommitPart
       on a writable disk, cuts these off. Returns the part as it is, and True.
 
     Raises `Corrupt` if a staged file does not match its description or if the place is within an existing batch,
-    `FileNotFoundError` if a staged file is gone, and `OSError`.
+    `FileNotFoundError` if a staged file is missing, and `OSError`.
     """
 
     bases = sorted(

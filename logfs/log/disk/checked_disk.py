@@ -94,7 +94,7 @@ class CheckedDisk(Disk):
         """Refuse every call that changes something from now on, before the log directory's lock is released.
 
         Waits up to `wait_seconds` for such calls of other threads that have begun, and returns whether all of them
-        have ended. Reads and fsyncs go on.
+        have ended. Reads and fsyncs are still allowed.
         """
         self._ended = LogDirFailed(
             f"{self._log_dir}: the store is closed, so nothing is written there; open it again"

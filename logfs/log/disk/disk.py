@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from logfs.errors import LogDirFailed
 
 # Errors of a full disk, quota or size limit, and of too many open files. The existing data is sound, so the partition
-# may go on.
+# may continue.
 EXHAUSTED = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE})
 # Too many open files: the call had no effect, and a later one may succeed.
 NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE})
@@ -86,7 +86,7 @@ def _must_not_fetch() -> bool:
 
 
 _STANDARD_ERROR = 2
-# How many times a reader tries while files are gone. On a busy machine, compaction may be faster many times in a row.
+# How many times a read is tried while files disappear. On a busy machine, compaction may be faster many times.
 TRIES = 100
 
 

@@ -240,7 +240,7 @@ class LivePartition(Log):
                     replay(known, segment, self._producers_end, end)
             self._producers, self._producers_end = known, end
             for segment in self.local_segments:
-                # Read now, because the file may be gone when a reader needs it.
+                # Read now, because the file may be deleted before a reader needs it.
                 _ = segment.txn_index.entries
             self.state = state._replace(stable_end=super()._stable_end(end))
             return self.state
@@ -401,8 +401,8 @@ class LivePartition(Log):
                 error,
             )
 
-    # Reading. A lookup that finds a file gone refreshes the partition and starts over. A text view does not: it holds
-    # its segments open, and its reader gets `Gone` for files that it could not open in time.
+    # Reading. A lookup that misses a file refreshes the partition and starts over. A text view does not: it keeps
+    # its segments open, and its readers get `Gone` for files that it could not open in time.
 
     def look_again(self, tries_left: int, gone: Gone) -> None:
         if not tries_left:

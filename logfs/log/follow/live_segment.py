@@ -133,8 +133,8 @@ class LiveSegment(Segment):
     def follow_end(self) -> None:
         """Find the end of the last segment. In a large file, the search begins at an index entry near the end.
 
-        In a bucket, the description of the segment tells the end. A segment that cannot be read there counts as one
-        offset, so that no reader takes its start for the end of the log.
+        In a bucket, the description of the segment has the end. A segment that cannot be read there counts as one
+        offset, so that readers do not mistake its start for the log end.
         """
         self._end = SegmentEnd(0, self.base_offset, UNMEASURED)
         if not self._disk.is_remote:
@@ -375,7 +375,7 @@ class LiveSegment(Segment):
         return measured
 
     def _measure(self, now: SegmentEnd) -> SegmentEnd:
-        """Measure the text up to an end by the text index; what the index does not cover is read."""
+        """Return `now` with its text size, from the text index; the log that the index does not cover is read."""
         # A copy with the same files, whose end does not move meanwhile.
         still = self.detached()
         still._end = now
@@ -393,7 +393,7 @@ class LiveSegment(Segment):
     def _index_text(self, still: Segment, now: SegmentEnd) -> None:
         """Extend the text index up to an end: in memory or, for a sealed segment, from the user's cache.
 
-        Another object takes the place of the index, because readers use the present one without a lock.
+        The index object is replaced and not changed, because readers use it without a lock.
         """
         is_sealed = self.next_base is not None or self._disk.is_remote
         before, still.text_index = self.text_index, self._another_text_index()
@@ -435,7 +435,7 @@ class _LiveTxnIndex(TransactionIndex):
         self._found: tuple[AbortedTransaction, ...] = ()
 
     def follow(self, identity: int | None) -> None:
-        """Use the file with this identity; None stands for no file."""
+        """Use the file with this identity; None means that there is no file."""
         self.forget()
         self._identity = identity
 

@@ -42,7 +42,7 @@ class Log(Reader):
     state: LogState
     epochs: LeaderEpochs
 
-    # The error that every change of the log raises from now on; None while the log accepts changes. Reads go on.
+    # The error that every change of the log raises from now on; None while it accepts changes. Reads still succeed.
     failure: LogDirFailed | PartitionFailed | UnknownPartition | None = None
     # Values for metrics and status reports; they change only in a process that writes the log. In order: the time of
     # the last compaction (ms), the error that prevents it, whether upkeep is paused, and what was appended.

@@ -77,7 +77,7 @@ _NO_BLOCK = Block(None, [RenderedRange(0, 0, memoryview(b""))], 0)
 class BlockCache:
     """A cache of the blocks rendered last, for all views of a process. Any thread may use it.
 
-    The key of a block tells what it is rendered from: the segment's content, the positions, the view and the prefix.
+    The key of a block is what it is rendered from: the segment's content, the positions, the view and the prefix.
     """
 
     def __init__(self, limit_bytes: int = _CACHE_BYTES) -> None:
@@ -182,7 +182,7 @@ class TextRenderer:
         missing = self.size_of(after) - self.size_of(entry.before) - before - later
         if missing < 0 or (missing and not damages):
             raise _disagreement(index, f" at offset {offset}")
-        # Damage that reaches to the next entry holds all offsets up to there.
+        # Damage that reaches the next entry covers all offsets up to that entry.
         if damages:
             damage = _damage_with_text(damages)
             if damage.end < end and damage.next_offset <= offset:

@@ -35,7 +35,7 @@ class TextView:
     Byte 0 is the first byte of the first record at or after `start`. The view only grows: it keeps its segments
     after they have left the log, so that the same bytes can be read again (rule 4), until `release_before` permits it
     to release them. After the log's `generation` has changed, this view still grows, but a new view may have other
-    bytes. If the log is truncated below what readers have been told of, the view ends there for good.
+    bytes. If the log is truncated below the size that readers were told, the view ends there for good.
 
     Any thread may use it. A thread that must not wait gets `WouldBlock`, and repeats the call in another thread.
     """

@@ -75,7 +75,7 @@ class _Listing(Generic[T]):
     """
 
     def __init__(self, disk: Disk, what: Path, look: Callable[[], T]) -> None:
-        """Call `look` for a listing of `what`. `disk` says which thread must not wait."""
+        """Call `look` for a listing of `what`. `disk` knows which thread must not wait."""
         self._disk = disk
         self._what = what
         self._look = look

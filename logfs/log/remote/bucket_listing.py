@@ -45,7 +45,7 @@ class PartitionPlace(NamedTuple):
 def find_partitions(store: ObjectStore, place: str) -> dict[TopicPartition, list[PartitionPlace]]:
     """Return the partitions below the key `place`, each with its places: one for each id that the topic has had.
 
-    `place` may be a directory of keys, or what the names of the topics' directories begin with.
+    `place` may be a directory of keys, or a directory followed by a prefix of the names of the topics' directories.
     """
     found: dict[TopicPartition, list[PartitionPlace]] = {}
     for prefix, directory in _directories(store, place):

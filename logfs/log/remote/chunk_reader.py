@@ -95,7 +95,7 @@ class ChunkReader:
     """Reads the objects of a bucket. Any thread may call `read`."""
 
     def __init__(self, store: ObjectStore, disk: Disk, cache: ChunkCache) -> None:
-        """Read the objects of `store` through a cache; `disk` reads its files, and knows who must not block."""
+        """Read objects of `store` through `cache`. `disk` reads its files, and knows which thread must not wait."""
         self._store = store
         self._disk = disk
         self._cache = cache

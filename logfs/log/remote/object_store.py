@@ -249,7 +249,7 @@ class ObjectStore:
         return sorted(found["common_prefixes"]), sorted(map(_stored, found["objects"]))
 
     def _ask(self, key: str, request: Callable[[], Any], looks: int = 1) -> Any:
-        """Send a request, again after an error that may pass, and `looks` times if the object is missing."""
+        """Send a request; repeat it after a transient error, and up to `looks` times while the object is missing."""
         end = time.monotonic() + _RETRY_SECONDS
         was_denied = False
         while True:

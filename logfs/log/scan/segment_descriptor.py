@@ -52,7 +52,7 @@ class SegmentDescriptor:
     segment followed it, `gaps` that offsets may be missing in it. The identities are those of the file, of its
     partition directory and of its log directory (`disk.Status`); `identity` is None for the segment of an empty log
     that has no file yet. `previous` is the base offset and the identity of the segment before this one, None for the
-    first segment of the log. `tiered` tells how a segment in an object store is found, None for a local file.
+    first segment of the log. `tiered` says how to find a segment in an object store, None for a local file.
     """
 
     directory: str

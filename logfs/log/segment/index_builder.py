@@ -159,7 +159,7 @@ class LookupBuilder:
             if entry.timestamp > newest:
                 newest = entry.timestamp
                 time_entries.append(entry)
-        # Set before the appends, which raise on a full disk: a caller may then go on without the entries.
+        # Set before the appends, which raise on a full disk: a caller may then continue without the entries.
         self.max_entry = max_entry(-1)
         offset_index.append_all(offset_entries)
         time_index.append_all(time_entries)

@@ -62,8 +62,8 @@ class Segment(SegmentFiles):
 
     # Whether the segment is in an object store, and not in the directory of its partition.
     is_tiered = False
-    # The offset of the first record that is not a control record, or `next_offset` if there is none. None if only
-    # reading the segment can tell.
+    # The offset of the first record that is not a control record, or `next_offset` if there is none. None if it is
+    # unknown: the segment must be read.
     first_record_offset: int | None = None
     # The statuses of the index files after they were rebuilt: other programs may have changed them since.
     _rebuilt: Sequence[Status] = ()
