@@ -287,7 +287,7 @@ class Partition(Log):
         """Call `check_changeable`; raise `NotWritable` unless the topic mirrors `source`. The caller holds `lock`."""
         self.check_changeable()
         if self.config.logfs_mirror_source != source:
-            raise NotWritable(f"{self.name.directory}: is no longer a mirror of {source}")
+            raise NotWritable(f"{self.name.directory}: logfs.mirror.source is no longer {source!r}")
 
     def check_changeable(self) -> None:
         """Raise `PartitionFailed` or `UnknownPartition` if the log takes no changes. A mirror passes this check."""

@@ -110,7 +110,7 @@ def read_staged(disk: Disk, directory: Path, staged: StagedFile) -> Iterator[Sca
             position, offset = end, found.next_offset
         if offset != staged.record_count or disk.size(file) != staged.size_bytes:
             raise Corrupt(
-                f"{file.path}: its {offset} records or {disk.size(file)} bytes are not as many as were staged"
+                f"{file.path}: is damaged: {staged.record_count} records in {staged.size_bytes} bytes were staged"
             )
     finally:
         file.close()

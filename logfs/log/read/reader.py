@@ -482,7 +482,7 @@ class Reader:
             return self._offset_of_max_timestamp()
         if timestamp < 0:
             raise InvalidRecord(
-                f"{timestamp} is no timestamp: give ms since 1970, -1 (latest), -2 (earliest) or -3 (greatest)"
+                f"timestamp {timestamp} is negative: give ms, -1 (latest), -2 (earliest) or -3 (max-timestamp)"
             )
         state = self.state
         shows = self.shown(state) if shown else _is_any

@@ -40,8 +40,8 @@ _HEAD = np.dtype([("offset", ">i8"), ("size", ">i4"), ("unchecked", ">i4"), ("ma
 class Damage(NamedTuple):
     """Bytes [start, end) of a .log file that hold no valid batches.
 
-    The records at offsets [first_offset, next_offset) are lost. Either range may be empty: `start` is `end` if
-    batches are missing and have left no bytes.
+    The offsets [first_offset, next_offset) cannot be read because of the damage. Either range may be empty: `start` is
+    `end` if batches are missing and have left no bytes.
     """
 
     start: int
