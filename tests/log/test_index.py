@@ -370,7 +370,7 @@ def test_a_file_of_broken_length_fails_the_sanity_check(
     """A length that is not a multiple of the entry size is detected (kafka-storage 3.8)."""
     path = tmp_path / "index"
     path.write_bytes(bytes(kind.entry.size + 1))
-    with pytest.raises(Corrupt, match="not a whole number"):
+    with pytest.raises(Corrupt, match="not a multiple of"):
         kind(Disk(), path, 0).check_sane()
 
 

@@ -401,8 +401,8 @@ class LivePartition(Log):
                 error,
             )
 
-    # Reading. A lookup that misses a file refreshes the partition and starts over. A text view does not: it keeps
-    # its segments open, and its readers get `Gone` for files that it could not open in time.
+    # Reading. A lookup that meets a deleted file refreshes the partition and starts over. A text view does not: it
+    # keeps its segments open, and its readers get `Gone` for files that it could not open in time.
 
     def look_again(self, tries_left: int, gone: Gone) -> None:
         if not tries_left:

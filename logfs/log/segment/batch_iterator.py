@@ -40,7 +40,7 @@ _HEAD = np.dtype([("offset", ">i8"), ("size", ">i4"), ("unchecked", ">i4"), ("ma
 class Damage(NamedTuple):
     """Bytes [start, end) of a .log file that hold no valid batches.
 
-    The offsets [first_offset, next_offset) cannot be read because of the damage. Either range may be empty: `start` is
+    The offsets [first_offset, next_offset) cannot be read for this reason. Either range may be empty: `start` is
     `end` if batches are missing and have left no bytes.
     """
 
