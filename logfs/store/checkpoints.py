@@ -23,7 +23,7 @@ class Checkpoints:
 
     def __init__(self, registry: PartitionRegistry) -> None:
         self._registry = registry
-        # By partition: the log directory of a moved copy that becomes the partition only at the next opening.
+        # By partition: the target log directory of a move that only the next opening can finish.
         self.unfinished: dict[str, LogDir] = {}
 
     def write(self) -> None:
@@ -38,23 +38,23 @@ class Checkpoints:
         errors.throw()
 
     def write_one(self, log_dir: LogDir, *coming: Partition) -> None:
-        # Both loops below use this snapshot: a partition that is loaded meanwhile then counts in one of them.
+        # One snapshot for both loops: a partition that is loaded between them would lose its entries otherwise.
         loaded = dict(self._registry.partitions)
         here = [p for n, p in loaded.items() if self._registry.homes[n] is log_dir]
         here += coming
-        # The copies of unfinished moves: each becomes the partition at the next opening.
+        # The copies of unfinished moves need entries here: each becomes the partition at the next opening.
         copies = [name for name, home in self.unfinished.copy().items() if home is log_dir]
         here += [loaded[name] for name in copies if name in loaded]
         points = {partition.name: partition.recovery_point for partition in here}
         starts = {
             partition.name: partition.log_start_offset
             for partition in here
-            # The local segments do not tell where a tiered log begins.
+            # Always written for a tiered log, which begins before its local segments.
             if partition.config.remote_storage_enable
             or partition.log_start_offset != partition.local_start_offset
         }
         for directory, home in self._registry.homes.copy().items():
-            # The partition is offline or was not loaded: it keeps its entries.
+            # A partition that is offline or was not loaded keeps its entries.
             if home is log_dir and directory not in loaded:
                 name = names.parse_directory(directory)
                 points[name] = log_dir.recovery_points.get(name, 0)

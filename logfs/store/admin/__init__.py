@@ -1,4 +1,4 @@
-"""Requests of other processes to a store. A mount that holds the store executes them, or a store opened for them.
+"""Requests to a store from other processes, executed by the mount that holds it or in a store opened for them.
 
 - `client`: finds the mount, sends a request, and returns the answer.
 - `requests`: the requests, each with what it does to a store.

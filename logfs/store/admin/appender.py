@@ -1,4 +1,4 @@
-"""Appends lines to a partition through the mount that holds it or, without one, in a store opened for it."""
+"""Appends lines to a partition or topic, through the mount that holds it or else in a store opened for them."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ def open_appender(
     is_topic: bool = False,
     recovery: Progress | None = None,
 ) -> Appender:
-    """Open a partition or a topic to append lines to it or, with `envelopes`, JSON envelopes.
+    """Return an appender of lines or, with `envelopes`, of JSON envelopes to the partition or topic `name`.
 
-    For a topic, the offsets in `appended` are not offsets of a log; only `count` has a meaning. `recovery` becomes
-    the `progress` of a store that is opened. Waits up to a second for another process that holds the directories.
-    Raises `StoreLocked`, which names the process, `UnknownPartition`, and the errors of opening a store.
+    For a topic, only the `count` of `appended` has a meaning: the records get offsets in several logs. `recovery` is
+    the `progress` for a store that is opened here. Waits up to a second for another process that holds the
+    directories. Raises `StoreLocked`, which names that process, `UnknownPartition`, and the errors of `Store`.
     """
 
     def directly(paths: Sequence[Path]) -> Appender:
@@ -96,9 +96,9 @@ def _framer(store: Store, name: str, envelopes: bool, is_topic: bool) -> LineFra
 
 
 class DirectAppender:
-    """Appends lines or envelopes to a partition or a topic of a store of its own.
+    """Appends lines or envelopes to a partition or a topic of a store that was opened for it.
 
-    A context manager, which closes what it has open.
+    A context manager, which closes the store at its end.
     """
 
     def __init__(self, store: Store, framer: LineFramer) -> None:
@@ -114,7 +114,7 @@ class DirectAppender:
         self._store.__exit__(*error)
 
     def write(self, data: bytes) -> None:
-        """Append the lines that `data` completes, and keep the rest. Raises the error of the first refused line."""
+        """Append the complete lines, and keep an unfinished one. Raises the error of the first refused line."""
         rest = data
         while rest:
             done = self._framer.write(rest)
@@ -126,7 +126,7 @@ class DirectAppender:
             partition.flush_if_due()
 
     def finish(self) -> None:
-        """Append the unfinished line as a record, if there is one. Raises as `write`."""
+        """Append the unfinished line, if there is one. Raises the error with which it is refused."""
         done = self._framer.finish()
         if done.refused is not None:
             raise done.refused
@@ -142,7 +142,7 @@ class DirectAppender:
 
 
 class MountedAppender:
-    """As `DirectAppender`, but writes to the `append` or `append.jsonl` file of a mount."""
+    """Appends as `DirectAppender` does, but through the `append` or `append.jsonl` file of a mount."""
 
     def __init__(self, mounted: Path, name: str, is_topic: bool) -> None:
         self.appended = Appended()
@@ -158,7 +158,7 @@ class MountedAppender:
             if error.errno == errno.ENOENT:
                 partition = name.split("/")[-2]
                 raise UnknownPartition(
-                    f"{mounted}: no such partition: {partition}; 'logfs create' creates it"
+                    f"{mounted}: no such partition or topic: {partition}; 'logfs create' creates it"
                 ) from None
             raise self._reason(error) from None
 
@@ -167,7 +167,7 @@ class MountedAppender:
 
     def __exit__(self, *_: object) -> None:
         with suppress(OSError):
-            # The close fails if the mount has gone away; `flush` has told whether the records are durable.
+            # The close fails if the mount has ended. `flush` has already reported whether the records are durable.
             os.close(self._fd)
 
     def write(self, data: bytes) -> None:
@@ -191,7 +191,7 @@ class MountedAppender:
         return int(os.getxattr(self._fd, _LAST_OFFSET))
 
     def finish(self) -> None:
-        # The mount would make a record of the line when the file is closed, and the close would not tell its offset.
+        # Without this newline, the mount appends the line only at the close, when its offset can no longer be read.
         if self._is_unfinished:
             self.write(_NEWLINE)
 
@@ -202,7 +202,7 @@ class MountedAppender:
             raise self._reason(error) from None
 
     def _reason(self, error: OSError) -> LogfsError | OSError:
-        """Return an error with the reason in the mount's file of errors; without a reason there, `error` itself."""
+        """Return `error` with the reason from the mount's file of errors or, without one, with the path."""
         try:
             lines = (self._mounted / _ERRORS).read_text().splitlines()
         except (OSError, UnicodeError):

@@ -1,8 +1,8 @@
-"""How a process reaches the store that another process may hold: through its mount, or by opening it.
+"""Access to a store that another process may hold: through its mount or, without a mount, by opening the store.
 
-A mount writes a file with its mountpoint into each of its log directories. Below the mountpoint are files that take
-requests: a line of JSON is written to one, and the answer is read from the same descriptor. A mount may begin or end
-while a request is sent; the request is then sent again if that is safe.
+A mount writes a file with its mountpoint into each of its log directories. A request is a line of JSON, which is
+written to `.logfs/admin` below the mountpoint; the answer is read from the same descriptor. If the mount ends before
+it answers, the request is sent again, provided that a second execution would change nothing.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _Answer = TypeVar("_Answer")
 
 _READ_BYTES = 1 << 20
 _WRITE_BYTES = 64 * 1024
-# The pauses between two looks at an answer that is not complete.
+# The pauses between two reads of an answer that is not complete yet.
 _FIRST_PAUSE_SECONDS = 0.002
 _LONGEST_PAUSE_SECONDS = 0.1
 # The longest pause before a request is sent again.
@@ -50,7 +50,7 @@ NO_MOUNT = frozenset(
         errno.ENOTDIR,
     }
 )
-"""The errnos that calls to a mount may raise when the mount has ended or is ending."""
+"""The errnos that system calls on files of a mount may give when the mount has ended or is ending."""
 
 
 class NoAnswer(Exception):
@@ -58,7 +58,7 @@ class NoAnswer(Exception):
 
 
 def find_mount(log_dir: Path) -> Path | None:
-    """Return the mountpoint of the mount that holds a log directory, or None if no mount does."""
+    """Return the mountpoint of the mount that holds a log directory; None if no mount does, or it has ended."""
     disk = Disk()
     pid = holder(disk, log_dir)
     mounted = None if pid is None else mountpoint(disk, log_dir, pid)
@@ -82,8 +82,8 @@ def call_with_retries(
 ) -> _Answer:
     """Call `through` with the mountpoint of the mount that holds the directories, or `directly` if there is none.
 
-    Tries again, for up to `seconds`, while another process holds the directories or a mount goes away, and a few
-    times after `CommitPending`. Then raises `StoreLocked` or `CommitPending`. Raises the errors of both functions.
+    Tries again, for up to `seconds`, while another process holds the directories or a mount is ending, and a few
+    times after `CommitPending`. Then raises `StoreLocked` or `CommitPending`. Other errors are raised at once.
     """
     paths = paths_of(log_dirs)
     end = time.monotonic() + seconds
@@ -93,10 +93,10 @@ def call_with_retries(
             mounted = find_mount(paths[0])
             return directly(paths) if mounted is None else through(mounted)
         except (StoreLocked, NoAnswer, CommitPending) as error:
-            # Few retries after `CommitPending`: if the first openings do not finish the commit, a cause prevents it.
+            # Few retries after `CommitPending`: each opening tries to finish the commit, so more would fail as well.
             if time.monotonic() + pause > end or (isinstance(error, CommitPending) and pause > 0.1):
                 if isinstance(error, NoAnswer):
-                    raise StoreLocked(f"{paths[0]}: its mount does not answer: {error}") from None
+                    raise StoreLocked(f"{paths[0]}: its mount is ending: {error}; retry") from None
                 raise
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_WAIT_SECONDS)
@@ -112,11 +112,10 @@ def call(
 ) -> Answer:
     """Execute a request in the mount that holds the log directories or, without one, in a store opened for it.
 
-    `report` is called with the bytes that are done and the bytes in all; the request ends if `report` raises an
-    error. `recovery` becomes the `progress` of a store that is opened. Waits up to `seconds` for another process that
-    holds the directories. A repeatable request is sent again if a mount ends before it has answered. Raises
-    `StoreLocked`, which names the process; `RequestInterrupted` if the mount ends during another request; the errors
-    of the request, wherever it is executed; and those of opening a store.
+    `report` is called with the bytes done so far and the total; the request ends if `report` raises an error.
+    `recovery` is the `progress` for a store that is opened here. Waits up to `seconds` for another process that holds
+    the directories. If the mount ends before it answers, a repeatable request is sent again, and any other one raises
+    `RequestInterrupted`. Raises `StoreLocked`, which names the process, and the errors of the request and of `Store`.
     """
 
     def directly(paths: Sequence[Path]) -> Answer:
@@ -137,16 +136,17 @@ def call(
 def ask(mounted: Path, request: Request, report: Report = lambda done, total: None) -> Answer:
     """Have a mount execute a request, and return the answer.
 
-    Raises as `call`, `NoAnswer` if the mount is gone, and `NotWritable` if the caller may not send requests.
+    Raises the errors of the request, `RequestInterrupted` if the mount ends during it, `NoAnswer` if the mount has
+    ended before, and `NotWritable` if the caller may not send requests.
     """
     line = format_request(request)
-    # Checked here for the error text: a mount that refuses the line returns only an errno.
+    # Check the line here, for a clear error: a mount that refuses it returns only an errno.
     parse_request(line)
     try:
         fd = os.open(mounted / ".logfs/admin", os.O_RDWR | os.O_CLOEXEC)
     except PermissionError:
         raise NotWritable(
-            f"{mounted}: only the owner of the log directories may do this beside their mount"
+            f"{mounted}: only the owner of the log directories may send requests to their mount"
         ) from None
     except OSError as error:
         if error.errno not in NO_MOUNT:
@@ -161,11 +161,11 @@ def ask(mounted: Path, request: Request, report: Report = lambda done, total: No
         if error.errno not in NO_MOUNT:
             raise
         raise RequestInterrupted(
-            f"{mounted}: the mount ended during the request, which may have been executed or not"
+            f"{mounted}: the mount ended during the request, which may have been executed or not; check the result"
         ) from None
     finally:
         with suppress(OSError):
-            # If the mount has ended meanwhile, the close fails. Only the answer matters.
+            # The close fails if the mount has ended meanwhile, but the answer is already here.
             os.close(fd)
     if "error" in told:
         raise_described(told)
@@ -174,7 +174,7 @@ def ask(mounted: Path, request: Request, report: Report = lambda done, total: No
 
 
 def _answer(fd: int, report: Report) -> dict[str, Any]:
-    """Wait for the line with the answer or the error, and return it; report the progress lines that precede it."""
+    """Return the object with the answer or the error, once it has come; report the progress lines that precede it."""
     read, rest, pause = 0, b"", _FIRST_PAUSE_SECONDS
     while True:
         data = os.pread(fd, _READ_BYTES, read)

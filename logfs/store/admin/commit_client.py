@@ -34,9 +34,9 @@ def commit(
 ) -> Committed:
     """Commit files that were staged in log directories, as `Store.commit` does, through a mount or directly.
 
-    Waits up to `seconds` for another process that holds the directories. Raises `StoreLocked` if the process keeps
-    them, as a broker does, which accepts no commits; `InvalidStore`; and the errors of opening a store and of
-    `Commits.commit`.
+    Waits up to `seconds` for another process that holds the directories. Raises `StoreLocked` if it still holds them
+    then (a broker, for example, accepts no commits); `InvalidStore` for a path that is not a log directory; and the
+    errors of opening a store and of `Commits.commit`.
     """
     answer = _call(log_dirs, Commit(writer, sequence, tuple(staged)), seconds)
     offsets = {name: (first, end) for name, (first, end) in answer["offsets"].items()}
@@ -44,10 +44,10 @@ def commit(
 
 
 def discard(log_dirs: LogDirs, staged: Sequence[StagedFile], *, seconds: float = 5.0) -> None:
-    """Remove staged files that will not be committed; the files of a decided commit stay.
+    """Remove staged files that will not be committed; the files of a decided commit are kept.
 
-    Waits up to `seconds` for another process that holds the directories. Raises `StoreLocked` if the process keeps
-    them, `InvalidStore`, and the errors of opening a store.
+    Waits up to `seconds` for another process that holds the directories. Raises `StoreLocked` if it still holds them
+    then, `InvalidStore` for a path that is not a log directory, and the errors of opening a store.
     """
     if staged:
         _call(log_dirs, Discard(tuple(staged)), seconds)
@@ -63,7 +63,7 @@ def create(log_dirs: LogDirs, partitions: Sequence[str], *, seconds: float = 60.
     """Create the partitions that do not exist yet, through a mount or directly.
 
     A log directory may be empty, but must exist. Waits up to `seconds` for another process that holds the
-    directories. Raises `StoreLocked` if the process keeps them, `InvalidName`, and the errors of opening a store.
+    directories. Raises `StoreLocked` if it still holds them then, `InvalidName`, and the errors of opening a store.
     """
     for name in partitions:
         names.parse_directory(name)

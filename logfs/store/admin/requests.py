@@ -1,4 +1,4 @@
-"""Administrative requests: what each does to an open store, and how it and its errors are told in lines of JSON.
+"""Administrative requests: what each does to an open store, and the lines of JSON for requests and errors.
 
 A request does the same wherever it is executed: in a mount that holds the store, or in a store opened for it. The
 fields of a request, and the values of its answer, are strings, integers, booleans, lists and objects of JSON.
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from logfs.store.store import Store
 
     Answer = dict[str, Any]
-    # Called with the bytes that are done, and the bytes in all.
+    # Called with the bytes done so far, and the total.
     Report = Callable[[int, int], None]
 
 logger = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class Request:
         return None
 
     def grows(self) -> Collection[str]:
-        """Return the partitions, except internal ones, to which the request appends, even if at a later opening."""
+        """Return the partitions to which the request appends, even if only at a later opening; no internal ones."""
         return ()
 
     def run(self, store: Store, report: Report) -> Answer:
@@ -117,7 +117,7 @@ class CreateTopic(Request, operation="create-topic"):
 class Delete(Request, operation="delete"):
     """Delete a partition or all partitions of a topic; the answer has their former `directories`.
 
-    All partitions are loaded: those of `__consumer_offsets` have the offsets that groups have committed for this one.
+    All partitions are loaded, because those of `__consumer_offsets` have committed offsets that must be removed.
     """
 
     partition: str
@@ -138,14 +138,14 @@ class DeleteRecords(PartitionRequest, operation="delete_records"):
 
     def run(self, store: Store, report: Report) -> Answer:
         store.delete_records(self.partition, self.before)
-        # Retention also drops the segments that are expired by the topic's settings.
+        # Retention drops the segments below the offset, and also those beyond `retention.ms` or `retention.bytes`.
         store.retain([self.partition])
         return {"log_start_offset": store[self.partition].log_start_offset}
 
 
 @dataclass(frozen=True)
 class Compact(PartitionRequest, operation="compact"):
-    """Compact a partition; the answer has the fields of `Cleaned`."""
+    """Compact a partition, with `roll` also its active segment; the answer has the fields of `Cleaned`."""
 
     roll: bool = False
 
@@ -190,10 +190,10 @@ class Retain(Request, operation="retain"):
 class Tier(Request, operation="tier"):
     """Copy the due segments of tiered partitions into the object store, and then do retention of these partitions.
 
-    Without `partitions`, all tiered partitions in `log_dirs` are meant. With `take_over`, the store first becomes the
-    owner of the bucket, in place of another one. The answer has, for each of `partitions`, how many `segments` and
-    `bytes` were copied and why the next segment `stays`; the number of segments `dropped` here and `deleted` in the
-    object store; why partitions are `offline`; and whether a log directory has `failed`.
+    Without `partitions`, all tiered partitions in `log_dirs` are copied. With `take_over`, the store first becomes
+    the owner of the bucket, in place of another store. The answer has, for each of `partitions`, how many `segments`
+    and `bytes` were copied and why the next segment `stays`; how many segments retention has `dropped`, and how many
+    were `deleted` in the object store; why partitions are `offline`; and whether a log directory has `failed`.
     """
 
     log_dirs: list[str]
@@ -249,7 +249,7 @@ class Configure(Request, operation="configure"):
 
 @dataclass(frozen=True)
 class Promote(Request, operation="promote"):
-    """End the mirroring of another cluster by a topic, so that it takes appends; the answer is empty."""
+    """Stop a topic from mirroring another cluster, so that it accepts appends; the answer is empty."""
 
     topic: str
 
@@ -259,7 +259,7 @@ class Promote(Request, operation="promote"):
     def run(self, store: Store, report: Report) -> Answer:
         check_topic(store, self.topic)
         if MIRROR_SOURCE not in store.settings.topic_overrides(self.topic):
-            raise InvalidSetting(f"topic {self.topic} is no mirror: it takes appends already")
+            raise InvalidSetting(f"topic {self.topic} is not a mirror: it accepts appends already")
         store.settings.set_topic(self.topic, MIRROR_SOURCE, None)
         return {}
 
@@ -332,7 +332,7 @@ class Commit(Request, operation="commit"):
         try:
             store.commits.upkeep(store.clock())
         except (LogfsError, OSError) as error:
-            logger.warning("%s", error)
+            logger.warning("a commit is done, but upkeep of commits failed: %s", error)
         return done._asdict()
 
 
@@ -357,7 +357,7 @@ def to_line(told: dict[str, Any]) -> bytes:
 
 
 def describe_error(error: Exception) -> dict[str, Any]:
-    """Return what another process needs to raise an error again."""
+    """Return a JSON object from which `raise_described` raises the error again in another process."""
     told: dict[str, Any] = {"error": type(error).__name__, "reason": str(error)}
     if isinstance(error, OSError) and not isinstance(error, LogfsError) and error.errno:
         told |= {"errno": error.errno, "reason": error.strerror or str(error)}
@@ -367,7 +367,7 @@ def describe_error(error: Exception) -> dict[str, Any]:
 
 
 def raise_described(told: dict[str, Any]) -> NoReturn:
-    """Raise the error that `describe_error` has described.
+    """Raise the error that an object from `describe_error` describes.
 
     An error whose class is not in `logfs.errors` becomes an `OSError`, with EIO if it had no errno.
     """
@@ -383,7 +383,7 @@ def format_request(request: Request) -> bytes:
 
 
 def parse_request(line: bytes | bytearray) -> Request:
-    """Return the request that a line holds. Raises `InvalidRecord` if it holds none."""
+    """Return the request in a line of JSON. Raises `InvalidRecord` if the line is not a request."""
     try:
         told = json.loads(line)
         kind = _KINDS[told.pop("operation")]
@@ -397,7 +397,7 @@ def parse_request(line: bytes | bytearray) -> Request:
 
 
 def _checked(kind: str, value: Any) -> Any:
-    """Return a field's value if it has the type `kind`, the text of an annotation. Raises as `checked`."""
+    """Return the JSON value of a field as the annotated type `kind`. Raises `TypeError` or `ValueError`."""
     if kind in ("list[str]", "tuple[StagedFile, ...]") and not isinstance(value, list):
         raise TypeError(f"{value!r} is not a list")
     if kind == "list[str]":
@@ -445,8 +445,8 @@ def tiered_partitions(store: Store, chosen: Iterable[str]) -> list[str]:
 def retention_plans(store: Store, chosen: Iterable[str]) -> list[dict[str, Any]]:
     """Return what retention would do to each of some partitions now.
 
-    `expired` and `released` are lists of [file, base offset, next offset, bytes, reason]: the segments to drop, and
-    those to drop only from the local disk. `oldest` is the file of the oldest segment that stays, and `stays` why.
+    `expired` lists the segments to drop, `released` those to drop only from the local disk, each as [file, base
+    offset, next offset, bytes, reason]. `oldest` is the file of the oldest remaining segment, `stays` why it stays.
     """
     plans = []
     for name in chosen:
