@@ -27,7 +27,7 @@ class Lease:
 
     `Store` accepts it in place of the directory. `clean` tells whether the directory was shut down cleanly,
     `is_brokers` whether a broker also uses it. `recovery_point`, `log_start` and `cleaner_offset` are the partition's
-    entries in the checkpoints, or None. Without an entry, `cleaner_offset` is 0 if the log may have gaps.
+    entries in the checkpoints, or None. Without an entry, `cleaner_offset` is 0 if offsets may be missing in the log.
     """
 
     log_dir: str
@@ -41,7 +41,7 @@ class Lease:
     @classmethod
     def of(cls, log_dir: LogDir, partition: TopicPartition) -> Lease:
         """Make a lease of a partition from its entries in the checkpoints of a log directory that is open here."""
-        # The entry 0 marks a log that may have gaps. With `is_brokers` every log may have gaps, and needs no entry.
+        # The entry 0 tells the receiver that offsets may be missing. `is_brokers` tells it already, for every log.
         cleaned = 0 if log_dir.may_have_gaps(partition) and not log_dir.is_brokers else None
         return cls(
             str(log_dir.path),
@@ -60,9 +60,9 @@ class Lease:
 class LeasedLogDir(LogDir):
     """A log directory that another process has locked, opened for work on one leased partition.
 
-    Its own files are not written: `returned` has the partition's new entries instead. Processes that have the same
-    lease, such as two attempts of a task, take turns. A process that ended during its turn has left the partition as
-    a crash does, so the next one recovers the partition.
+    Checkpoints and markers of the directory are not written: `returned` has the partition's new entries instead.
+    Processes that have the same lease, such as two attempts of a task, take turns. A process that ended during its
+    turn may have left the partition as a crash does, so the next process recovers the partition.
     """
 
     def __init__(self, disk: Disk, lease: Lease, failed: Callable[[LogDir], object]) -> None:
@@ -71,7 +71,7 @@ class LeasedLogDir(LogDir):
         self._closed_cleanly = False
 
     def open(self) -> None:
-        """Wait until no other process works with the lease, then begin this process's turn. Raises `OSError`.
+        """Wait until no other process works on the leased partition, then begin the turn. Raises `OSError`.
 
         The attributes of this directory, such as its recovery points, are set from the lease.
         """
@@ -89,7 +89,7 @@ class LeasedLogDir(LogDir):
                 known[lease.partition] = value
 
     def returned(self) -> Lease:
-        """Return the lease with the entries at the close of the store; `clean` if that was a clean close."""
+        """Return the lease with the partition's new entries; `clean` tells whether the store closed it cleanly."""
         name = self.lease.partition
         return replace(
             self.lease,
@@ -100,7 +100,7 @@ class LeasedLogDir(LogDir):
         )
 
     def _write(self, name: str, offsets: Mapping[TopicPartition, int]) -> None:
-        """Write no checkpoint: `returned` has the offsets from memory."""
+        """Write nothing: only the holder of the lock writes checkpoints. `returned` has the offsets for it."""
 
     def mark_clean(self) -> None:
         """Record for `returned` that the partition was closed cleanly."""

@@ -33,7 +33,7 @@ MOUNT_FILE = "logfs.mount"
 # The file below a mountpoint that lists the log directories mounted there.
 STATUS_FILE = ".logfs/status.json"
 
-# The class that a broker's command line names.
+# The main class in the command line of a Kafka broker.
 _BROKER = b"kafka.Kafka"
 
 # struct flock of Linux on 64-bit machines: l_type, l_whence, l_start, l_len, l_pid.
@@ -49,11 +49,11 @@ class Lock:
         self._path = log_dir / FILE_NAME
         with _taking:
             while not self._take(log_dir):
-                # The previous holder has removed the file meanwhile: a lock on a removed file excludes nobody.
+                # The previous holder has removed the file meanwhile: a lock on it excludes no other process.
                 pass
 
     def _take(self, log_dir: Path) -> bool:
-        """Lock the present `.lock` file; return whether it is still in place after that. Raises `StoreLocked`."""
+        """Lock the `.lock` file; return False if it was removed or replaced meanwhile. Raises `StoreLocked`."""
         disk = self._disk
         if _identity(disk, self._path) in _held:
             raise StoreLocked(f"{log_dir}: in use by this process; close the other store first")
@@ -79,15 +79,15 @@ class Lock:
         return True
 
     def release(self) -> None:
-        """Remove the lock file, as a broker does, unless it was replaced by another file; then release the lock."""
+        """Remove the lock file, as a broker does, unless another file has replaced it; then release the lock."""
         try:
             if self.is_in_place():
                 self._disk.unlink(self._path)
         except OSError as error:
             # The directory has failed. Closing the descriptor releases the lock all the same.
-            logger.warning("%s: could not be removed: %s", self._path, error)
+            logger.warning("%s: the lock file could not be removed: %s", self._path, error)
         finally:
-            # If the file is still there, another thread must not lock it before its descriptor here is closed.
+            # If the file could not be removed, this close would also release a lock that another thread takes on it.
             with _taking:
                 _held.pop(self.identity, None)
                 self._file.close()
@@ -98,12 +98,12 @@ class Lock:
 
 
 # The locks that this process holds, by device and inode of the file. Record locks belong to a process: the kernel
-# would grant it a second lock, and release the first as soon as any descriptor of the file is closed.
+# would grant this process a second lock on the file, and releases both when any descriptor of the file is closed.
 _held: WeakValueDictionary[tuple[int, int], Lock] = WeakValueDictionary()
-# The locks and turns that this process keeps until it ends.
+# The locks and turns that this process holds until it ends (see `keep`).
 _kept: list[Lock | Turn] = []
-# Held while a lock is looked for in `_held`, taken and added: two threads of this process must not both get it. Held
-# also while the file is open for another purpose: closing it would release a lock that was taken meanwhile.
+# Held from the check of `_held` until the new lock is in it: two threads of this process must not both get the lock.
+# Also held while `holder` has the file open, because its close would release a lock that was taken meanwhile.
 _taking = make_lock(Level.DESCRIPTORS)
 
 
@@ -124,7 +124,7 @@ class Turn:
     """
 
     def __init__(self, disk: Disk, directory: Path) -> None:
-        """Wait until no other process has the turn for the partition in `directory`, then take it."""
+        """Wait until no other process has the turn for the partition in `directory`, then begin the turn."""
         self._disk = disk
         self._path = directory / TURN_NAME
         while True:
@@ -133,7 +133,7 @@ class Turn:
             found = disk.stat_file(self._file)
             if _identity(disk, self._path) == (found.device, found.identity):
                 break
-            # The process that had the turn has removed the file: wait for the lock of the new file.
+            # The process that had the turn has removed the locked file: lock the new file.
             self._file.close()
         self.was_left_behind = found.size_bytes > 0
         disk.write(self._file, 0, b"%d\n" % os.getpid())
@@ -145,7 +145,7 @@ class Turn:
 
 
 def keep(held: Lock | Turn) -> None:
-    """Keep a lock or a turn until the process ends: a thread may still be writing there."""
+    """Hold a lock or a turn until the process ends, because a thread may still write to the log directory."""
     _kept.append(held)
 
 
@@ -172,18 +172,17 @@ def mountpoint(disk: Disk, log_dir: Path, pid: int) -> Path | None:
     """Return where the process `pid`, which holds a log directory's lock, has mounted it, or None if it has not.
 
     A mountpoint that another process recorded, such as a mount that was killed, is ignored. If `pid` is 0 (a process
-    in another pid namespace), the recorded mountpoint is returned without this check.
+    in another pid namespace), the recorded mountpoint is returned without a comparison of pids.
     """
     try:
         told = json.loads(disk.read_file(log_dir / MOUNT_FILE))
-        # The pid of a process in another pid namespace is 0 here.
         return Path(told["mountpoint"]) if pid in (0, told["pid"]) else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
 def announce(log_dirs: Sequence[LogDir], mountpoint: Path) -> None:
-    """Write the mountpoint to a file in each log directory, for other processes. An error is logged and ignored."""
+    """Write the mountpoint to `logfs.mount` in each log directory, for other processes. Errors are only logged."""
     told = json.dumps({"pid": os.getpid(), "mountpoint": str(mountpoint)}, separators=(",", ":"))
     for log_dir in log_dirs:
         try:
@@ -193,12 +192,12 @@ def announce(log_dirs: Sequence[LogDir], mountpoint: Path) -> None:
 
 
 def withdraw(log_dirs: Sequence[LogDir]) -> None:
-    """Remove the file with the mountpoint from each log directory. An error is logged and ignored."""
+    """Remove `logfs.mount` from each log directory when the mount ends. Errors are only logged."""
     for log_dir in log_dirs:
         try:
             log_dir.disk.unlink(log_dir.path / MOUNT_FILE)
         except (LogfsError, OSError) as error:
-            logger.warning("%s: %s", log_dir.path / MOUNT_FILE, error)
+            logger.warning("%s: cannot be removed: %s", log_dir.path / MOUNT_FILE, error)
 
 
 def _identity(disk: Disk, path: Path) -> tuple[int, int]:

@@ -27,20 +27,20 @@ RECOVERY_POINTS = "recovery-point-offset-checkpoint"
 LOG_STARTS = "log-start-offset-checkpoint"
 HIGH_WATERMARKS = "replication-offset-checkpoint"
 CLEANER_OFFSETS = "cleaner-offset-checkpoint"
-# How long `close` waits for a thread that is still writing. A call takes less time than this, even on a busy disk.
+# How long `close` waits for threads that are still writing. One system call takes less, even on a busy disk.
 PATIENCE_SECONDS = 10.0
 
 CLEAN_SHUTDOWN = ".kafka_cleanshutdown"
 META_PROPERTIES = "meta.properties"
 STORE_DIRS = "logfs.dirs"
-"""The file that lists all log directories of a store. Each has one, if the store has several."""
+"""The file that lists all log directories of a store. If the store has several, each of them has this file."""
 
 
 class StoreDirs(NamedTuple):
     """The entries in a log directory's file `logfs.dirs`: its own path, and the paths of all log directories.
 
-    The paths are without symlinks. `here` is the path when the file was written; `all` also has the present path.
-    Without the file, or with a copy of it, both have only the present path.
+    The paths are without symlinks. `here` is the directory's path when the file was written. `all` also has its
+    present path. If the file is missing or is a copy, both have only the present path.
     """
 
     here: Path
@@ -48,7 +48,7 @@ class StoreDirs(NamedTuple):
 
 
 def store_dirs(disk: Disk, path: Path) -> StoreDirs:
-    """Return the log directories that the log directory at `path` names as its store. Raises `OSError`."""
+    """Return the entries of `logfs.dirs` in the log directory at `path`. Raises `OSError`."""
     mark = read_mark(disk, path / STORE_DIRS)
     here = os.path.realpath(path)
     told = {} if mark is None or mark.is_copy else mark.told
@@ -83,7 +83,7 @@ class FirstError:
 
     def __init__(self) -> None:
         self.error: BaseException | None = None
-        # Whether all errors came from failed directories, in which nothing can be done any more.
+        # Whether all errors came from failed log directories. Work in the other directories can then go on.
         self.only_of_log_dirs = True
 
     def __enter__(self) -> None:
@@ -131,7 +131,7 @@ class LogDir:
         self._owner = os.getpid()
         self._broker_epoch = checkpoint.UNKNOWN_BROKER_EPOCH
         self._unreadable: set[str] = set()
-        # The directory's mtime (ns) when it was read; None if a later change might leave the mtime as it is.
+        # The directory's mtime (ns) when it was read; None if that was so recent that a change might not alter it.
         self._seen: int | None = None
         if disk.writable:
             _written_here.add(self)
@@ -142,14 +142,14 @@ class LogDir:
         Raises `StoreLocked` if another process holds the lock, `OSError` if the directory is unusable.
         """
         disk, path = self.disk, self.path
-        # The directory may be given as a symlink.
+        # `follow`, because the directory may be given as a symlink.
         self.found, is_settled = disk.stat_settled(path, follow=True)
         self._seen = self.found.mtime_ns if is_settled else None
-        # The lock uses the disk without checks: the checked one refuses changes by the time of the release.
+        # Not the `CheckedDisk`: at the close it already refuses changes when the lock file is to be removed.
         self._lock = Lock(disk.disk, path) if disk.writable else None
         self.live = self._is_live()
         self.clean = disk.exists(path / CLEAN_SHUTDOWN)
-        # A broker keeps its topics' settings elsewhere: those that are not in logfs's files are unknown here.
+        # A broker keeps topic settings in its metadata log, so those that logfs's files lack are unknown here.
         self.is_brokers = disk.is_remote or disk.exists(path / META_PROPERTIES)
         self._broker_epoch = self._read_broker_epoch()
         self._read_checkpoints()
@@ -160,7 +160,7 @@ class LogDir:
         return disk.is_remote or (not disk.writable and holder(disk, self.path) is not None)
 
     def begin(self) -> None:
-        """Remove the clean-shutdown marker if the disk is writable: from here on files may change."""
+        """Remove the clean-shutdown marker if the disk is writable, durably, before any other file changes."""
         if self.disk.writable and self.clean:
             self.disk.unlink(self.path / CLEAN_SHUTDOWN)
             self.disk.sync_directory(self.path)
@@ -183,9 +183,9 @@ class LogDir:
             before = self.found
             assert before is not None, "opened"
             if (found.device, found.identity) != (before.device, before.identity):
-                self.disk.fail("another directory is in its place; was it unmounted?")
+                self.disk.fail("another directory is at its path, as after an unmount")
             elif not self._lock.is_in_place():
-                self.disk.fail("its .lock is missing or was replaced; was its content replaced?")
+                self.disk.fail("its .lock is missing or was replaced by another process")
         except OSError as error:
             self.disk.fail(error)
 
@@ -193,8 +193,8 @@ class LogDir:
         """Read the checkpoints, clean-shutdown marker and lock's holder again if the directory may have changed.
 
         Return whether they were read. They are read if the directory's mtime shows that a name in it may have been
-        added, removed or replaced since the last call. For read-only stores. Raises `OSError` if the directory cannot
-        be read.
+        added, removed or replaced since the last call. Only read-only stores call this. Raises `OSError` if the
+        directory cannot be read.
         """
         found, is_settled = self.disk.stat_settled(self.path, follow=True)
         if found.mtime_ns == self._seen:
@@ -210,14 +210,14 @@ class LogDir:
         return self._read(LOG_STARTS).get(name, 0)
 
     def is_unchanged(self) -> bool:
-        """Whether no name in the directory has changed since it was read, and it is still the same directory."""
+        """Whether the path is still the same directory, with no name added, removed or replaced since it was read."""
         found, before = self.disk.stat(self.path, follow=True), self.found
         assert before is not None, "opened"
         is_same = (found.device, found.identity) == (before.device, before.identity)
         return is_same and found.mtime_ns == self._seen
 
     def look_again(self) -> None:
-        """Make the next `has_changed` read everything again and return True."""
+        """Make the next call of `has_changed` read everything again and return True."""
         self._seen = None
 
     def write_offsets(
@@ -249,7 +249,7 @@ class LogDir:
         )
 
     def note_store(self, every: frozenset[Path]) -> None:
-        """Note durably the log directories of the store, for `store_dirs`."""
+        """Write the paths of all log directories of the store to `logfs.dirs`, durably, if they have changed."""
         here = Path(os.path.realpath(self.path))
         if store_dirs(self.disk, self.path) != (here, every):
             told = {"here": str(here), "log_dirs": sorted(map(str, every))}
@@ -258,16 +258,16 @@ class LogDir:
     def mark_clean(self) -> None:
         """Write the clean-shutdown marker, which states that no file here needs recovery (kafka-storage 5.6).
 
-        It is written last, just before `close`.
+        Call this last, just before `close`.
         """
         marker = checkpoint.format_clean_shutdown(self._broker_epoch)
         self.disk.replace_file(self.path / CLEAN_SHUTDOWN, marker)
 
     def close(self, wait_seconds: float = PATIENCE_SECONDS, *, is_idle: bool = True) -> None:
-        """Refuse all further changes, close what the disk has kept open, and release the lock or end the turn.
+        """Refuse all further changes, close the files that the disk keeps open, and release the lock or end the turn.
 
         If changes that other threads have begun do not end within `wait_seconds`, or `is_idle` is False, the lock is
-        kept until the process ends: another process must not write at the same time.
+        held until the process ends, so that no other process writes at the same time.
         """
         is_idle &= self.disk.end_changes(wait_seconds)
         self.disk.release()
@@ -277,17 +277,17 @@ class LogDir:
         elif lock is not None:
             keep(lock)
             logger.error(
-                "%s: another thread is still writing there, so it stays locked until this process ends",
+                "%s: another thread is still writing, so the directory stays locked until this process ends",
                 self.path,
             )
 
     def disown(self) -> None:
-        """Used in a forked child: later calls raise `LogDirFailed`, and the lock or turn remains the parent's."""
+        """Give up the directory in a forked child: later calls raise `LogDirFailed`; the parent keeps the lock."""
         self.disk.disown(self._owner)
         self._lock = None
 
     def _read_broker_epoch(self) -> int:
-        """Return the epoch of the broker that closed the directory; it reports this epoch when it registers again."""
+        """Return the broker epoch in the clean-shutdown marker, -1 if none. A broker reports it when it registers."""
         path = self.path / CLEAN_SHUTDOWN
         try:
             if self.clean:
@@ -302,18 +302,18 @@ class LogDir:
     def _read_checkpoints(self) -> None:
         self.recovery_points = self._read(RECOVERY_POINTS)
         self.log_starts = self._read(LOG_STARTS)
-        # An entry shows that a partition was compacted; the settings cannot, for a broker keeps them elsewhere.
+        # An entry shows that a partition was compacted. A broker's settings, which are elsewhere, cannot show it.
         self.cleaner_offsets = self._read(CLEANER_OFFSETS)
 
     def _read(self, name: str) -> dict[TopicPartition, int]:
-        """Return a checkpoint. As in Kafka, a damaged one counts as empty: recovery then only has more to do."""
+        """Return a checkpoint's offsets. As in Kafka, a damaged one counts as empty: recovery only reads more."""
         path = self.path / name
         try:
             return checkpoint.parse_offsets(self.disk.read_file(path))
         except FileNotFoundError:
             return {}
         except Corrupt as error:
-            logger.warning("%s: ignored: %s", path, error)
+            logger.warning("%s: the checkpoint is ignored: %s", path, error)
             self._unreadable.add(name)
             # The recovery points or log start offsets are unknown: recover everything.
             self.clean &= name == CLEANER_OFFSETS

@@ -1,4 +1,4 @@
-"""Small JSON files that contain their own inode number, which shows whether a file is a copy (as by `cp -a`)."""
+"""Marks: small JSON files that contain their own inode number. In a copy (as by `cp -a`) the number is wrong."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 class Mark(NamedTuple):
-    """The object in a file (empty if it is damaged), and whether the file is a copy of the one that was written."""
+    """The JSON object in a mark file (empty if the file is damaged), and whether the file is a copy."""
 
     told: Mapping[str, Any]
     is_copy: bool
 
 
 def read_mark(disk: Disk, path: Path) -> Mark | None:
-    """Return the mark at `path`, or None if there is no file. A damaged mark is a copy. Raises `OSError`."""
+    """Return the mark at `path`, or None if there is no file. A damaged file counts as a copy. Raises `OSError`."""
     try:
         data, inode = disk.read_file(path), disk.stat(path).identity
     except (FileNotFoundError, NotADirectoryError):
@@ -32,7 +32,7 @@ def read_mark(disk: Disk, path: Path) -> Mark | None:
 
 
 def parse_object(data: bytes) -> dict[str, Any]:
-    """Return the JSON object in `data`; an empty object if `data` is damaged or something else."""
+    """Return the JSON object in `data`; an empty one if `data` is not JSON or another JSON value."""
     try:
         told = json.loads(data)
     except ValueError:
@@ -41,7 +41,7 @@ def parse_object(data: bytes) -> dict[str, Any]:
 
 
 def write_mark(disk: Disk, path: Path, told: Mapping[str, Any]) -> None:
-    """Replace the mark at `path` atomically and durably; the inode number of the new file is added to `told`."""
+    """Replace the mark at `path` atomically and durably by `told` and the inode number of the new file."""
     with disk.replacing(path, path.with_name(path.name + TEMPORARY)) as file:
         whole = {**told, "inode": disk.stat_file(file).identity}
         disk.write(file, 0, json.dumps(whole).encode() + b"\n")

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-# The filesystem type in the mount table: `fuse`, and the subtype of logfs.
+# The type of logfs in the mount table: `fuse`, and the subtype `logfs`.
 FILESYSTEM_TYPE = "fuse.logfs"
-# The type of a mount that collects appends to the mount of a store; its source is the mountpoint of the store.
+# The type of a write-behind mount, which collects appends for a logfs mount. Its source is the mountpoint of that.
 WRITE_BEHIND_TYPE = "fuse.logfs-write-behind"
 _TYPES = (FILESYSTEM_TYPE, WRITE_BEHIND_TYPE)
-# The errors of any access to a mount without a daemon.
+# The errnos of every access to a mount whose daemon has died.
 DEAD_ERRORS = frozenset({errno.ENOTCONN, errno.ECONNABORTED})
 # The time in which a mount must answer.
 PATIENCE_SECONDS = 10.0
@@ -70,7 +70,7 @@ def logfs_mounts() -> dict[str, MountEntry]:
     Where several filesystems are mounted on the same mountpoint, only the topmost counts.
     """
     lines = _lines(_TABLE)
-    # This is called often, and mostly there is no such mount.
+    # Parse no line if there is no mount of logfs: this is called often, and that is the common case.
     if not any(FILESYSTEM_TYPE.encode() in line for line in lines):
         return {}
     topmost = {mount.mountpoint: mount for mount in map(_parse, lines)}
@@ -99,7 +99,7 @@ def within(seconds: float, ask: Callable[[], _T]) -> _T:
     """Call `ask` in another thread, and return its result or raise its error.
 
     Raises `TimeoutError` if `ask` takes longer than `seconds`, for example because a daemon is stopped or waits for
-    its disk. The thread then goes on.
+    its disk. The call of `ask` then continues in its thread.
     """
     from concurrent.futures import Future
 
@@ -139,7 +139,7 @@ def is_served(mount: MountEntry) -> bool:
     The connection lasts while the filesystem is mounted anywhere, in this or another mount namespace.
     """
     if any(each.device == mount.device for each in mounts()):
-        # Another mount has the device by now.
+        # Another mount has this device number now, so a connection with the number is not that of `mount`.
         return False
     return os.path.exists(f"/sys/fs/fuse/connections/{os.minor(mount.device)}")
 

@@ -1,6 +1,6 @@
 """Permissions to produce and to consume: mode bits and owners of a partition's virtual files.
 
-They are kept in a file of the partition directory.
+The file `logfs.modes` in the partition directory holds them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from logfs.log.disk.disk import Disk
 
-# A plain file in the partition directory: Kafka ignores names without one of its suffixes (kafka-storage 1.1).
+# Kafka ignores plain files in a partition directory that have none of its suffixes (kafka-storage 1.1).
 FILE_NAME = "logfs.modes"
 
 
@@ -52,13 +52,13 @@ class PermissionTable:
 
     def __init__(self, partition: _Partition) -> None:
         """Read the file `logfs.modes` of the partition, if there is one. Raises `Corrupt` if it is damaged."""
-        # Keep the partition and not its directory: the directory changes when the partition is moved.
+        # Not the directory itself, which changes when the partition is moved.
         self._partition = partition
         disk = partition.disk
         found = disk.stat(partition.directory)
         self._default = Access(stat.S_IMODE(found.mode), found.uid, found.gid)
         self._set: dict[str, Access] = {}
-        # Held while the file is replaced: two threads may change the access of two files.
+        # Held while the file is replaced: of two changes at the same time, one would be lost.
         self._changing = make_lock(Level.PERMISSIONS)
         self._seen = self._state_of_file()
         self._read()

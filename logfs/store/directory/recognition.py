@@ -133,7 +133,7 @@ def _recognise_local(path: Path) -> RecognisedPath:
     except OSError as error:
         return RecognisedPath(path, PathKind.UNKNOWN, f"cannot be examined: {error.strerror}")
     if kind is PathKind.EMPTY and (around := _around(path)):
-        # An empty partition, or `lost+found`: not a place for a new log directory.
+        # An empty partition, or `lost+found` of a log directory: neither may become a log directory.
         named = _is_partition_name(path.name) and Path(around) == path.parent
         kind = PathKind.PARTITION if named else PathKind.OTHER
     match kind:
@@ -161,7 +161,7 @@ def check_log_dirs(
     """
     for path in paths:
         if isinstance(path, Lease):
-            # The log directory of a lease is in use. If it is missing or empty here, this is another machine.
+            # A lease is for an existing log directory. If this machine lacks it, a new one must not be made.
             may_be_empty = may_be_made = False
         found = recognise(path)
         if found.kind in (PathKind.LOG_DIR, PathKind.BUCKET, PathKind.UNKNOWN):
