@@ -1,4 +1,4 @@
-"""The committed offsets of consumer groups: the part of Kafka's group coordinator that a store of files needs.
+"""The committed offsets of consumer groups, without the rest of Kafka's group coordinator (members, rebalances).
 
 As in Kafka, committed offsets are records in the partitions of the topic `__consumer_offsets` (kafka-storage 12).
 These partitions are read once, and later calls read only their new records. So a read-only store beside a broker sees
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 TOPIC = "__consumer_offsets"
-# The greatest length of a string in these records, in bytes.
+# The most bytes of a string in the records of `__consumer_offsets`.
 INT16_MAX = 2**15 - 1
 _OFFSET = re.compile(r"0|[1-9][0-9]{0,18}")
 
@@ -60,9 +60,9 @@ class Groups:
     """The committed offsets of consumer groups in a store, available as `store.groups`.
 
     A partition is given by the name of its directory, such as `orders-0`. Any thread may call. In a thread that must
-    not wait for the disk, `commit` and `forget` always raise `WouldBlock`, and other calls if they would wait. A
-    damaged range of `__consumer_offsets` is passed over with a warning: an older commit may then be returned, and its
-    group reads some records twice.
+    not wait for the disk, calls that would wait raise `WouldBlock`; calls that change commits always do. A damaged
+    range of `__consumer_offsets` is skipped with a warning: an older commit may then be returned, and its group reads
+    some records twice.
     """
 
     def __init__(self, registry: PartitionRegistry, create: Callable[[str], Partition]) -> None:
@@ -82,15 +82,15 @@ class Groups:
             "the committed offsets of groups",
         )
         self._lock = make_rlock(Level.GROUPS)
-        # One for each partition of the topic; used with the lock held.
+        # The commits in each partition of the topic; used with the lock held.
         self._replays: Sequence[_Replay] = ()
 
     def committed(self, group: str, name: str) -> OffsetCommit | None:
         """Return the commit of a group for a partition, or None if there is none.
 
-        Raises `InvalidName` and `OSError`. If no commit is found, a partition of `__consumer_offsets` that cannot be
-        read may hold it: raises `PartitionFailed` if any is offline, and `InvalidStore` if one is in a log directory
-        that is not open here, or such a log directory does not exist.
+        Raises `InvalidName` and `OSError`. If no commit is found, but may be in a partition that cannot be read,
+        raises `PartitionFailed` (a partition of `__consumer_offsets` is offline) or `InvalidStore` (a log directory
+        of the store that is not open here has such a partition, or is missing).
         """
         wanted = names.parse_directory(name)
         with self._following():
@@ -129,10 +129,10 @@ class Groups:
         return {group: commit for group, commit in found if commit is not None}
 
     def _find(self, group: str, wanted: TopicPartition) -> OffsetCommit | None:
-        """Return the commit of a group.
+        """Return the commit of a group for the partition `wanted`, or None if there is none.
 
         After a change of the number of partitions of `__consumer_offsets`, several partitions may have a commit of
-        the group. The commit in the partition that the group uses now counts.
+        the group. Then the commit in the partition to which the group's hash leads now is returned.
         """
         holders = self._holders(group, wanted)
         if len(holders) > 1:
@@ -141,7 +141,7 @@ class Groups:
         return holders[0].commits[wanted][group].commit if holders else None
 
     def commit(self, group: str, name: str, offset: int, metadata: str = "") -> OffsetCommit:
-        """Call `commit_all` for one partition: `offset` is the next one that the group will read of `name`."""
+        """Commit `offset`, the next one that the group will read of the partition `name`, as `commit_all` does."""
         return self.commit_all(group, {name: offset}, metadata)[name]
 
     def commit_all(
@@ -160,7 +160,7 @@ class Groups:
         for name, offset in offsets.items():
             self._registry[name].check_readable(offset)
         if not group:
-            raise InvalidName("a group needs a name")
+            raise InvalidName("the name of the group is empty; give a name")
         longest = self._registry.settings.broker_config.offset_metadata_max_bytes
         if len(metadata.encode()) > min(longest, INT16_MAX):
             raise InvalidRecord(
@@ -178,7 +178,7 @@ class Groups:
         return commits
 
     def forget(self, group: str, name: str) -> bool:
-        """Remove the commit of a group for a partition, durably, and return whether there was one.
+        """Remove the commit of a group for a partition, durably, and return whether there was a commit.
 
         Raises `InvalidName`, and the errors of an append and of a flush.
         """
@@ -189,7 +189,7 @@ class Groups:
         self._forget(self.of(name), name)
 
     def check_open(self) -> None:
-        """Raise `InvalidStore` if a log directory that is not open here has commits, `OSError` if unreadable."""
+        """Raise `InvalidStore` if a log directory of the store that is not open here has commits, and `OSError`."""
         self._topic.check_open(may_be_absent=True)
 
     def _forget(self, groups: Iterable[str], name: str) -> bool:
@@ -207,7 +207,7 @@ class Groups:
         return bool(changed)
 
     def log_of(self, group: str) -> Partition:
-        """Return the partition that a group's commits are appended to; a missing one is created.
+        """Return the partition of `__consumer_offsets` to which a group's commits are appended; create a missing one.
 
         Raises the errors of `Store.create`, and `PartitionFailed` if the partition is offline.
         """
@@ -216,7 +216,7 @@ class Groups:
 
     @contextmanager
     def _writing(self, group: str) -> Iterator[None]:
-        """Hold the lock for a write.
+        """Hold the lock while records are appended to `__consumer_offsets`.
 
         Raises `WouldBlock` in a thread that must not wait, and `NotWritable` in a read-only store.
         """
@@ -235,7 +235,7 @@ class Groups:
 
     @contextmanager
     def _following(self) -> Iterator[None]:
-        """Hold the lock, with the replays of the topic's partitions brought up to date."""
+        """Read the new records of `__consumer_offsets`, and hold the lock, so that `_replays` stays up to date."""
         with self._registry.disk.hold(self._lock):
             self._replays = [self._replay_of(log) for log in self._topic.logs()]
             for replay in self._replays:
@@ -258,7 +258,7 @@ class _Entry(NamedTuple):
 
 
 class _Replay(Replay):
-    """The commits in one partition of `__consumer_offsets`."""
+    """The commits in one partition of `__consumer_offsets`, read up to the offset `end`."""
 
     def __init__(self, log: Log) -> None:
         super().__init__(log, "groups")
@@ -286,7 +286,7 @@ class _Replay(Replay):
         message = group_record.parse_key(record.key)
         key = None if message is None else group_record.offset_key(message)
         if message is None or key is None:
-            return  # group metadata, or a key of a later release
+            return  # group metadata, or a key of a later Kafka release
         if record.value is None:
             self._remove(key)
             return
@@ -335,7 +335,7 @@ def _encode_key(group: str, partition: TopicPartition) -> bytes:
 
 
 def resolve_offset(partition: Reader, words: str) -> int:
-    """Return the offset that `words` stand for: a number, `earliest`, `latest`, or a time.
+    """Return the offset in a partition that a text means: a number, `earliest`, `latest`, or a time.
 
     A time is written as `@1638100400000` or in ISO 8601. As in Kafka's tools, a time stands for the
     offset of the first record at or after that time, or for the log end offset if there is no such record. Raises

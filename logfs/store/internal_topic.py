@@ -1,7 +1,7 @@
 """A topic that the store itself writes and reads: `__consumer_offsets`, or `__remote_log_metadata`.
 
-logfs creates a partition of it when the partition is needed, and keeps the number of partitions as a setting. A
-broker creates all partitions at once, so in its log directories the existing partitions show their number.
+logfs creates each of its partitions on demand, and keeps the number of partitions as a setting. A broker creates all
+partitions at once, so in a broker's log directories the number of existing partitions is the number of the topic.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ logger = logging.getLogger(__name__)
 
 
 def batches_past_damage(log: Log, offset: int, end: int, what: str) -> Iterator[Batch]:
-    """Yield the batches of a log in [offset, end). A damaged range is passed over with a warning.
+    """Yield the batches of a log in [offset, end). A damaged range is skipped with a warning.
 
-    `what` says what the log's records are, for the warning.
+    `what` names the kind of records in the warning, such as "groups".
     """
     while True:
         try:
             yield from log.batches(offset, end)
             return
         except DamagedRange as damage:
-            logger.warning("%s: %s", what, damage)
+            logger.warning("%s: a damaged range is skipped: %s", what, damage)
             offset = damage.next_offset
 
 
@@ -47,8 +47,8 @@ class InternalTopic:
     """The partitions of an internal topic of a store. Any thread may call its methods.
 
     `create` creates a partition and returns it. `count_setting` is the broker-level setting with the number of
-    partitions. `first_settings` returns the texts of the settings that the topic gets when its first partition is
-    created. `what` says what the topic's records are, for messages.
+    partitions. `first_settings` returns the settings, as texts, that the topic gets when its first partition is
+    created. `what` names the topic's records in error messages.
     """
 
     registry: PartitionRegistry
@@ -75,13 +75,13 @@ class InternalTopic:
         """Return the partitions that exist and are not offline."""
         for name in [*self.registry.homes]:
             if name.startswith(f"{self.topic}-"):
-                # A store that was opened for another partition does not have these partitions yet.
+                # A store that was opened with `only` for another partition does not have these partitions yet.
                 self.registry.include(name)
         # Make a list first: another thread may be creating a partition.
         return [log for log in list(self.registry.partitions.values()) if log.topic == self.topic]
 
     def log(self, number: int) -> Partition:
-        """Return a partition to append to; a missing one is created.
+        """Return the partition with this number, to append to; create it if it is missing.
 
         Raises the errors of `Store.create`, `PartitionFailed` if the partition is offline, and those of `check_open`.
         """
@@ -94,10 +94,10 @@ class InternalTopic:
         if registry.include(name) is None and name not in registry.offline:
             self.check_open(name)
             if self.count_setting not in settings.broker_overrides:
-                # Store the number first: with this partition, the existing ones may show another number.
+                # Store the number first: `partition_count` could infer another one from the new partition.
                 settings.set_broker(self.count_setting, str(self.partition_count()))
             with suppress(PartitionExists):
-                # Another thread may have created it meanwhile.
+                # Ignored: another thread has created the partition meanwhile.
                 self.create(name)
         self.check_online(name)
         return registry.writable(name)
@@ -120,7 +120,7 @@ class InternalTopic:
                 if may_be_absent:
                     continue
                 raise InvalidStore(
-                    f"{path}: is not there, and may hold {self.what} of {here}; mount it, or, if it is gone for "
+                    f"{path}: is missing, and may hold {self.what} of {here}; mount it or, if it is lost for "
                     f"good, remove {STORE_DIRS} in {here}"
                 )
             for name in sorted(os.listdir(path)):
@@ -132,13 +132,13 @@ class InternalTopic:
 
 
 class Replay:
-    """The state that the records of one partition of an internal topic give, up to the offset that was read.
+    """The state built from the records of one partition of an internal topic that are below the offset `end`.
 
     One thread at a time may use it.
     """
 
     def __init__(self, log: Log, what: str) -> None:
-        """Begin at the log start. `what` says what the records are, for warnings."""
+        """Begin with no state at the log start. `what` names the kind of records in warnings."""
         self.log = log
         self._what = what
         # The offset up to which the log was read; the segment of this offset, and the log's generation, at that time.
@@ -173,12 +173,12 @@ class Replay:
         self._generation, self._segment, self.end = generation, segment, end
 
     def leave_out(self, offset: int, error: Corrupt | Unsupported) -> None:
-        """Log a warning that the record or batch at `offset` is skipped because of `error`."""
+        """Warn in the log that the record or batch at `offset` is skipped because of `error`."""
         message = "%s: %s: offset %d is skipped: %s"
         logger.warning(message, self._what, self.log.directory, offset, error)
 
     def forget(self) -> None:
-        """Discard the state, because `catch_up` then applies the records again from the log start."""
+        """Discard the state; afterwards `catch_up` applies all records again from the log start."""
         raise NotImplementedError
 
     def apply(self, batch: Batch) -> None:

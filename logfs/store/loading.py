@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Partitions of at least this size are recovered at the same time: compiled loops over their batches run in parallel.
+# Partitions of at least this size are recovered in parallel: most of the work is in compiled loops without the GIL.
 _LARGE_BYTES = 4 << 20
 
 
@@ -131,7 +131,7 @@ def _check_unique(found: Mapping[LogDir, move_recovery.FoundDirectories]) -> Non
 
 
 class _LoadingStopped(Exception):
-    """The store is being closed, so a recovery ends before it is done; the next opening begins it anew."""
+    """Ends a recovery early, because the store is being closed; the next opening starts the recovery again."""
 
 
 class PartitionLoader:
@@ -151,7 +151,7 @@ class PartitionLoader:
         only: Only | None,
         recover: bool,
     ) -> None:
-        """Make a loader; it reads nothing before `find`. `progress`, `only` and `recover` are those of `Store`."""
+        """Make a loader; nothing is read before `find`. `progress`, `only`, `recover` are arguments of `Store`."""
         self._registry = registry
         self._commits = commits
         self._tiered = tiered
@@ -159,22 +159,22 @@ class PartitionLoader:
         self.recovered_bytes = 0
         self.recovered_partitions = 0
         self._counting = make_lock(Level.COUNTING)
-        # Held during the recovery of a small partition.
+        # Held during the recovery of a small partition: these are recovered one at a time.
         self._turn = make_lock(Level.RECOVERY)
         self._stopped = threading.Event()
         self._progress = progress
         self._wanted = (lambda name: only in (None, name)) if not callable(only) else only
-        # Whether the store was opened without some of the partitions in its log directories.
+        # Whether `only` may exclude some of the partitions in the log directories.
         self._is_partial = only is not None
         self._recover = recover
-        # For `refresh`: the identities of partition directories, and the mtimes (ns) of those that are offline.
+        # For `refresh`: the inode numbers of partition directories, and the mtimes (ns) of offline ones.
         self._identities: dict[str, int] = {}
         self._failed_mtime: dict[str, int] = {}
-        # For `follow`: the partitions by name, each with its directory and the directory's identity.
+        # For `follow`: the partitions by name, each with its directory and the directory's inode number.
         self._followed: dict[str, tuple[tuple[Path, int], Log]] = {}
 
     def find(self) -> None:
-        """Find the partitions of the log directories that work; none is loaded yet (kafka-storage 5.1).
+        """Find the partitions of the log directories that work, without loading any (kafka-storage 5.1).
 
         Raises `InvalidStore`, before anything is changed, for a partition that is in two of the directories.
         """
@@ -184,7 +184,7 @@ class PartitionLoader:
                 found[log_dir] = self._scan(log_dir)
                 log_dir.is_known = True
             except OSError as error:
-                # It is unknown which partitions the directory holds.
+                # The directory counts as failed: it is unknown which partitions it holds.
                 log_dir.disk.fail(error)
         _check_unique(found)
         for log_dir in list(found):
@@ -234,10 +234,10 @@ class PartitionLoader:
         self._registry.homes[name.directory] = log_dir
 
     def include(self, name: str) -> None:
-        """Add a partition that the store was opened without to `unloaded`, unless its log directory is leased."""
+        """Add a partition that `only` excluded to `unloaded`, for a load; do nothing for a leased log directory."""
         registry = self._registry
         if name in registry or name in registry.offline or name not in registry.homes:
-            # Checked without the lock: a caller may hold another lock that must be taken after this one.
+            # Checked without the lock: a caller may hold a lock that must not be held when this one is taken.
             return
         with registry.lock:
             home = registry.homes.get(name)
@@ -249,7 +249,7 @@ class PartitionLoader:
                 registry.unloaded[name] = UnloadedPartition(parsed, home, home.path / name)
 
     def follow(self, name: str) -> Log | None:
-        """Return a partition of a read-only store, even one that the store was opened without; None if it is missing.
+        """Return a partition of a read-only store, even one that `only` excluded; None if it is missing.
 
         The result is not the object in `PartitionRegistry.partitions`, and no lock of the registry is needed. The
         partition may be in a log directory that is not open here. One thread at a time may call this. Raises the
@@ -274,7 +274,7 @@ class PartitionLoader:
         return None
 
     def load_all(self, *, gently: bool = False) -> None:
-        """Do `Store.load_all`, with several partitions at a time if any may need recovery.
+        """Execute `Store.load_all`, with several partitions at a time if any may need recovery.
 
         Returns when all are loaded or offline, or after `stop`. May be called in any thread, and starts others.
         """
@@ -296,7 +296,7 @@ class PartitionLoader:
         for_each(load, todo, threads=count, abandon=self._stopped.set)
 
     def stop(self) -> None:
-        """End the loads that are running, and start no more. The next opening begins interrupted recoveries anew."""
+        """Interrupt the running loads and wait for their end; start no more. The next opening recovers again."""
         self._stopped.set()
         for unloaded in list(self._registry.unloaded.values()):
             with unloaded.lock:
@@ -306,7 +306,7 @@ class PartitionLoader:
         """Load a partition, and return it; if another thread is loading it, wait for that thread.
 
         Raises the error that keeps it offline, and `UnknownPartition` if it was deleted meanwhile. After an `OSError`
-        for too many open files, or `RemoteStorageError`, it is neither loaded nor offline: the next call tries again.
+        for too many open files, or `RemoteStorageError`, it stays unloaded, and the next call tries again.
         """
         registry, name = self._registry, unloaded.name.directory
         if unloaded.partition is None:
@@ -321,13 +321,13 @@ class PartitionLoader:
             with unloaded.lock:
                 if registry.unloaded.get(name) is unloaded:
                     if self._stopped.is_set():
-                        raise PartitionFailed(f"{unloaded.path}: the store is closed")
+                        raise PartitionFailed(f"{unloaded.path}: not loaded: the store is closed")
                     self._load(unloaded)
         if unloaded.partition is not None:
             return unloaded.partition
         found = registry.unloaded.get(name)
         if found is unloaded:
-            raise PartitionFailed(f"{unloaded.path}: the store is closed")
+            raise PartitionFailed(f"{unloaded.path}: not loaded: the store is closed")
         if found is not None:
             # A refresh has found the partition again meanwhile, for example in another log directory.
             return self.load(found)
@@ -339,7 +339,7 @@ class PartitionLoader:
         try:
             registry.record_load(unloaded, self._open_partition(log_dir, unloaded.name, path))
         except _LoadingStopped:
-            logger.info("%s: its recovery was interrupted", path)
+            logger.info("%s: its recovery was interrupted, because the store is being closed", path)
         except (LogfsError, OSError) as error:
             if registry.read_only and isinstance(error, (FileNotFoundError, Gone)):
                 # Another process is deleting it, or has removed files during the load: the next refresh tries again.
@@ -349,21 +349,21 @@ class PartitionLoader:
                 return
             is_passing = isinstance(error, OSError) and error.errno in NO_DESCRIPTOR
             if is_passing or isinstance(error, RemoteStorageError):
-                # The partition is sound: it stays unloaded, and the next use tries again.
-                logger.warning("%s: is not loaded now: %s", path, error)
+                # Nothing is wrong with the partition: it stays unloaded, and its next use tries again.
+                logger.warning("%s: cannot be loaded now, the next use retries: %s", path, error)
                 raise
             logger.error("%s: offline: %s", path, error)
             with suppress(OSError, RemoteStorageError):
                 self._failed_mtime[unloaded.name.directory] = log_dir.disk.stat(path).mtime_ns
             registry.record_load(unloaded, error)
         except Exception as error:
-            # Unexpected error, perhaps provoked by a hostile file. The other partitions must not suffer from it.
+            # Unexpected error, perhaps provoked by a hostile file. It must not keep other partitions from loading.
             reason = InvalidStore(f"{path}: cannot be loaded: {error!r}")
             logger.exception("%s: offline", path)
             registry.record_load(unloaded, reason)
 
     def _complete(self, log_dir: LogDir, name: TopicPartition, path: Path) -> None:
-        """Write the topic id into a directory with no id and no segment, whose creation a crash has interrupted."""
+        """Write a topic id if the directory has neither an id nor a segment: a crash interrupted its creation."""
         found = {entry.name for entry in log_dir.disk.scan(path)}
         if names.PARTITION_METADATA not in found and not any(n.endswith(names.LOG) for n in found):
             topic_id = self._registry.topic_id(name.topic) or checkpoint.random_uuid()
@@ -400,7 +400,7 @@ class PartitionLoader:
             if start.is_clean:
                 return recovery.load(disk, path, config, start, now_ms, kind=kind)
             total = log_bytes(disk, path)
-            # A small partition takes mostly Python code, which threads cannot run in parallel: one at a time.
+            # Small partitions one at a time: their recovery is mostly Python code, which the GIL serializes.
             turn = self._turn if total < _LARGE_BYTES else nullcontext()
             with turn, self._registry.doing("recovering", name.directory, total) as work:
                 report = partial(self._report, work)
@@ -424,7 +424,7 @@ class PartitionLoader:
                 is_live=log_dir.live,
             )
         elif start.is_tiered:
-            # Only the process that holds the lock attaches the remote segments.
+            # With a lease, the remote segments are not attached: the process that holds the lock does that.
             with partition.lock:
                 partition.publish(
                     log_start_offset=min(start.log_start_offset, partition.log_start_offset)
@@ -432,7 +432,7 @@ class PartitionLoader:
         return partition
 
     def _report(self, work: BackgroundOperation, size: int) -> None:
-        """Count `size` bytes that recovery has read, and report progress. Raises `_LoadingStopped` after `stop`."""
+        """Add `size` to the bytes read by recovery, and report progress. Raises `_LoadingStopped` after `stop`."""
         if self._stopped.is_set():
             raise _LoadingStopped
         with self._counting:
@@ -443,11 +443,11 @@ class PartitionLoader:
     def refresh(self, log_dirs: Sequence[LogDir]) -> None:
         """Bring a read-only store up to date with the partitions that these log directories have now.
 
-        Drops partitions that are gone or were replaced, and applies the log start offsets in the checkpoints. Adds
+        Drops partitions that were deleted or replaced, and applies the log start offsets in the checkpoints. Adds
         new partitions to `unloaded`, and offline ones whose directory has changed. The caller holds
         `PartitionRegistry.lock`, and then loads the partitions without it, because a load may wait for a bucket.
         """
-        # First drop what has left any log directory, so that a moved partition is then found in its new one.
+        # First drop the partitions that left a log directory, so that a moved one is then added in its new directory.
         found = {log_dir: self._drop_left(log_dir) for log_dir in log_dirs}
         for log_dir, partitions in found.items():
             for directory, (name, path, identity) in partitions.items():
@@ -463,7 +463,7 @@ class PartitionLoader:
                     partition.follow_log_start(log_dir.log_starts.get(partition.name, 0))
 
     def _drop_left(self, log_dir: LogDir) -> dict[str, tuple[TopicPartition, Path, int]]:
-        """Drop the partitions that have left a log directory or were replaced; return those that are in it.
+        """Drop the partitions that have left a log directory or were replaced; return the ones that are in it.
 
         The result maps the name of each partition to (name, path, identity of its directory).
         """
@@ -472,7 +472,7 @@ class PartitionLoader:
             name.directory: (name, path, identity) for name, path, identity in scanned.partitions
         }
         for name, path in scanned.futures:
-            # The copy of an interrupted move, which `move_recovery.finish_or_undo` has made the partition.
+            # After an interrupted move, this copy may be the partition (`move_recovery.finish_or_undo`).
             loaded = self._registry.partitions.get(name.directory)
             if loaded is not None and loaded.directory == path:
                 found.setdefault(name.directory, (name, path, self._identities[name.directory]))

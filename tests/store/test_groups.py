@@ -174,7 +174,7 @@ def test_invalid_commits_are_refused(store: Store, topic: Partition) -> None:
     """An unknown partition, an invalid group name and metadata that is too long are refused with the reason."""
     with pytest.raises(UnknownPartition):
         store.groups.commit("g1", "nothing-0", 0)
-    with pytest.raises(InvalidName, match="needs a name"):
+    with pytest.raises(InvalidName, match="name of the group is empty"):
         store.groups.commit("", "orders-0", 0)
     with pytest.raises(InvalidName, match="32767"):
         store.groups.commit("g" * 32768, "orders-0", 0)
