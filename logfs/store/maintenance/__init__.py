@@ -1,7 +1,7 @@
-"""The work on partitions that no caller waits for. Imports `tiering` and the parts of `store` listed below it.
+"""Background work on partitions. Imports `tiering` and the parts of `store` that are listed below `tiering`.
 
 - `upkeep`: the periodic tasks, done when they are due. Begin here.
-- `context`: what the classes below work with.
+- `context`: the parts of a store that the classes below use, and their base class.
 - `schedule`: when each task is due, how long failed work waits, and how fast upkeep reads and writes.
 - `retention`: which segments are eligible for deletion, and dropping them.
 - `compaction`: which log is the dirtiest, and rounds of compaction.

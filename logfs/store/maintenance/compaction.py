@@ -33,8 +33,8 @@ class CompactionPlan(NamedTuple):
     """What a round of compaction would clean, in offsets and in bytes, and how overdue the round is.
 
     `dirty` has the offsets that a round would clean, and `cleanable_bytes` is the size of their segments.
-    `clean_bytes` is the size of the sealed segments that begin below these offsets. `delay_ms` is the time
-    by which the oldest dirty batch exceeds `max.compaction.lag.ms`, or 0.
+    `clean_bytes` is the size of the sealed segments that begin before these offsets. `delay_ms` is the time
+    by which the age of the oldest dirty batch exceeds `max.compaction.lag.ms`, or 0.
     """
 
     dirty: Dirty
@@ -65,14 +65,14 @@ def plan_compaction(
     """Return which part of a log a round of compaction would clean at the time `now_ms` (ms since the epoch).
 
     `checkpoint` is the offset up to which the log was cleaned, None if it never was. A checkpoint outside of the log
-    does not count.
+    is ignored: the log then counts as never cleaned.
     """
     first_dirty = log.log_start_offset
     if checkpoint is not None and first_dirty <= checkpoint <= log.segments[-1].next_offset:
         first_dirty = checkpoint
     sealed = log.segments[:-1]
     dirty = [segment for segment in sealed if segment.next_offset > first_dirty]
-    # Open transactions, the active segment and segments younger than `min.compaction.lag.ms` are not cleaned.
+    # A round stops before open transactions, the active segment and segments younger than `min.compaction.lag.ms`.
     bound = min(log.last_stable_offset, log.segments[-1].base_offset)
     lag_ms = config.min_compaction_lag_ms
     if lag_ms > 0:
@@ -107,9 +107,9 @@ class Compactor(Maintenance):
     def __init__(self, context: MaintenanceContext) -> None:
         super().__init__(context)
         self.running = make_lock(Level.COMPACTION)
-        # The time of the last search for logs that are due, and the wait until the next one.
+        # The time of the last search for logs that are due, and the wait until the next search.
         self.timer = Timer(context.registry.opened_ms, 0)
-        # The totals since the store was opened, the result of each log's last round, and whether `run_due` failed.
+        # Totals since the opening of the store, the result of each log's last round, and whether `run_due` failed.
         self.rounds = 0
         self.aborted = 0
         self.bytes_read = 0
@@ -138,16 +138,16 @@ class Compactor(Maintenance):
         self.wake()
 
     def plan(self, name: str) -> CompactionPlan:
-        """Return which part of a partition's log a round of compaction would clean now; clean nothing."""
+        """Return which part of a partition's log a round of compaction would clean now; nothing is changed."""
         partition = self._registry[name]
         state = partition.stable_state
         checkpoint = self._checkpoints.cleaner_offset(name)
         return plan_compaction(state, partition.config, checkpoint, self._registry.clock())
 
     def run_due(self) -> None:
-        """Compact the requested logs and, if `log.cleaner.backoff.ms` has passed since last time, those that are due.
+        """Compact the requested logs and, every `log.cleaner.backoff.ms`, the logs that are due.
 
-        The logs that are due are compacted once each, the dirtiest first. While upkeep is paused, or without
+        Each log that is due is compacted once, the dirtiest log first. While upkeep is paused, or without
         `log.cleaner.enable`, only the requested logs are compacted.
         """
         try:
@@ -210,7 +210,7 @@ class Compactor(Maintenance):
             )
 
     def _dirtiest(self, passed: set[str]) -> str | None:
-        """Return the log with the highest dirty ratio among those that are due, without the logs in `passed`."""
+        """Return the log with the highest dirty ratio among those that are due and not in `passed`; None if none."""
         ratios: dict[str, float] = {}
 
         def look(name: str, partition: Partition) -> None:
@@ -230,9 +230,9 @@ class Compactor(Maintenance):
         return max(ratios, key=ratios.__getitem__, default=None)
 
     def _try(self, name: str, work: Callable[[], object]) -> None:
-        """Call `work` for one log. An error is logged, and does not keep the other logs from being compacted.
+        """Call `work`, which concerns the log `name`. An error is only logged, so that other logs are compacted.
 
-        The log then counts as uncleanable, except after `CleaningAborted` or an error of `EXHAUSTED`.
+        The log then counts as uncleanable, but not after `CleaningAborted` or an errno in `EXHAUSTED`, like ENOSPC.
         """
         partition = self._registry.partitions.get(name)
         reason: LogfsError | OSError
@@ -259,7 +259,7 @@ class Compactor(Maintenance):
             self._commits.clear_place(name)
             plan = self.plan(name)
             if self._checkpoints.cleaner_offset(name) is None:
-                # Written before a round removes records: loading expects gaps only in a log with a checkpoint.
+                # Before a round removes records: in a log without a checkpoint, recovery takes gaps for damage.
                 self._checkpoints.set_cleaner_offset(partition, plan.dirty.first_dirty)
             began = time.monotonic()
             with registry.doing("compacting", name, plan.work_bytes) as work:
@@ -268,7 +268,7 @@ class Compactor(Maintenance):
                 except CleaningAborted:
                     self.aborted += 1
                     raise
-                # Written within `doing`, so that the checkpoint exists when the round is no longer listed.
+                # Write it within `doing`: when status no longer lists the round, its checkpoint exists.
                 self._checkpoints.set_cleaner_offset(partition, cleaned.first_dirty)
             partition.uncleanable = None
             partition.cleaned_ms = registry.clock()

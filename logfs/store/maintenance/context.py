@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from logfs.store.staged_commits import Commits
     from logfs.store.tiering.tiered_logs import TieredLogs
 
-    # Called with the number of bytes that are done since the last call.
+    # Called with the number of bytes that were processed since the last call.
     Progress = Callable[[int], object]
 
 
@@ -34,9 +34,9 @@ class Maintenance:
     def __init__(self, context: MaintenanceContext) -> None:
         self._registry, self._checkpoints, self._commits, self._tiered, self._groups = context
         self._stopped = threading.Event()
-        # Called in any thread after a request. The owner of the store sets it, to call `run_due` at once.
+        # The owner of the store sets this, to call `run_due` soon. Called after each request, in any thread.
         self.wake: Callable[[], object] = lambda: None
 
     def stop(self) -> None:
-        """End the work that is running, and begin no other."""
+        """Have the running work end early, and begin no other work. Does not wait."""
         self._stopped.set()

@@ -1,8 +1,8 @@
-"""Moves between log directories that a crash interrupted: they are finished or undone before partitions are loaded.
+"""Finishes or undoes moves between log directories that a crash interrupted, before partitions are loaded.
 
 A copy is named `<name>.<uuid>-future`. When it is complete and durable, it holds a file `logfs.moved` with that UUID.
-It becomes the partition when the original is renamed to `<name>.<uuid>-stray`, with the same UUID. Before that rename
-an opening undoes the move. docs/durability.md ("Moving a partition") has the steps, and the state after each.
+It becomes the partition when the original is renamed to `<name>.<uuid>-stray`, with the same UUID. After a crash
+before that rename the move is undone. docs/durability.md ("Moving a partition") has the state after each step.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class FoundDirectories(NamedTuple):
 
 
 def futures(log_dir: LogDir) -> Iterator[tuple[TopicPartition, int]]:
-    """Yield each partition that is being moved into a log directory, and the bytes of its .log files there so far."""
+    """Yield each partition that is being moved into a log directory, and the bytes of .log files copied so far."""
     if log_dir.failure is not None:
         return
     for entry in log_dir.disk.scan(log_dir.path):
@@ -83,7 +83,7 @@ def finish_or_undo(
                     each.partitions.append((name, final, log_dir.disk.stat(final).identity))
                     homes[name] = log_dir
             except (LogfsError, OSError) as error:
-                logger.error("%s: %s", path, error)
+                logger.error("%s: the move is neither finished nor undone: %s", path, error)
                 if name not in homes:
                     registry.homes[name.directory] = log_dir
                     registry.offline[name.directory] = error
@@ -102,10 +102,10 @@ def _finish_or_undo(
     is_there: bool,
     has_original_left: bool,
 ) -> Path | None:
-    """Finish or undo one move. Return the partition's directory if the copy is the partition now, and None if not.
+    """Finish or undo one move. Return the partition's directory if the copy is the partition now, else None.
 
-    `is_there` tells whether a directory has the partition's name, `has_original_left` whether the copy at `path` is
-    complete and the original was renamed to `-stray`. A read-only store uses the copy under its present name. Raises
+    `is_there` tells whether a directory has the partition's name. `has_original_left` tells whether the copy at
+    `path` is complete and the original was renamed to `-stray`. A read-only store does not rename the copy. Raises
     `InvalidStore` for a move that can be neither finished nor undone.
     """
     if is_there and has_original_left:
@@ -119,7 +119,7 @@ def _finish_or_undo(
             remove_directory(log_dir.disk, path)
         return None
     if log_dir.live:
-        # Another process is doing the move: the next refresh finds the result.
+        # Another process is still moving the partition: the next refresh finds the result.
         return None
     if not has_original_left:
         raise InvalidStore(
@@ -147,7 +147,7 @@ def _is_noted(log_dir: LogDir, copy: Path, named: Path) -> bool:
 def _remove_original(
     registry: PartitionRegistry, log_dir: LogDir, path: Path, home: LogDir, name: TopicPartition
 ) -> None:
-    """Schedule a stray directory for removal if a copy took its place; a broker's strays are left alone."""
+    """Schedule a stray directory for removal if a copy has replaced it; strays of a broker are kept."""
     final = home.path / name.directory
     try:
         if _is_noted(home, final, path):

@@ -1,6 +1,6 @@
 """Moving partitions between log directories while they are in use (Kafka's AlterReplicaLogDirs).
 
-The names of the directories tell how far a move is. The copy is `<partition>.<uuid>-future` until it takes the name
+The names of the directories show the step of a move. The copy is `<partition>.<uuid>-future` until it takes the name
 of the partition. The original is renamed to `-stray`, which is the point of no return, and then to `-delete`; it is
 removed once no reader uses it. docs/durability.md has the steps, and what a crash leaves after each.
 """
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Appends wait for the last copy once at most this many bytes are missing, or after this many rounds of copying.
+# Appends wait only for the last round of copying: once so few bytes are missing, or after so many rounds.
 _LITTLE_BYTES = 1024 * 1024
 _ROUNDS = 16
 
@@ -49,22 +49,22 @@ class Mover(Maintenance):
         super().__init__(context)
         self._compactor = compactor
         self._running = make_lock(Level.MOVE)
-        # The requested moves that are not over, as partition -> log directory, in the order of the requests.
+        # The requested moves that have not ended: the target log directory by partition, in order of request.
         self.requested: dict[str, Path] = {}
-        # The reasons of the requested moves that failed, by partition.
+        # Why requested moves have failed, by partition.
         self.errors: dict[str, str] = {}
-        # For each directory to be removed: the partition, and the segments that may still be read there.
+        # By old directory of a moved partition: the partition, and the segments that readers may still use there.
         self._left: dict[Path, tuple[Partition, WeakSet[Segment]]] = {}
 
     def request(self, name: str, log_dir: str | os.PathLike[str]) -> None:
-        """Request that the next `run_due` moves a partition to `log_dir`. Raises as `move` if that cannot be done."""
+        """Request that the next `run_due` moves a partition to `log_dir`. Raises as `move` if it cannot be moved."""
         self._check(name, log_dir)
         self.errors.pop(name, None)
         self.requested[name] = Path(log_dir)
         self.wake()
 
     def run_due(self) -> None:
-        """Do the requested moves. If one fails, its error is logged and kept in `errors`, and the next is done."""
+        """Do the requested moves. The error of a failed one is logged and kept in `errors`; the others are done."""
         while self.requested and not self._stopped.is_set():
             name, log_dir = next(iter(self.requested.items()))
             try:
@@ -110,7 +110,7 @@ class Mover(Maintenance):
         """Return the log directory of a path. Raises as `move` if the partition cannot be moved there."""
         registry = self._registry
         if registry.read_only:
-            raise NotWritable(f"{name}: the store is open read-only")
+            raise NotWritable(f"{name}: not moved: the store is open read-only")
         partition = registry.writable(name)
         partition.check_changeable()
         wanted = Path(os.path.abspath(log_dir))
@@ -123,10 +123,10 @@ class Mover(Maintenance):
         target = found[0]
         if target.failure is not None:
             raise target.failure
-        # Checked under the lock: another move that ends now changes `homes` and renames the directory under it.
+        # Check under this lock, which is also held when another move changes `homes` and renames the directory.
         with registry.disk.hold(registry.lock):
             if target is registry.homes.get(name):
-                raise InvalidName(f"{name}: is in {target.path} already")
+                raise InvalidName(f"{name}: not moved: it is in {target.path} already")
             if target.disk.exists(target.path / name):
                 raise PartitionExists(f"{target.path / name}: already exists; move it away")
         registry.settings.check_copy(partition.topic, target.disk, target.path)
@@ -135,7 +135,7 @@ class Mover(Maintenance):
         if free < size:
             raise OSError(
                 errno.ENOSPC,
-                f"{size} bytes must be moved, but only {free} are free",
+                f"{size} bytes must be moved, but only {free} are free; free some space",
                 str(target.path),
             )
         return target
@@ -145,7 +145,7 @@ class Mover(Maintenance):
         copy = PartitionCopy(partition, target.disk, directory, spend)
         try:
             copy.catch_up()
-            # Compaction needs the names of the files to stay the same, so it waits until the swap is over.
+            # Compaction waits until the swap is over, because it must find its files under the same paths.
             with self._compactor.running:
                 for _ in range(_ROUNDS):
                     if copy.missing_bytes <= _LITTLE_BYTES:
@@ -164,12 +164,12 @@ class Mover(Maintenance):
             raise
 
     def _swap(self, partition: Partition, target: LogDir, copy: PartitionCopy) -> None:
-        """Put the copy in the partition's place, in the order that docs/durability.md describes."""
+        """Make the copy the partition, in the steps that docs/durability.md describes ("Moving a partition")."""
         registry, name = self._registry, partition.name.directory
         if registry.partitions.get(name) is not partition:
-            raise MoveAborted(f"{name}: was deleted while it was moved")
+            raise MoveAborted(f"{name}: not moved: it was deleted meanwhile")
         if name in self._commits.partitions():
-            raise MoveAborted(f"{name}: not moved: a decided commit to it is not finished")
+            raise MoveAborted(f"{name}: not moved: a commit to it is unfinished; retry later")
         partition.check_changeable()
         source = registry.homes[name]
         copy.complete(names.unique_part(copy.directory.name), registry.clock())
@@ -222,12 +222,12 @@ class Mover(Maintenance):
             source.disk.sync_directory(source.path)
             self._left[doomed] = partition, left
             registry.deletions[doomed] = registry.clock() + partition.config.file_delete_delay_ms
-            # The move is complete: remove the note of it in the new directory.
+            # The move is complete: remove `logfs.moved` from the new directory.
             partition.disk.unlink(partition.directory / MOVED)
             self._checkpoints.write()
             self._checkpoints.forget_cleaner_offset(source, partition.name)
         except (LogfsError, OSError) as error:
-            logger.error("%s: moved, but the original is not completely removed: %s", stray, error)
+            logger.error("%s: moved, but the original is not removed yet: %s", stray, error)
 
     def still_read(self, directory: Path) -> set[int]:
         """Return the base offsets of the segments that readers still use in the old directory of a moved partition.
