@@ -1,10 +1,10 @@
 """Copies sealed segments of tiered logs into an object store, and deletes them there (Kafka's RemoteLogManager).
 
-A copy begins with a durable record of its start. Its objects are stored and read back. It counts once the record of
-its end is durable. The next run deletes a copy that was interrupted. A durable record also precedes the deletion of a
-segment; its objects are deleted once `file.delete.delay.ms` has passed and no reader holds them. Only the owner of
-the bucket stores and deletes objects: `logfs.store.tiering.bucket_owner`. Retention then drops the local segments
-that were copied (`Retainer`).
+A copy begins with a durable record of its start. Then its objects are stored and read back. It counts as a copy once
+the record of its end is durable. The next run deletes an interrupted copy. A durable record also precedes the
+deletion of a segment; its objects are deleted once `file.delete.delay.ms` has passed and no reader holds them. Only
+the owner of the bucket stores and deletes objects: `logfs.store.tiering.bucket_owner`. Retention (`Retainer`) drops
+the local segments that were copied.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 
 class CopyPlan(NamedTuple):
-    """The segments to copy now, in order; `stays` says why the segment after them is not copied."""
+    """The segments to copy now, in order of offsets; `stays` says why the next segment is not copied now."""
 
     segments: Sequence[Segment]
     stays: str
@@ -89,7 +89,7 @@ class RemoteLogManager(Maintenance):
         return self._plan(partition, self._log_of(partition))
 
     def lag_of(self, partition: Log) -> CopyPlan:
-        """Return what waits to be copied: nothing if the partition is not tiered. Raises as `TieredLogs.of`."""
+        """Return the segments to copy, none if the partition is not tiered. Raises the errors of `TieredLogs.of`."""
         log = self._tiered.of(partition) if partition.config.copies_segments else None
         if log is None:
             return CopyPlan((), "the topic is not tiered")
@@ -110,7 +110,7 @@ class RemoteLogManager(Maintenance):
     def _plan(self, partition: Log, log: TieredLog) -> CopyPlan:
         """Return the sealed segments that are not copied yet and end at or below the last stable offset.
 
-        A caller that copies the segments has flushed the partition before.
+        To copy the segments, flush the partition before this call.
         """
         if partition.config.remote_log_copy_disable:
             return CopyPlan((), "remote.log.copy.disable is true")
@@ -168,7 +168,7 @@ class RemoteLogManager(Maintenance):
             return plan
 
     def _check_wanted(self, partition: Partition) -> None:
-        """Raise if the partition was deleted, or is not to be copied any more."""
+        """Raise an error if the partition has failed or was deleted, or if copying was switched off meanwhile."""
         if partition.failure is not None:
             raise partition.failure
         if not partition.config.copies_segments:
@@ -177,7 +177,7 @@ class RemoteLogManager(Maintenance):
     def _copy_segment(
         self, partition: Partition, log: TieredLog, segment: Segment, spend: Callable[[int], None]
     ) -> None:
-        """Copy one segment: its start is recorded, its objects are stored and read back, its end is recorded."""
+        """Copy one segment: record the start, store the objects and read them back, record the end."""
         from logfs.log.remote.segment_upload import upload
 
         broker = self._registry.settings.broker_config
@@ -192,12 +192,12 @@ class RemoteLogManager(Maintenance):
             stored = upload(log.disk, remote, content, broker, spend)
             copied = remote._replace(custom=custom_metadata.encode(stored))
             with self._registry.lock:
-                # Truncations, deletions and moves hold this lock, so none happens between the checks and the record
-                # of the copy. Appends go on.
+                # Truncations, deletions and moves hold this lock, so none happens between these checks and the record
+                # of the end. Appends do not hold it, and continue.
                 self._check_wanted(partition)
                 if not partition.holds([segment]) or segment.content is not before:
                     raise PartitionFailed(
-                        f"{segment.path}: has left the log, or was cut, meanwhile"
+                        f"{segment.path}: not copied: it left the log or was truncated"
                     )
                 metadata.update(copied, state=SegmentState.COPY_SEGMENT_FINISHED)
         except Exception:
@@ -216,7 +216,7 @@ class RemoteLogManager(Maintenance):
         """Delete the remote segments that no log needs any more.
 
         These are segments below the log start offset, segments of deleted partitions and of topics whose tiering was
-        switched off, and interrupted copies. An error of one segment is logged; the others are deleted all the same.
+        switched off, and interrupted copies. An error for one segment is logged; the others are deleted all the same.
         """
         with self._expiring:
             for partition in self._tiered.metadata.partitions():
@@ -231,14 +231,14 @@ class RemoteLogManager(Maintenance):
         if partition is not None:
             self._mark_expired(partition, remote)
         elif name in self._registry.homes and not metadata.is_deleted(remote):
-            # The partition is offline, or is not loaded: it is unknown what it needs.
+            # The partition is offline or not loaded: it is unknown which segments it needs.
             return
         doomed = []
         for each in metadata.segments(remote).values():
             if each.segment_id in self._copying:
                 continue
             if each.state is SegmentState.COPY_SEGMENT_STARTED:
-                # Read the state again: the copy may have ended. Its end is recorded before it leaves `_copying`.
+                # Read again: the copy may just have ended. Its end is recorded before its id leaves `_copying`.
                 now = metadata.segments(remote).get(each.segment_id)
                 if now != each or self._is_only_copy(partition, each):
                     continue
@@ -250,14 +250,14 @@ class RemoteLogManager(Maintenance):
             self._delete(name, doomed)
         states = {each.state for each in metadata.segments(remote).values()}
         if metadata.is_deleted(remote) and SegmentState.DELETE_SEGMENT_STARTED not in states:
-            # Segments that are left belong to a new partition of that name under the same topic id.
+            # The remaining segments belong to a new partition of the same name and topic id.
             metadata.end_deletion(remote)
 
     def _is_only_copy(self, partition: Partition | None, begun: RemoteSegment) -> bool:
-        """Whether a copy that is not described as finished has records that are nowhere else.
+        """Whether an unfinished copy, according to the metadata, has records that no other segment has.
 
-        A local segment is dropped only after its copy is finished. If its records are not local any more, the copy
-        was finished, and the damaged metadata topic has lost the record of that.
+        A local segment is dropped only after its copy is finished. So if its records are not local any more, the copy
+        was finished, and damage in the metadata topic has hidden the record of its end.
         """
         if partition is None or begun.end_offset < partition.log_start_offset:
             return False
@@ -268,8 +268,8 @@ class RemoteLogManager(Maintenance):
         if any(each.start_offset <= first and last <= each.end_offset for each in log.finished()):
             return False
         logger.error(
-            "%s: offsets %d to %d are only in a remote segment whose copy is not described as finished; it is kept. "
-            "Restore %s from a copy",
+            "%s: offsets %d to %d are only in a remote segment whose copy was not recorded as finished; it is kept. "
+            "Restore the topic %s from a backup",
             partition.directory,
             first,
             last,
@@ -278,7 +278,7 @@ class RemoteLogManager(Maintenance):
         return True
 
     def _live(self, remote: RemotePartition, name: str) -> Partition | None:
-        """Return the loaded partition that `remote` belongs to; None if it is deleted, not loaded, or has failed."""
+        """Return the loaded partition that `remote` names; None if it was deleted, is not loaded, or has failed."""
         partition = self._registry.written().get(name)
         if partition is None or partition.failure is not None:
             return None
@@ -310,7 +310,7 @@ class RemoteLogManager(Maintenance):
             partition.detach_remote()
 
     def _is_needed(self, segment: RemoteSegment) -> bool:
-        """Whether a reader may still read a segment that is to be deleted.
+        """Whether a remote segment that is to be deleted must be kept for readers for now.
 
         A segment of a deleted partition is deleted after `file.delete.delay.ms`, even if a reader holds it.
         """
@@ -321,7 +321,7 @@ class RemoteLogManager(Maintenance):
         return self._registry.clock() < segment.event_timestamp + delay
 
     def _delete(self, name: str, segments: Sequence[RemoteSegment]) -> None:
-        """Delete remote segments of a partition, if this store certainly owns the bucket. Errors are logged."""
+        """Delete the objects of remote segments, if this store owns the bucket. Errors are logged."""
         from logfs.log.remote.segment_upload import delete_copy
 
         try:
@@ -346,7 +346,7 @@ class RemoteLogManager(Maintenance):
     # As upkeep.
 
     def run_due(self) -> None:
-        """Copy and delete what is due, if `remote.log.manager.task.interval.ms` has passed. Failed work waits."""
+        """Copy and delete what is due, every `remote.log.manager.task.interval.ms`. Failed work is retried later."""
         registry = self._registry
         timers = {MaintenanceTask.TIERING: self.timer}
         broker = registry.settings.broker_config
@@ -418,7 +418,7 @@ def _content(partition: Partition, segment: Segment, now_ms: int) -> SegmentCont
 
 
 def _snapshot(partition: Partition, segment: Segment, now_ms: int) -> bytes:
-    """Return the producer snapshot at the end of a segment; without a file of it, make it from the log."""
+    """Return the producer snapshot at the end of a segment; if its file is missing, make it from the log."""
     try:
         return partition.snapshots.read(segment.next_offset)
     except FileNotFoundError:
@@ -435,7 +435,7 @@ def _describe(
     content: SegmentContent,
     now_ms: int,
 ) -> RemoteSegment:
-    """Return the description of a copy that begins now."""
+    """Return the record of a copy that starts now. Raises `RemoteStorageError` without a leader epoch."""
     end = segment.next_offset
     entries = partition.epochs.entries
     epochs = [
@@ -444,7 +444,7 @@ def _describe(
         if start < end and following[1] > segment.base_offset
     ]
     if not epochs:
-        raise RemoteStorageError(f"{segment.path}: has no leader epoch, so it cannot be copied")
+        raise RemoteStorageError(f"{segment.path}: not copied: no leader epoch covers it")
     return RemoteSegment(
         remote,
         segment_id,

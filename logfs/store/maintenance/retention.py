@@ -51,7 +51,7 @@ class RetentionCause(Enum):
     LOCAL_TIME = "local.retention.ms"
 
 
-# The passes for size and age, over a whole log and over its local segments. Their values are the settings' names.
+# The passes for size and age, over a whole log and over its local segments. Their values are names of settings.
 _TOTAL = RetentionCause.SIZE, RetentionCause.TIME
 _LOCAL = RetentionCause.LOCAL_SIZE, RetentionCause.LOCAL_TIME
 
@@ -74,8 +74,8 @@ class Unread(NamedTuple):
 class RetentionPlan(NamedTuple):
     """The result of retention if it were done now.
 
-    `expired` are the segments to drop, oldest first. `stays` says why the oldest remaining segment stays, and is
-    empty if no segment is left. `log_start_offset` is the log start offset after the segments are dropped. `released`
+    `expired` are the segments to drop, oldest first. `stays` says why the oldest remaining segment stays; it is
+    empty if no segment remains. `log_start_offset` is the log start offset after the segments are dropped. `released`
     are the local segments that are dropped only from the local disk.
     """
 
@@ -98,11 +98,11 @@ def plan_retention(
 ) -> RetentionPlan:
     """Return which segments of a log to drop; the active one is among them only if all have expired.
 
-    `config` is None if the topic's settings are unknown here: then no segment is dropped by size or age. `now_ms` is
-    in ms since the epoch. In a tiered log, `copied_end` is the offset after the last segment that is copied. Records
-    from the offset of `unread` on are not dropped by size or age.
+    `config` is None if the topic's settings are unknown: then no segment is dropped by size or age. `now_ms` is in ms
+    since the epoch. In a tiered log, `copied_end` is the offset after the last segment that was copied. Records at or
+    after the offset of `unread` are not dropped by size or age.
     """
-    # The offsets are read before the timestamps, so that records appended meanwhile do not count as expired.
+    # Read before the timestamps: the new log start must not be above records that are appended meanwhile.
     starts = [log_start_offset, *(segment.next_offset for segment in segments)]
     reason = f"it lies below the log start offset {log_start_offset}"
     below = takewhile(lambda pair: pair[1].base_offset <= log_start_offset, pairwise(segments))
@@ -111,7 +111,7 @@ def plan_retention(
         left = segments[len(expired) :]
         stays = _why_it_stays(left, config, now_ms) if left else ""
         return RetentionPlan(expired, stays, starts[len(expired)])
-    # Segments that are not copied yet, or not read yet by the groups, are not dropped by size or age.
+    # Size and age drop only segments that were copied (if the log is tiered) and that the groups have read.
     copied = copied_end if copied_end is not None and config.copies_segments else LONG_MAX
     end = copied if unread is None else min(copied, unread.offset)
     limits = config.retention_bytes, config.retention_ms
@@ -133,7 +133,7 @@ def _beyond_limits(
     causes: tuple[RetentionCause, RetentionCause],
     now_ms: int,
 ) -> Iterator[Expired]:
-    """Yield the segments of the pass for size, and then those of the pass for age (`causes`).
+    """Yield the segments that the pass for size deletes, and then those of the pass for age (`causes`).
 
     `limits` are in bytes and in ms, negative for no limit.
     """
@@ -153,7 +153,7 @@ def _beyond_limits(
         is_small = size <= _SMALL_BYTES
         if most_ms < 0 or (not is_small and now_ms - segment.largest_timestamp <= most_ms):
             return
-        # An index is a cache, and never the only reason to delete a segment.
+        # Check the records too: an index is a cache, and a wrong one must not delete a segment.
         newest = _newest_timestamp(segment, whole=is_small)
         if now_ms - newest <= most_ms:
             return
@@ -166,10 +166,10 @@ def _beyond_limits(
 def _newest_timestamp(segment: Segment, *, whole: bool) -> int:
     """Return the greatest timestamp of a record (ms); the .log file's modification time if no record has one.
 
-    With `whole` all batches are read. Otherwise only the last batches are read, and `largest_timestamp` counts, too.
+    With `whole` all batches are read. Otherwise only the last ones are read, and `largest_timestamp` counts, too.
     """
     if segment.is_tiered:
-        # The description of a remote segment is not a cache, and reading the segment would cost requests.
+        # The metadata topic is not a cache, so it is trusted; reading the segment would cost requests.
         return segment.largest_timestamp
     start, newest = 0, -1
     if not whole:
@@ -196,7 +196,7 @@ def _why_it_stays(
     """
     segment = segments[0]
     if not segment.size_bytes:
-        return "it is empty"
+        return "the segment is empty"
     if unread is not None and unread.offset < segment.next_offset:
         return (
             f"the group {unread.group} of logfs.retention.groups has read it only up to offset {unread.offset}; "
@@ -243,7 +243,7 @@ class Retained(NamedTuple):
 
 
 class Retainer(Maintenance):
-    """Deletes the segments that retention no longer keeps, and counts them. Any thread may call it."""
+    """Drops the segments eligible for deletion, and counts them. Any thread may call it."""
 
     def __init__(self, context: MaintenanceContext) -> None:
         super().__init__(context)
@@ -314,7 +314,7 @@ class Retainer(Maintenance):
                     for name, each in ((n, registry.find(n)) for n in registry)
                     if each is not None and not each.is_paused and each.failure is None
                 ]
-        # Done before the registry's lock is taken: `Groups` takes its own lock first, and then the registry's.
+        # Before the registry's lock is taken: `Groups` takes its own lock first, so the other order could deadlock.
         for name in names:
             try:
                 unread[name] = self._unread(name)
@@ -327,7 +327,7 @@ class Retainer(Maintenance):
                 with errors:
                     attempt(name, partial(look, name))
             if plans:
-                # Written before a file is renamed: otherwise dropped records could come back after a crash.
+                # Before a file is renamed: otherwise a crash could bring dropped records back.
                 with errors:
                     self._checkpoints.write()
             for name, found in plans.items() if errors.only_of_log_dirs else ():

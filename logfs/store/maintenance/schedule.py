@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 _FIRST_WAIT_MS = 1_000
 _LONGEST_WAIT_MS = 60_000
-# A shorter wait for bytes is postponed, and added to the next one.
+# `throttle` postpones waits shorter than this, and adds them to the next one.
 _LEAST_WAIT_SECONDS = 0.05
 
 
@@ -46,14 +46,14 @@ PAUSABLE = frozenset(MaintenanceTask) - {
 
 
 class Timer(NamedTuple):
-    """When a task began to wait (ms since the epoch), and for how many ms; None for the interval in the settings."""
+    """The start of a task's wait (ms since the epoch) and its length (ms); None for the interval in the settings."""
 
     since_ms: int
     wait_ms: int | None = None
 
 
 def interval_ms(task: MaintenanceTask, broker: BrokerConfig) -> int:
-    """Return the interval of a task in ms; 0 means at each `run_due`."""
+    """Return the interval of a task in ms, as configured; 0 for a task that is due at each `run_due`."""
     if task is MaintenanceTask.PRODUCERS:
         return broker.producer_id_expiration_check_interval_ms
     if task is MaintenanceTask.CHECKPOINT:
@@ -91,15 +91,15 @@ def due(
 
 
 class Backoff:
-    """The waits of failed work: a second, then twice as long after each further failure, up to a minute.
+    """The waits before failed work is retried: a second, then twice as long after each failure, up to a minute.
 
     Work is identified by its task and the name of its partition or directory, or "" for the task as a whole.
     """
 
     def __init__(self, clock: Callable[[], int]) -> None:
-        """Make the waits; `clock` returns the time in ms since the epoch."""
+        """Begin without any failed work; `clock` returns the time in ms since the epoch."""
         self._clock = clock
-        # For each work that failed: how often, when it did so last, and how many ms it waits from then on.
+        # By task and name: how often the work failed, when it last did (ms since the epoch), and its wait (ms).
         self._failed: dict[tuple[MaintenanceTask, str], tuple[int, int, int]] = {}
 
     def __iter__(self) -> Iterator[tuple[MaintenanceTask, str]]:
@@ -108,7 +108,7 @@ class Backoff:
     def attempt(self, task: MaintenanceTask, name: str, work: Callable[[], object]) -> int | None:
         """Call `work`, unless it has to wait after a failure.
 
-        If the work fails, logs the error and returns how many ms the work now has to wait; otherwise returns None.
+        If the work fails, the error is logged, and the result is the ms until the retry. Otherwise it is None.
         """
         count, since_ms, wait_ms = self._failed.get((task, name), (0, 0, 0))
         if since_ms <= self._clock() < since_ms + wait_ms:
@@ -145,7 +145,7 @@ def throttle(
 ) -> Callable[[int], None]:
     """Return a function that counts bytes as read or written, and waits until `bytes_per_second` allows them.
 
-    It calls `wait` with the seconds to wait. `clock` returns the time in seconds.
+    The function calls `wait` with the seconds to wait. `clock` returns the time in seconds.
     """
     paid_until = clock()
 

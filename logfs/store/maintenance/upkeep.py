@@ -55,7 +55,7 @@ class MaintenanceScheduler(Maintenance):
         self._compactor = compactor
         self._mover = mover
         self.backoff = Backoff(context.registry.clock)
-        # When the last run ended and how long it took, for status and metrics.
+        # The end of the last run (ms since the epoch) and its duration, for status and metrics.
         self.last_run_ms: int | None = None
         self.last_run_seconds = 0.0
         self.failures = 0
@@ -90,7 +90,7 @@ class MaintenanceScheduler(Maintenance):
         }
 
     def run_due(self) -> None:
-        """Do the tasks that are due. Work that fails is logged, waits longer each time, and delays no other work."""
+        """Do the tasks that are due. Failed work is logged, waits longer each time, and delays no other work."""
         registry = self._registry
         if registry.settings.version != self._seen_version:
             self._seen_version = registry.settings.version
@@ -107,7 +107,7 @@ class MaintenanceScheduler(Maintenance):
         self.last_run_ms, self.last_run_seconds = registry.clock(), time.monotonic() - began
 
     def _attempt(self, task: MaintenanceTask, name: str, work: Callable[[], None]) -> None:
-        """Do the work of a task for the partition or file of that name, unless it has to wait after a failure."""
+        """Do the work of a task for the partition or directory `name`, unless it has to wait after a failure."""
         wait_ms = self.backoff.attempt(task, name, work)
         if wait_ms is not None:
             self.failures += 1
@@ -155,7 +155,7 @@ class MaintenanceScheduler(Maintenance):
         logger.debug("checkpoints written")
 
     def _roll(self, now_ms: int) -> None:
-        """Roll the active segments of partitions without appends, where an append would roll them.
+        """Roll active segments that are older than `segment.ms`, although nothing is appended.
 
         Kafka checks `segment.ms` only at the next append (kafka-storage 4.1), so the last segment of a quiet
         partition stays active for ever and is never compacted. With `logfs.roll.quiet` at its default, `auto`, this
@@ -168,7 +168,7 @@ class MaintenanceScheduler(Maintenance):
                 return
             with partition.lock:
                 active = partition.active
-                # For records that were appended before the opening, the file's mtime counts.
+                # Without an append since the opening of the store, the file's mtime is the time of the last append.
                 since_ms = partition.appended_ms
                 idle_ms = now_ms - (active.mtime_ms() if since_ms is None else since_ms)
                 if is_roll_overdue(active, partition.config, idle_ms, now_ms):
@@ -204,12 +204,12 @@ class MaintenanceScheduler(Maintenance):
             logger.info("%s: removed", path)
 
     def _forget_remote(self, disk: Disk, path: Path) -> None:
-        """Record that a deleted partition's remote segments are to be deleted; a crash may have prevented that."""
+        """Record (again, if no crash prevented it) that a deleted partition's remote segments are to be deleted."""
         name = names.classify_directory(path.name)[1]
         topic_id = read_topic_id(disk, path)
         home = self._registry.homes.get(name.directory)
         if home is None:
-            # A log directory that was never read may hold the partition, so it does not count as deleted.
+            # A log directory that was never read may hold the partition, which then was not deleted.
             is_deleted = all(each.is_known for each in self._registry.log_dirs)
         else:
             is_deleted = topic_id != read_topic_id(home.disk, home.path / name.directory)
@@ -217,7 +217,7 @@ class MaintenanceScheduler(Maintenance):
             self._tiered.forget_partition(topic_id, name.directory)
 
 
-# The key indexes that are in use.
+# Key indexes.
 
 
 def update_key_indexes(registry: PartitionRegistry) -> None:
