@@ -21,11 +21,11 @@ def for_each(
 ) -> None:
     """Call `work` for each item, in this thread and in up to `threads` - 1 others; return when all calls are done.
 
-    After an error, or an interrupt of this thread, no further call begins. `abandon` is then called, so that running
+    After an error, or a signal such as Ctrl-C, no further call begins. `abandon` is then called, so that running
     calls may end early, and the first error is raised. If a thread cannot be started, the others do its work.
     """
     todo = list(items)
-    # The threads share this iterator, so each item is taken once.
+    # The threads share this iterator, so each item goes to one thread.
     rest = iter(todo)
     errors: list[BaseException] = []
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 class BackgroundOperation:
     """A background operation, such as `what` "compacting" and `name` "orders-0", and its progress in bytes.
 
-    `since_ms` is its start (ms since the epoch), and `phase` the present step in words, or "".
+    `since_ms` is its start (ms since the epoch), and `phase` its current step in words, or "".
     """
 
     what: str
@@ -89,10 +89,10 @@ class UnloadedPartition:
 class PartitionRegistry:
     """The log directories of a store and its partitions, for the parts of a store that work on them.
 
-    The parts of a store (commits, retention, compaction, …) use only this class of it. Any thread may read.
+    The parts of a store (commits, retention, compaction, …) use this class, not `Store`. Any thread may read.
     `partitions`, `offline` and `homes` change under `lock`; only the end of a load changes them without it. Loops
     over them, and over `deletions`, take a copy first: `list(homes)` or `homes.copy().items()`. The copy
-    `list(homes.items())` is not safe: the garbage collector, and with it another thread, may run while it is made.
+    `list(homes.items())` is not safe: during it the garbage collector may run, and so another thread.
     """
 
     settings: Settings
@@ -112,13 +112,13 @@ class PartitionRegistry:
         self.partitions: dict[str, Log] = {}
         self.unloaded: dict[str, UnloadedPartition] = {}
         self.offline: dict[str, LogfsError | OSError] = {}
-        # The partitions that the store was opened without, and has added for its own use.
+        # The partitions that `only` excluded, and that the store has loaded for its own use. It does not list them.
         self.included: set[str] = set()
         # The log directory of each partition, including those that are offline or were not loaded.
         self.homes: dict[str, LogDir] = {}
         # The directories of deleted partitions, and when each may be removed (ms since the epoch).
         self.deletions: dict[Path, int] = {}
-        # Held for an instant while a partition becomes loaded or offline; no other lock is taken under it.
+        # Held briefly while a partition becomes loaded or offline; no other lock is taken while it is held.
         self._settling = make_lock(Level.SETTLING)
         # The operations that run in the background, for status and metrics.
         self.background: list[BackgroundOperation] = []
@@ -152,7 +152,7 @@ class PartitionRegistry:
         return writable(self[name])
 
     def written(self) -> dict[str, Partition]:
-        """Return the loaded partitions that this process may change; none in a read-only store."""
+        """Return the loaded partitions that this process may change, by name; none in a read-only store."""
         loaded = self.partitions.copy().items()
         return {name: each for name, each in loaded if isinstance(each, Partition)}
 
@@ -164,9 +164,9 @@ class PartitionRegistry:
             return None
 
     def include(self, name: str) -> Log | None:
-        """Return a partition, loaded, even if the store was opened without it; the store does not list it then.
+        """Load and return a partition, even one that `only` excluded, which the store still does not list.
 
-        None if it is unknown or offline, or if its log directory is open only by a lease for another partition.
+        Return None if it is unknown or offline, or if only a lease for another partition opened its log directory.
         """
         self.loader.include(name)
         return self.find(name)
@@ -174,7 +174,7 @@ class PartitionRegistry:
     def record_load(
         self, unloaded: UnloadedPartition, outcome: Log | LogfsError | OSError | None
     ) -> None:
-        """Record the outcome of a load: the partition, the error that takes it offline, or None if it has gone.
+        """Record the outcome of a load: the partition, the error that takes it offline, or None if it was deleted.
 
         The outcome is ignored if, meanwhile, the log directory has failed or the partition has left it.
         """
@@ -188,11 +188,11 @@ class PartitionRegistry:
                 self.offline[name] = outcome
             else:
                 unloaded.partition = self.partitions[name] = outcome
-            # Delete this entry last: a reader that does not find the name here then looks in the other mappings.
+            # Delete this entry last: a reader that does not find the name here must find it in another mapping.
             del self.unloaded[name]
 
     def forget(self, name: str) -> None:
-        """Remove a partition that has left its log directory; the outcome of a load that is running is ignored."""
+        """Remove a partition that has left its log directory; if a load of it is running, its outcome is ignored."""
         with self._settling:
             for known in (self.unloaded, self.partitions, self.offline, self.homes):
                 known.pop(name, None)
@@ -240,7 +240,7 @@ class PartitionRegistry:
     def log_dir_failed(self, log_dir: LogDir) -> None:
         """Take all partitions of a log directory offline (Kafka's handleLogDirFailure).
 
-        The thread that met the error may hold any locks, so this waits for none. The partitions refuse all calls from
+        The thread that got the error may hold any locks, so this waits for none. The partitions refuse all calls from
         now on. They are moved to `offline` at once if `lock` is free, or else by the next `take_failed_offline`.
         """
         if log_dir.disk.is_disowned:
@@ -266,12 +266,12 @@ class PartitionRegistry:
             lost = {name: failure for name, failure in here.items() if failure is not None}
             if lost:
                 self.offline = {**self.offline, **lost}
-                # Assign new mappings: the thread that met the error may be iterating over the old ones.
+                # Assign new mappings: the thread that got the error may be iterating over the old ones.
                 self.partitions = {n: p for n, p in self.partitions.copy().items() if n not in lost}
                 self.unloaded = {n: p for n, p in self.unloaded.copy().items() if n not in lost}
 
     def find_missing_log_dirs(self) -> None:
-        """Set `missing_log_dirs` to the log directories that the open ones list as the store's, if not open here."""
+        """Set `missing_log_dirs` to the directories in the `logfs.dirs` files that are not open here."""
         if not self.disk.is_remote:
             here = {Path(os.path.realpath(each.path)) for each in self.log_dirs}
             every = whole_store((each.disk, each.path) for each in self.working)
@@ -285,14 +285,14 @@ class PartitionRegistry:
             self._settle_failures()
 
     def emptiest(self) -> LogDir:
-        """Return the log directory for a new partition: of those that work, the one with the fewest partitions.
+        """Return the log directory for a new partition: the working one with the fewest partitions.
 
         Raises `LogDirFailed` if none works, or if one failed before it was known which partitions it has.
         """
         self.take_failed_offline()
         for log_dir in self.log_dirs:
             if log_dir.failure is not None and (not self.working or not log_dir.is_known):
-                # A directory that was never read may have a partition of that name, which would then exist twice.
+                # A directory that was never read may have the new partition already, which would then exist twice.
                 raise log_dir.failure
         homes = list(self.homes.values())
         return min(self.working, key=lambda log_dir: sum(home is log_dir for home in homes))

@@ -1,4 +1,4 @@
-"""The read-only audit of a store: all errors that the files themselves show, as findings.
+"""The read-only audit of a store: it yields all errors that can be seen in the files, as findings.
 
 `logfs check` prints the findings, and every test ends with the audit. The audit only reads files, so it may run
 beside a broker or a mount. It sees each log as it was when its audit began, without records written since.
@@ -52,17 +52,17 @@ if TYPE_CHECKING:
 
 __all__ = ["Finding", "Severity", "check"]
 
-# The greatest number of audits of a partition whose files change during each audit.
+# How often a partition is audited, at most, while its files change during the audit.
 _AUDITS = 5
-# The number of newest segments to hold open once files have left the log during an audit.
+# How many of the newest segments are held open after files have left the log during an audit.
 _HELD_OPEN = 64
 
 
 def check(log_dirs: Path | Sequence[Path], progress: Progress | None = None) -> Iterator[Finding]:
     """Audit log directories without changing them, and yield the findings; a sound store has none.
 
-    `progress` is called with the name of a partition and a number of bytes of its log that were just read. Raises the
-    errors of opening a store read-only.
+    `progress` is called with the name of a partition and the number of bytes of its log just read. Raises the errors
+    of opening a store read-only.
     """
     report = progress or (lambda *_: None)
     with Store(log_dirs, read_only=True, lazy=True) as store:
@@ -75,10 +75,10 @@ def check(log_dirs: Path | Sequence[Path], progress: Progress | None = None) -> 
 def _check_until_sure(
     store: Store, log_dirs: Path | Sequence[Path], name: str, report: Progress
 ) -> Iterator[Finding]:
-    """Audit a partition, and again if another process has written the files in which an error was found.
+    """Audit a partition; repeat the audit if another process has written the files in which it found an error.
 
-    An error counts if the files that it is about have not changed during the audit, or if each of several audits has
-    found it.
+    An error is yielded if the files that it concerns have not changed during the audit, or if all audits have found
+    it.
     """
     found_always: set[Finding] = set()
     with ExitStack() as opened:
@@ -92,7 +92,7 @@ def _check_until_sure(
             if not doubtful or not left:
                 break
             with suppress(LogfsError, OSError):
-                # Open the store again: it has the checkpoints as they were when it was opened.
+                # Open the store again, because it reads the checkpoints only when it is opened.
                 again = Store(log_dirs, read_only=True, lazy=True, only=name)
                 opened.close()
                 store = opened.enter_context(again)
@@ -100,7 +100,7 @@ def _check_until_sure(
         yield from (found for found in findings if found not in unsure)
         if unsure:
             path = next(iter(unsure)).path
-            yield note(path, "is being written, so its audit shows nothing; repeat it later")
+            yield note(path, "was written during each audit: its errors are uncertain; audit again")
 
 
 def _files_of(store: Store, name: str) -> set[tuple[Path, Status]]:
@@ -120,7 +120,7 @@ def _files_of(store: Store, name: str) -> set[tuple[Path, Status]]:
 
 
 def _is_about(path: Path, changed: Collection[Path]) -> bool:
-    """Whether `changed` has a file of the segment of `path`; for a path of no segment, whether it has any file."""
+    """Whether `changed` has a file of the same segment as `path` or, if `path` belongs to no segment, any file."""
     stem = path.name.partition(".")[0]
     return any(each.name.startswith(stem) for each in changed) if stem.isdigit() else bool(changed)
 
@@ -129,7 +129,7 @@ def _check_by_name(store: Store, name: str, report: Progress) -> list[Finding]:
     try:
         partition = store[name]
     except UnknownPartition:
-        # It was deleted meanwhile.
+        # The partition was deleted meanwhile, so there is nothing to audit.
         return []
     except (LogfsError, OSError) as why:
         return [error(store.registry.home(name) / name, f"cannot be loaded: {why}")]
@@ -141,7 +141,7 @@ def _check_by_name(store: Store, name: str, report: Progress) -> list[Finding]:
 
 
 def _check_partition(store: Store, partition: Log, report: Progress) -> list[Finding]:
-    """Audit a partition as it is now, and again if files of it leave the log during the audit."""
+    """Audit a partition as it is now; repeat the audit if segments leave the log during it."""
     audited: dict[Segment, tuple[list[Finding], list[Account]]] = {}
     for left in reversed(range(TRIES)):
         findings: list[Finding] = []
@@ -160,7 +160,7 @@ def _check_partition(store: Store, partition: Log, report: Progress) -> list[Fin
                 continue
             if is_gone and not partition.directory.exists():
                 return [note(partition.directory, "was deleted while it was audited")]
-            # A file that cannot be opened ends the audit of its own partition only.
+            # A file that cannot be opened ends the audit of this partition; the others are still audited.
             findings.append(error(partition.directory, f"cannot be audited any further: {why}"))
         return findings
     raise AssertionError("the last try returns")
@@ -176,7 +176,7 @@ def check_log_dir_files(store: Store) -> Iterator[Finding]:
 
 
 def _check_owner(store: Store) -> Iterator[Finding]:
-    """Report if the bucket of tiered partitions belongs to another store."""
+    """Yield a note if the bucket of tiered partitions belongs to another store."""
     if any(partition.is_tiered for partition in store.registry.partitions.copy().values()):
         # Errors of the bucket are ignored here, because the audit of the segments reports them.
         with suppress(LogfsError, OSError):
@@ -186,7 +186,7 @@ def _check_owner(store: Store) -> Iterator[Finding]:
 
 
 def check_small_files(store: Store, partition: Log) -> Iterator[Finding]:
-    """Audit the small files of a partition; compare the log's two ends with checkpoints and leader epochs."""
+    """Audit the small files of a partition; compare log start and end with checkpoints and leader epochs."""
     directory = partition.directory
     yield from _check_metadata(store.disk, directory)
     try:
@@ -204,7 +204,7 @@ def check_small_files(store: Store, partition: Log) -> Iterator[Finding]:
             yield note(path, "staged more than a day ago, but in no commit; upkeep removes it")
     yield from _check_snapshots(partition)
     if partition.disk.is_remote:
-        # In a bucket, a partition with damaged leader epochs is loaded all the same, so they are checked here.
+        # Loading refuses damaged leader epochs, except in a bucket, so they are checked here.
         try:
             LeaderEpochs(partition.disk, directory)
         except Corrupt as why:
@@ -222,7 +222,7 @@ def check_small_files(store: Store, partition: Log) -> Iterator[Finding]:
             f"should start at offset {log_start}, but ends at {partition.log_end_offset}; remove its line from "
             f"{LOG_STARTS}",
         )
-    # The first leader epoch begins at the log start: the epoch file is written before retention drops a segment.
+    # The first leader epoch begins at the log start, because retention writes the epochs before it drops segments.
     begun = partition.epochs.first_offset
     first = partition.segments[0].base_offset
     if begun is not None and begun < first and log_start < first:
@@ -240,7 +240,7 @@ def _check_log(
     audited: dict[Segment, tuple[list[Finding], list[Account]]],
     report: Progress,
 ) -> Iterator[Finding]:
-    """Audit the segments that are not in `audited` yet, and add them to it; then audit the segment boundaries.
+    """Audit the segments that are not in `audited` yet, and add them to it; then audit the segments' boundaries.
 
     The findings of segments that are in `audited` already are yielded again. Raises `Gone` if a segment leaves the
     log during its audit.
@@ -269,7 +269,7 @@ def _check_log(
         if findings:
             partition.refresh()
             if segment not in partition.segments:
-                # The segment's files were removed one by one during the audit, so the findings prove nothing.
+                # The segment's files were removed one by one during the audit, so its findings are not errors.
                 raise Gone(f"{segment.path}: has left the log while it was audited")
         audited[segment] = findings, accounts
     each = [account for segment in segments for account in audited[segment][1]]
@@ -279,18 +279,18 @@ def _check_log(
 def trusts_indexes(store: Store, partition: Log, segment: Segment) -> bool:
     """Whether the indexes of a segment must agree with its .log file, so that a difference is an error.
 
-    False if a writer may not have completed the indexes yet, or a crash may have left them incomplete.
+    False if the writer may not have completed the indexes yet, or a crash may have left them incomplete.
     """
     log_dir = store.registry.homes[partition.name.directory]
     if segment.disk.is_remote:
-        # Indexes in a bucket are complete. If the next copy begins before this one ends, they have extra entries.
+        # Indexes in a bucket are complete. In a segment that is cut where the next begins, they have more entries.
         return not segment.disk.is_cut(segment.file)
     if log_dir.clean:
         return True
     if segment is partition.active:
         return False
     point = log_dir.recovery_points.get(partition.name, 0)
-    # The indexes of a segment that ends exactly at the recovery point may not have been closed yet.
+    # The indexes of a segment that ends exactly at the recovery point may not be complete yet.
     return log_dir.live or segment.next_offset < point
 
 
@@ -310,11 +310,11 @@ def _check_files(disk: Disk, log_dir: Path) -> Iterator[Finding]:
         except FileNotFoundError:
             continue
         except (Corrupt, OSError) as why:
-            yield error(path, f"{why}; it is ignored, and recovery reads more")
+            yield error(path, f"{why}; the file is ignored, so recovery reads more")
 
 
 def _check_commits(store: Store, log_dir: LogDir) -> Iterator[Finding]:
-    """Audit the commit file; report a decided commit that is not done, and the staged files that it lacks."""
+    """Audit the commit file; report a decided commit that is not done, and any missing files that it needs."""
     path = log_dir.path / commit_file.FILE_NAME
     try:
         pending = read_commits(log_dir.disk, log_dir.path).pending
@@ -338,14 +338,14 @@ def _check_commits(store: Store, log_dir: LogDir) -> Iterator[Finding]:
 
 
 def _check_key_indexes(partition: Log) -> Iterator[Finding]:
-    """Compare the key indexes of `keys/`, where they exist, with the whole log."""
+    """Compare the stored key indexes of a partition, if there are any, with its whole log."""
     for reader in (partition, partition.committed):
         path = key_index.file_path(reader)
         try:
             wrong = key_index.audit(reader)
         except (LogfsError, OSError) as why:
             text = str(why).removeprefix(f"{path}: ")
-            yield note(path, f"{text}; it is rebuilt on demand")
+            yield note(path, f"{text}; the index is rebuilt on demand")
             continue
         if wrong is not None:
             yield error(path, wrong)
@@ -372,4 +372,4 @@ def _check_snapshots(partition: Log) -> Iterator[Finding]:
             if partition.disk.is_remote:
                 yield error(path, str(why))
             else:
-                yield note(path, f"{why}; loading drops it, and reads more of the log")
+                yield note(path, f"{why}; loading drops the file, and reads more of the log")

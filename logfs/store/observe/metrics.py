@@ -53,7 +53,7 @@ class Family(NamedTuple):
 
 
 def render(families: Iterable[Family]) -> bytes:
-    """Return families in Prometheus' text format; those without samples are left out."""
+    """Return metrics in Prometheus' text format; a metric without samples is left out."""
     out: list[str] = []
     for name, text, samples in families:
         if samples:
@@ -103,7 +103,7 @@ def histogram(
 
 # The metrics of a store.
 
-# The help texts, which are also in docs/monitoring.md, by the beginning and the rest of a metric's name.
+# The help texts by metric name, which is split into prefix and rest. docs/monitoring.md has them, too.
 _HELP = {
     "kafka_log_": {
         "log_size": "Bytes of the .log files of a partition in its directory.",
@@ -194,7 +194,7 @@ _HELP_BY_NAME = {
 
 
 def metrics(store: Store, more: Iterable[Family] = ()) -> bytes:
-    """Return Prometheus text: a store's metrics and `more`. Raises `WouldBlock` in a thread that must not wait."""
+    """Return a store's metrics and `more` as Prometheus text. Raises `WouldBlock` in a thread that must not wait."""
     store.disk.check_may_block()
     return render(
         [
@@ -227,7 +227,7 @@ def _partitions(store: Store) -> list[Log]:
     return [partition for _, partition in sorted(store.registry.partitions.copy().items())]
 
 
-# The metrics of each partition, as functions of the state of its log and of the log.
+# The metrics of each partition: functions of its `LogState`, and functions of its `Log`.
 _STATES: Mapping[str, Callable[[LogState], float]] = {
     "kafka_log_log_size": lambda state: state.local_bytes,
     "kafka_log_log_numlogsegments": lambda state: len(state.segments),
@@ -250,7 +250,7 @@ _LOGS: Mapping[str, Callable[[Log], float]] = {
 def _logs(store: Store) -> Iterator[Family]:
     partitions = _partitions(store)
     labels = [_of(partition) for partition in partitions]
-    # One snapshot of each log, so that its numbers agree with each other.
+    # One snapshot of each log, so that its offsets and sizes are of the same moment.
     states = [partition.state for partition in partitions]
     for name, of_state in _STATES.items():
         yield _family(name, list(map(Sample, map(of_state, states), labels)))
@@ -414,7 +414,7 @@ def _groups(store: Store) -> Iterator[Family]:
                 labels = {"group": group, **_of(partition)}
                 samples.append(Sample(max(partition.log_end_offset - commit.offset, 0), labels))
     except (LogfsError, OSError):
-        # If commits cannot be read now, the metrics of the partitions of __consumer_offsets show it.
+        # Without the commits there is no lag; the metrics of the partitions of __consumer_offsets show the failure.
         samples = []
     yield _family("logfs_group_lag", samples)
 

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 def partition_status(partition: Log, store: Store) -> dict[str, Any]:
-    """Return the offsets, sizes (bytes), segments, times (ms since the epoch) and upkeep of a partition."""
+    """Return a partition's offsets, sizes (bytes), times (ms since the epoch), failures and upkeep, for JSON."""
     config, name = partition.config, partition.name.directory
-    # One snapshot of the log, so that its numbers agree with each other.
+    # One snapshot of the log, so that its offsets and sizes are of the same moment.
     state = partition.stable_state
     status: dict[str, Any] = {
         "topic": partition.topic,
@@ -91,7 +91,7 @@ def _next_due(store: Store) -> dict[str, int]:
 
 
 def first_timestamp(partition: Log) -> int:
-    """Return the timestamp (ms) of the first readable record; -1 if there is none, or it cannot be read.
+    """Return the timestamp (ms) of the first readable record; -1 if there is none, or reading it fails.
 
     Also -1 if the record is in an object store: no request is sent for it.
     """
@@ -124,7 +124,7 @@ def upkeep_status(store: Store) -> dict[str, Any]:
 
 
 def upkeep_text(store: Store) -> str:
-    """Return the state of upkeep in words, one item a line."""
+    """Return lines of text: whether upkeep is paused, what runs, what is due when, and what has failed."""
     scheduler = store.scheduler
     lines = ["paused" if store.registry.is_paused else "upkeep"]
     lines += [
