@@ -1,4 +1,4 @@
-"""The settings that were changed, kept in the log directories as plain files of Java properties.
+"""The changed settings of topics and of the broker level, in Java properties files in the log directories.
 
 A broker keeps such changes in its metadata log. logfs has no such log, so each log directory has two
 more kinds of files: `logfs.properties` for the broker-level settings and `<topic>@p` for those of a
@@ -43,12 +43,12 @@ _NOTHING: Mapping[str, str] = MappingProxyType({})
 class Settings:
     """The overrides of a store's topics and of the broker level, and the settings in force.
 
-    Every log directory has a copy of each file, with the changed settings only. The copy in the first
-    directory that has one counts. The first directory is written last, so its copy is unchanged if a
-    change fails or crashes half-way. (If no directory had a copy before, the next start may find the
+    Every log directory has a copy of each file, with the changed settings only. The first directory that
+    has a copy is the one that is read. The first directory is written last, so its copy is unchanged if a
+    change fails or crashes half-way. (If no directory had a copy before, the next opening may read the
     unfinished change.) The next change makes all copies equal again.
 
-    Any thread may read and change settings: a mapping that was returned never changes. A topic need
+    Any thread may read and change settings: a mapping, once returned, never changes. A topic need
     not have partitions. Methods that read a file raise `OSError` as the disk does, `Corrupt` for a
     damaged file and `InvalidSetting` for a file with an invalid setting; methods that take a topic
     raise `InvalidName` for a name that no topic can have.
@@ -64,9 +64,9 @@ class Settings:
         self.broker_overrides = self._read(BROKER_FILE, broker_setting)
         # The broker-level settings in force, without those that are defaults of topics.
         self.broker_config = BrokerConfig.resolve(self.broker_overrides)
-        # Incremented by every change, for callers that react to settings.
+        # Incremented by every change, so that callers can tell that settings have changed.
         self.version = 0
-        # By file name: when a settings file was removed (ns since the epoch). No mtime shows its removal.
+        # By file name: when a settings file was removed (ns since the epoch), which no mtime of a file shows.
         self._removed_ns: dict[str, int] = {}
 
     def topic_overrides(self, topic: str) -> Mapping[str, str]:
@@ -74,7 +74,7 @@ class Settings:
         overrides = self._topics.get(topic)
         if overrides is None:
             overrides = self._read(_topic_file(topic), topic_setting)
-            # Overrides that a writer has stored since the read are newer than those read.
+            # `setdefault`: if another thread has changed the topic since the read, its overrides are newer.
             overrides = self._topics.setdefault(topic, overrides)
         return overrides
 
@@ -82,7 +82,7 @@ class Settings:
         """Return the settings in force for a topic. Raises `InvalidSetting` if two contradict each other."""
         overrides, broker = self.topic_overrides(topic), self.broker_overrides
         cached = self._log_configs.get(topic)
-        # The cached settings were made from these very mappings, so nothing has changed since.
+        # A change replaces the mapping, so the same two objects mean that the cached settings are current.
         if cached is not None and cached[0] is overrides and cached[1] is broker:
             return cached[2]
         config = LogConfig.resolve(overrides, broker)
@@ -118,7 +118,7 @@ class Settings:
         try:
             before = self.log_config(topic)
         except InvalidSetting:
-            return  # the settings in force are invalid, so any valid change is accepted
+            return  # the settings in force are invalid, so there is nothing to compare the change with
         config.check_change(before)
 
     def set_broker(self, name: str, text: str | None) -> None:
@@ -144,7 +144,7 @@ class Settings:
             self.version += 1
 
     def reread(self, topic: str) -> None:
-        """Read the settings of a topic and of the broker level again, in a store that only reads.
+        """Read the settings of a topic and of the broker level again, in a read-only store.
 
         If a settings file cannot be read or is invalid, a warning is logged and all settings stay as they were.
         """
@@ -153,7 +153,7 @@ class Settings:
             broker = self._read(BROKER_FILE, broker_setting)
             config = BrokerConfig.resolve(broker)
         except (LogfsError, OSError) as error:
-            logger.warning("the settings of topic %s are not read again: %s", topic, error)
+            logger.warning("topic %s: the settings cannot be read again: %s", topic, error)
             return
         with self._lock:
             self.broker_overrides, self.broker_config = broker, config
@@ -166,9 +166,9 @@ class Settings:
             self._topics[topic] = _NOTHING
 
     def check_copy(self, topic: str, disk: Disk, log_dir: Path) -> None:
-        """Compare the overrides of a topic in `log_dir`, a directory on `disk`, with those in force.
+        """Raise `InvalidSetting` if `log_dir`, on `disk`, has other overrides of a topic than the store.
 
-        Raises `InvalidSetting` if they differ. A directory that has no settings file of the topic is accepted.
+        A directory that has no settings file of the topic is accepted.
         """
         try:
             theirs = _read_file(disk, log_dir / _topic_file(topic), topic_setting)
@@ -185,8 +185,8 @@ class Settings:
     def copy_to(self, topic: str, disk: Disk, log_dir: Path, *, is_new: bool) -> None:
         """Copy the overrides of a topic durably to `log_dir`, unless it has a settings file of the topic.
 
-        The copy is needed if the directory is later opened without the others. `is_new` tells that the
-        directory has no partition yet: then the broker-level overrides are copied, too.
+        The copy is used if the directory is later opened without the others. If `is_new` (the directory
+        has no partition yet), the broker-level overrides are copied, too.
         """
         with self._lock:
             copies = {_topic_file(topic): self.topic_overrides(topic)}
@@ -197,7 +197,7 @@ class Settings:
                     disk.replace_file(log_dir / name, _file_of(overrides))
 
     def _check_log_dirs(self) -> None:
-        """Raise `LogDirFailed` if a log directory is offline: its outdated copy could count when it works again."""
+        """Raise `LogDirFailed` if a log directory is offline: its outdated copy could be read once it works again."""
         for disk, _ in self._all_log_dirs:
             if disk.failure is not None:
                 raise disk.failure
@@ -214,22 +214,22 @@ class Settings:
         try:
             self.log_config(topic)
         except (Corrupt, InvalidName, InvalidSetting):
-            return  # it was invalid before, and one invalid topic must not block the others
+            return  # the topic was invalid before; it must not block changes for the other topics
         try:
             LogConfig.resolve(self.topic_overrides(topic), broker)
         except InvalidSetting as problem:
             raise InvalidSetting(
-                f"topic {topic}: {problem}; the broker-level setting, on which the topic depends, is not changed"
+                f"topic {topic}: {problem}; the broker-level setting is not changed, because the topic depends on it"
             ) from None
 
     # The files.
 
     def _log_dirs(self) -> Iterator[tuple[Disk, Path]]:
-        """Iterate over the log directories that work; each is checked only when it is reached."""
+        """Iterate over the log directories that have not failed, also not during the iteration."""
         return (each for each in self._all_log_dirs if each[0].failure is None)
 
     def changed_ns(self, topic: str | None = None) -> int:
-        """Return when a topic's settings last changed (ns since the epoch), 0 if never; None is the broker level.
+        """Return when the settings of a topic, or of the broker level, last changed: ns since the epoch, 0 if never.
 
         This is the newest mtime of the settings file in any log directory, or the time of the file's removal if that
         is later.
@@ -277,7 +277,7 @@ def _read_file(disk: Disk, path: Path, setting: Callable[[str], Setting]) -> Map
     except Corrupt as problem:
         raise Corrupt(f"{path}: {problem}; correct or remove that line") from None
     except InvalidSetting as problem:
-        raise InvalidSetting(f"{path}: {problem}; or remove that line") from None
+        raise InvalidSetting(f"{path}: {problem}; correct or remove that line") from None
     return MappingProxyType(overrides)
 
 

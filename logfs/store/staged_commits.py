@@ -1,10 +1,9 @@
-"""Atomic commits of staged batches to several partitions: to all or to none, and each once.
+"""Atomic commits of staged batches to several partitions: to all of them or to none, and never twice.
 
 A commit is decided when one rename replaces the commit file `logfs-commits` in one of the log directories. Before the
-rename nothing has happened. After the rename the commit will be done, at the latest by the next process that opens
-the directories for writing. Each writer numbers its commits. The commit file also holds the number (`sequence`) of
-each writer's last commit, so a commit that is sent again changes nothing, for as long as the writer is remembered:
-for `EXPIRATION_MS` after its last commit.
+rename nothing has changed. After the rename the commit will be done, at the latest by the next process that opens the
+directories for writing. Each writer numbers its commits. The commit file also holds the number (`sequence`) of each
+writer's last commit, until `EXPIRATION_MS` after that commit. So a commit that is sent again changes nothing.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ EXPIRATION_MS = 7 * 86_400_000
 # The age (ms) at which upkeep removes staged files that no commit has named. No task of a writer takes so long.
 ORPHAN_MS = 86_400_000
 _LOOK_MS = 3_600_000
-# Write errors that do not make a partition fail: exhausted resources (a full disk), and a missing staged file.
+# Write errors after which a partition still works: exhausted resources (a full disk), and a missing staged file.
 _HARMLESS = EXHAUSTED | {errno.ENOENT}
 
 
@@ -80,7 +79,7 @@ class Commits:
     """The commits of a store. One commit runs at a time; a read-only store accepts none."""
 
     def __init__(self, registry: PartitionRegistry) -> None:
-        """Read the commit files, unless the store is read-only; an error is logged, and then raised by `commit`."""
+        """Read the commit files, unless the store is read-only. An error is logged, and `commit` then raises it."""
         self._registry = registry
         self._lock = make_rlock(Level.COMMITS)
         self._known: dict[LogDir, CommitLog] = {}
@@ -90,24 +89,24 @@ class Commits:
             try:
                 self._known[log_dir] = read_commits(log_dir.disk, log_dir.path)
             except (Corrupt, OSError) as error:
-                # Without this file it is unknown what was committed, so no commit is accepted.
-                logger.error("%s", error)
+                # Without this file it is unknown which commits were done, so none is accepted.
+                logger.error("no commit is accepted: %s", error)
                 self._unreadable = error
 
     # The known commits.
 
     def pending(self) -> dict[LogDir, Pending]:
-        """Return, by log directory, the commit that is decided but not done; directories without one are left out."""
+        """Return the commits that are decided but not done, by log directory; each has at most one."""
         return {path: log.pending for path, log in self._known.items() if log.pending is not None}
 
     def partitions(self) -> set[str]:
-        """Return the names of the partitions that have a commit which is decided but not done; none may be moved."""
+        """Return the names of the partitions with a commit that is decided but not done. They must not be moved."""
         return {part.partition for pending in self.pending().values() for part in pending.parts}
 
     # A commit.
 
     def commit(self, writer: str, sequence: int, staged: Iterable[StagedFile]) -> Committed:
-        """Do `Store.commit`. Each partition gets its batches in the order of `staged`.
+        """Execute `Store.commit`. Each partition gets its batches in the order of `staged`.
 
         If the writer has made the commit before, the staged files are removed. An error before the decision leaves
         everything as it was: `UnknownPartition`, `RecordTooLarge`, `InvalidRecord`, `InvalidStore`, `Corrupt`,
@@ -118,7 +117,7 @@ class Commits:
         self._registry.disk.check_may_block()
         files = list(staged)
         if self._registry.read_only:
-            raise NotWritable(f"{writer}: the store is open read-only")
+            raise NotWritable(f"{writer}: not committed: the store is open read-only")
         if not commit_file.is_writer(writer) or not 0 <= sequence <= INT64_MAX:
             raise InvalidRecord(
                 f"writer {writer!r}, sequence {sequence}: give a writer name in UTF-8, and a sequence in "
@@ -142,7 +141,7 @@ class Commits:
             if writer in read_commits(self._registry.disk, path).writers:
                 here = " ".join(str(log_dir.path) for log_dir in self._registry.log_dirs)
                 raise InvalidStore(
-                    f"{path}: knows the commits of {writer}; name the log directories together, as in '{here} {path}'"
+                    f"{path}: knows the commits of {writer}; open the log directories together, as in '{here} {path}'"
                 )
 
     def _commit(self, writer: str, sequence: int, files: Sequence[StagedFile]) -> Committed:
@@ -165,7 +164,7 @@ class Commits:
             )
             where = "" if registry.homes[name] is home else str(registry.home(name))
             parts.append(CommitPart(name, chosen, 0, 0, 0, 0, log_dir=where))
-            # Flush before the locks are taken: other threads then do not have to wait for the longest fsync.
+            # Flush before the locks are taken, so that other threads do not wait for most of the fsync.
             partition.flush()
         self._check_space(parts)
         pending = Pending(writer, sequence, registry.clock(), tuple(parts))
@@ -176,7 +175,7 @@ class Commits:
         return Committed(False, offsets)
 
     def _check_space(self, parts: Sequence[CommitPart]) -> None:
-        """Raise `OSError` (ENOSPC) if the batches do not fit, because a decided commit would wait for free space."""
+        """Raise `OSError` (ENOSPC) if the batches do not fit: a decided commit would have to wait for space."""
         needed: Counter[LogDir] = Counter()
         for part in parts:
             needed[self._registry.homes[part.partition]] += sum(
@@ -191,8 +190,8 @@ class Commits:
     def _home_of(self, writer: str, name: str | None) -> LogDir:
         """Return the log directory whose commit file records the commits of a writer.
 
-        This is the directory that records them already, if it works, or else that of the partition `name`. Without
-        `name`, it is the first directory that works.
+        This is the directory that records them already, if it has not failed, or else that of the partition `name`.
+        If `name` is None, it is the first directory that works.
         """
         known = [home for home, log in self._known.items() if writer in log.writers]
         if known and known[0].failure is None:
@@ -204,7 +203,7 @@ class Commits:
     ) -> Sequence[CommitPart]:
         """Decide a commit, unless it is decided already; do it, record that it is done, and return its parts.
 
-        The locks of its partitions are held until the batches are durable.
+        `home` has the commit file. The locks of the partitions are held until the batches are durable.
         """
         todo = [part for part in pending.parts if not part.done]
         partitions = {part.partition: self._registry.writable(part.partition) for part in todo}
@@ -218,7 +217,7 @@ class Commits:
             for part in todo:
                 partition = partitions[part.partition]
                 for file in part.files:
-                    # Raises `FileNotFoundError` if the partition was moved since `measure_staged` without the file.
+                    # Raises `FileNotFoundError` if a move since `measure_staged` has left the staged file behind.
                     partition.disk.stat(partition.directory / file.name)
                 # Records that a crash could lose must not precede the batches of a decided commit.
                 partition.flush()
@@ -239,7 +238,7 @@ class Commits:
         return decided.parts
 
     def _land(self, home: LogDir, decided: Pending, staged_appends: Sequence[StagedAppend]) -> None:
-        """Write the batches beyond the log end offsets, unseen by readers; then publish all of them; then flush."""
+        """Write all batches after the log ends, where no reader sees them; then publish all of them; then flush."""
         for staged_append in staged_appends:
             try:
                 staged_append.write()
@@ -269,7 +268,7 @@ class Commits:
             raise _pending_error(decided, errors.error) from errors.error
 
     def _note(self, home: LogDir, done: Pending) -> None:
-        """Record that a commit is done, and remove its staged files. If recording fails, it is recorded later."""
+        """Record that a commit is done, and remove its staged files. If the record fails, upkeep repeats it."""
         now_ms = self._registry.clock()
         finished = replace(done, parts=tuple(replace(part, done=True) for part in done.parts))
         known = self._known[home]
@@ -282,7 +281,7 @@ class Commits:
         try:
             self._write(home, CommitLog(writers))
         except (LogfsError, OSError) as error:
-            # The parts count as done in memory, while this store is open.
+            # While this store is open, memory has the parts as done; upkeep writes the record again.
             self._known[home] = replace(known, pending=finished)
             logger.warning(
                 "%s: commit %d is done, but not recorded yet: %s", done.writer, done.sequence, error
@@ -295,17 +294,17 @@ class Commits:
         self._known[home] = log
 
     def discard(self, files: Iterable[StagedFile]) -> None:
-        """Remove staged files that will not be committed. The files of a decided commit stay.
+        """Remove staged files that will not be committed. The files of a decided commit are kept.
 
         Raises `Corrupt` or `OSError` if a commit file cannot be read.
         """
         with self._lock:
-            # Read the commit files again: a decision whose fsync failed may still be on the disk.
+            # Read the commit files again: a decision whose fsync failed is not in memory, but may be on the disk.
             wanted = _files_of(read_commits(home.disk, home.path).pending for home in self._known)
             self._discard(file for file in files if file not in wanted)
 
     def _discard(self, files: Iterable[StagedFile]) -> None:
-        """Remove staged files. A file that cannot be removed now becomes an orphan, which upkeep removes."""
+        """Remove staged files. If one cannot be removed now, a warning is logged, and upkeep removes it later."""
         for file in files:
             home = self._registry.homes.get(file.partition)
             if home is None or not commit_file.is_staged_name(file.name):
@@ -341,7 +340,7 @@ class Commits:
                 self._apply(home, there, sizes)
 
     def _is_present(self, home: LogDir, part: CommitPart) -> bool:
-        """Whether a part can be done; False if its partition was deleted.
+        """Whether the partition of a part still exists, so that the part can be done; False if it was deleted.
 
         Raises `CommitPending` if the partition is not loaded, or its log directory is not open here.
         """
@@ -356,10 +355,10 @@ class Commits:
             )
             if part.done or is_there or has_stood:
                 return True
-            # The partition found is another one of the same name, which was created after the decision.
+            # This partition was created after the decision, in place of a deleted one of the same name.
         elif name in self._registry.homes:
             raise CommitPending(
-                f"{home.path}: a decided commit writes to {name}, which is not loaded here"
+                f"{home.path}: a decided commit writes to {name}, which is offline or not loaded"
             )
         elif part.log_dir and part.log_dir not in [str(known.path) for known in self._known]:
             raise CommitPending(
@@ -372,17 +371,17 @@ class Commits:
     def clear_place(self, name: str) -> None:
         """Remove the recorded place of a decided commit; call this before the log of the partition `name` is changed.
 
-        The place is the offset and the byte at which the commit's batches are to begin in the log. The next opening
-        looks there for batches that a crash left, and takes the commit for done if retention or compaction has
-        passed the place. A change of the log could make both conclusions wrong. A commit without a place gets a new
-        one when it is done. Raises `LogfsError` and `OSError`: then the log must not be changed. Raises `WouldBlock`
-        in a thread that must not wait.
+        The place is the offset, and the position in bytes, where the commit's batches begin in the log. The next
+        opening searches there for batches that a crash left, and regards the commit as done if retention or
+        compaction has passed the place. A change of the log could make both conclusions wrong. A commit without a
+        place gets a new one when it is done. Raises `LogfsError` and `OSError`: then the log must not be changed.
+        Raises `WouldBlock` in a thread that must not wait.
         """
         if name not in self.partitions():
             return
         self._registry.disk.check_may_block()
         with self._lock:
-            # A partition whose log may hold a part of the commit has failed, so this raises and nothing is changed.
+            # If the log may already have batches of the commit, the partition has failed: this raises its error.
             self._registry.writable(name).check_changeable()
             self._change_parts(name, lambda part: replace(part, base_offset=NO_PLACE))
 
@@ -423,14 +422,14 @@ class Commits:
             changed |= not part.done
             return part
 
-        # Record the result now: at a later opening, batches of other writers may follow at this place.
+        # Record the result now: by the next opening, other writers may have appended at this place.
         self._change_parts(name.directory, compare)
         return changed
 
     def place_of_remains(
         self, log_dir: LogDir, name: TopicPartition, directory: Path
     ) -> FilePosition | None:
-        """Return the position at which a crash left batches of an unfinished commit in a log; None if it left none.
+        """Return the position at which a crash left batches of an unfinished commit in a log, or None.
 
         `directory` is the partition's directory in `log_dir`. A read-only store ends the log at that position; the
         next opening for writing cuts the incomplete batches off and does the commit.
@@ -445,12 +444,12 @@ class Commits:
                         return FilePosition(part.segment, part.position)
             except (OSError, Corrupt) as error:
                 logger.warning(
-                    "%s: cannot determine what is left of a commit: %s", directory, error
+                    "%s: cannot search for batches of an unfinished commit: %s", directory, error
                 )
         return None
 
     def upkeep(self, now_ms: int) -> None:
-        """Do the decided commits that are not done yet and, every hour, remove leftover staged files."""
+        """Finish the decided commits and, every hour, remove staged files that no commit needs."""
         if self.pending():
             self.finish()
         if now_ms >= self._next_look_ms:
@@ -472,7 +471,7 @@ class Commits:
                     age_ms = now_ms - partition.disk.stat(path).mtime_ns // 1_000_000
                     if age_ms > ORPHAN_MS or commit_file.is_over(entry.name, writers):
                         partition.disk.unlink(path)
-                        logger.info("%s: removed: it belongs to no commit", path)
+                        logger.info("%s: removed a staged file that no commit needs", path)
 
 
 def read_commits(disk: Disk, log_dir: Path) -> CommitLog:
