@@ -8,10 +8,10 @@ Each folder and module imports only from those below it in this list; modules ma
 - `loading`: opens the partitions found in the log directories, and follows them.
 - `maintenance`: upkeep, retention, compaction, tiering, and moves between log directories.
 - `tiering`: which segments of which partitions are in an object store.
-- `staged_commits`: appends staged batches to several partitions: to all or to none, and each once.
+- `staged_commits`: appends staged batches to several partitions: to all or to none, and never twice.
 - `groups`: the committed offsets of consumer groups, in `__consumer_offsets` (Kafka's GroupCoordinator).
 - `checkpoints`: the checkpoint files of all log directories.
-- `topic`: the partitions of a topic as one thing, and the appender to all of them.
+- `topic`: appends to all partitions of a topic, and reads them merged by time.
 - `internal_topic`: the topics whose records are the store's own.
 - `registry`: the partitions of a store by name, and the state that its parts share.
 - `directory`: one log directory: what a path is, its lock, its checkpoints, its permissions.

@@ -86,8 +86,8 @@ class Store:
 
     A store is a context manager; after a clean close the next opening needs no recovery. `registry` has the state
     that the parts of the store share. Methods that add or remove partitions, or change checkpoints, take its lock;
-    reading needs no lock. A partition that cannot be loaded is in `offline` with the reason, and the others work. In
-    a forked child calls raise `LogDirFailed`, because Kafka's lock belongs to the parent.
+    reading needs no lock. A partition that cannot be loaded is in `offline` with the reason; the others work. In a
+    forked child, calls raise `LogDirFailed`, because the parent holds the lock of the log directory.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class Store:
             raise
 
     def _find_partitions(self) -> None:
-        """Find and load the partitions, if lazy only those of decided commits; then do the decided commits."""
+        """Find the partitions; load all, or, if lazy, those of decided commits; then finish these commits."""
         began = time.monotonic()
         self.registry.find_missing_log_dirs()
         self.registry.loader.find()
@@ -180,11 +180,11 @@ class Store:
         try:
             self.commits.finish()
         except (LogfsError, OSError) as error:
-            # The commit stays decided.
-            logger.error("a decided commit is not finished: %s", error)
+            # The commit stays decided, and upkeep tries to finish it.
+            logger.error("a decided commit is not finished yet: %s", error)
 
     def load_all(self, *, gently: bool = False) -> None:
-        """Load the partitions of a lazy store that are not loaded yet; may take long.
+        """Load the partitions of a lazy store that are not loaded yet, and recover them if necessary; may take long.
 
         Other threads may use the store meanwhile. With `gently`, loading pauses after each partition for as long as
         the load took, unless partitions may need recovery. `stop_loading` and `close` end the loading.
@@ -200,12 +200,12 @@ class Store:
             )
 
     def stop_loading(self) -> None:
-        """End the loads and recoveries that are running, and start no more; the next opening does the others."""
+        """Interrupt the running loads and recoveries, wait for their end, and start no more."""
         self.registry.loader.stop()
 
     @property
     def recovered_bytes(self) -> int:
-        """The number of bytes that were read to recover partitions, since the store was opened."""
+        """The number of bytes that recovery has read since the store was opened."""
         return self.registry.loader.recovered_bytes
 
     def __enter__(self) -> Store:
@@ -213,7 +213,7 @@ class Store:
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if isinstance(error, KeyboardInterrupt):
-            # Ctrl-C may have interrupted any operation.
+            # Ctrl-C may have interrupted a change half-way, so the directories must not be marked as clean.
             self._leave()
         else:
             self.close()
@@ -230,7 +230,7 @@ class Store:
 
     @property
     def offline(self) -> dict[str, LogfsError | OSError]:
-        """The reason for each partition that cannot be used. Other threads may change it: loop over a copy."""
+        """The error of each offline partition, by name. Other threads may change the mapping: loop over a copy."""
         return self.registry.offline
 
     def __getitem__(self, name: str) -> Log:
@@ -263,9 +263,9 @@ class Store:
     ) -> Partition:
         """Create a partition in the log directory with the fewest partitions, and return it once it is durable.
 
-        Commits of groups for a deleted partition of that name are removed. Only the mirror of a cluster gives
-        `mirror_of`, as to `truncate`, and `mirrored_id`, the id of the topic in that cluster. The partition then gets
-        this id, and no leader epoch before its first batch.
+        Committed offsets of groups for a deleted partition of that name are removed. Only the mirror of a cluster
+        gives `mirror_of`, as in `truncate`, and `mirrored_id`, the id of the topic in that cluster. The partition
+        then gets this id, and no leader epoch before its first batch.
 
         Raises `InvalidName`, `PartitionExists`, `NotWritable`, and the errors of `Groups.forget`.
         """
@@ -275,7 +275,7 @@ class Store:
         if source not in ("", mirror_of):
             raise NotWritable.of_mirror(name, source)
         if parsed.topic != GROUPS_TOPIC and name not in self.registry.homes:
-            # After a crash, commits for a deleted partition of that name may be left.
+            # A crash during the deletion of a partition of that name may have left committed offsets.
             self.groups.forget_partition(name)
         with self.registry.lock:
             if name in self.registry.homes:
@@ -287,7 +287,7 @@ class Store:
             self.registry.homes[name] = log_dir
             self.registry.partitions[name] = partition
             if parsed in log_dir.recovery_points or parsed in log_dir.log_starts:
-                # The entries are of a deleted partition of that name: they could not be removed at its deletion.
+                # These are entries of a deleted partition of that name, which could not be removed at its deletion.
                 self.checkpoints.write()
             self.checkpoints.forget_cleaner_offset(log_dir, parsed)
         return partition
@@ -308,12 +308,12 @@ class Store:
             loaded = recovery.load(
                 disk, path, config, recovery.LoadStart(closed=True), self.clock()
             )
-            # A leader adds its epoch before any record (kafka-storage 10.1). Added here, it delays no append.
+            # A leader adds its epoch before any record (kafka-storage 10.1). Do it here, where it delays no append.
             if mirrored_id is None:
                 loaded.epochs.assign(LEADER_EPOCH, 0)
             disk.sync_directory(path)
         except BaseException:
-            # Rename first: this needs no descriptor. If the removal fails, the next opening removes the directory.
+            # Rename first, which needs no descriptor: if the removal fails, the next opening removes the directory.
             doomed = path.with_name(names.deleted_directory(name, uuid.uuid4().hex))
             with suppress(LogfsError, OSError):
                 disk.rename_unsynced(path, doomed)
@@ -364,7 +364,7 @@ class Store:
             del self.registry.partitions[name]
             home = self.registry.homes.pop(name)
             self.registry.deletions[doomed] = self.clock() + delay_ms
-            # The partition is gone. `create` removes entries that cannot be removed now, as on a full disk.
+            # The partition is deleted now, whatever fails below. `create` removes entries that cannot be removed now.
             errors = FirstError()
             with errors:
                 self.checkpoints.forget_cleaner_offset(home, partition.name)
@@ -376,11 +376,11 @@ class Store:
             with errors:
                 self.checkpoints.write()
             with errors:
-                # If this fails, the removal of the directory does it (`MaintenanceScheduler._forget_remote`).
+                # If this fails, it is done when the directory is removed (`MaintenanceScheduler._forget_remote`).
                 self.tiered.forget_partition(topic_id, name)
             if errors.error is not None:
                 logger.error(
-                    "%s: deleted, but not all of its settings and checkpoint entries: %s",
+                    "%s: deleted, but some of its settings or checkpoint entries are left: %s",
                     name,
                     errors.error,
                 )
@@ -388,7 +388,7 @@ class Store:
             self.groups.forget_partition(name)
         except (LogfsError, OSError) as error:
             logger.error(
-                "%s: the committed offsets of its groups stay until it is created again: %s",
+                "%s: deleted, but offsets that groups committed for it stay until it is created again: %s",
                 name,
                 error,
             )
@@ -407,12 +407,12 @@ class Store:
             partition.check_truncatable(offset)
             self.commits.clear_place(name)
             if offset < partition.recovery_point:
-                # Before the truncation: after a crash, recovery must not report the dropped records as lost.
+                # Before the truncation: otherwise, after a crash, recovery would report the dropped records as lost.
                 partition.flusher.lower_recovery_point(offset)
                 self.checkpoints.write()
             self.tiered.forget_from(partition, offset)
             with partition.flusher.lock, partition.lock:
-                # Check again: the topic may have been promoted, and may have records of other writers.
+                # Check again: if the topic was promoted meanwhile, the records may be those of other writers.
                 self._check_changeable(partition, mirror_of)
                 changed = partition.truncate(offset)
             if changed:
@@ -428,7 +428,7 @@ class Store:
             partition.check_mirror(mirror_of)
 
     def delete_records(self, name: str, offset: int, *, mirror_of: str | None = None) -> int:
-        """Make the records below an offset unreadable, for good; return the log start offset (Kafka's DeleteRecords).
+        """Advance the log start to an offset, for good, and return the new log start (Kafka's DeleteRecords).
 
         -1 stands for the log end offset. An offset below the log start changes nothing. The next `retain` drops the
         segments that lie wholly below the new log start. Only the mirror of a cluster gives `mirror_of`, as to
@@ -460,7 +460,7 @@ class Store:
         """
         return self.commits.commit(writer, sequence, staged)
 
-    # Retention and compaction, by `retainer` and `compactor`.
+    # Retention, tiering and compaction.
 
     def retention_plan(self, name: str) -> retention.RetentionPlan:
         """Return what `retain` would do to a partition now, and why, without doing it."""
@@ -504,7 +504,7 @@ class Store:
     # Upkeep.
 
     def refresh(self) -> None:
-        """Bring a read-only store up to date with added, deleted and changed partitions.
+        """Bring a read-only store up to date with the partitions and records that other processes have changed.
 
         In a store that writes, this does nothing. A deleted partition leaves the store. A partition that was deleted
         and created again becomes another object; readers of the old object go on with the segments that they have.
@@ -531,7 +531,7 @@ class Store:
     def is_unchanged(self) -> bool:
         """Whether a read-only store is certainly up to date. Costs two calls of `stat` for each partition.
 
-        False if that is not certain: if a partition is offline, or has segments in a bucket. Raises `OSError`.
+        False if it is unknown: if a partition is offline, or has segments in a bucket. Raises `OSError`.
         """
         return (
             not self.offline
@@ -545,7 +545,7 @@ class Store:
     def upkeep(self, *, compaction: bool = True) -> None:
         """Do the periodic tasks that are due, such as flushes, checkpoints, retention and compaction; may take long.
 
-        A task that fails is logged, and tried again later. In a read-only store this only calls `refresh`. If
+        An error of a task is logged, and the task is tried again later. A read-only store only calls `refresh`. If
         `compaction` is False, no log is compacted, and none is copied to an object store: other threads then call
         `compactor.run_due` and `remote_log_manager.run_due`, because these may take minutes.
         """
@@ -591,9 +591,9 @@ class Store:
     def _release(self) -> None:
         """Release the log directories, once no partition of this store can change any more.
 
-        Another thread may be in an append. Its next call of the disk is refused. It writes entries of memory-mapped
-        indexes without a call of the disk, so this method waits for the partition's lock, for up to
-        `PATIENCE_SECONDS` in all. The lock is reentrant, so an interrupted thread does not wait for itself.
+        Another thread may be in an append. Its next call of the `Disk` is refused. But it writes entries of
+        memory-mapped indexes without the `Disk`, so this method waits for the lock of each partition, for up to
+        `PATIENCE_SECONDS` in all. The lock is reentrant, so a thread interrupted by Ctrl-C does not wait for itself.
         """
         log_dirs, self.registry.log_dirs = self.log_dirs, []
         until = time.monotonic() + PATIENCE_SECONDS
@@ -626,7 +626,7 @@ class Store:
             if not self.registry.partitions[name].close():
                 failed.append(name)
 
-        # Several threads, because the filesystem does fsyncs that wait at the same time together.
+        # Several threads, because a filesystem can serve several waiting fsyncs at once.
         for_each(close, sorted(self.registry.partitions), threads=_CLOSING_THREADS)
         homes = self.registry.homes
         dirty = {homes[name] for name in (*failed, *list(self.offline))}

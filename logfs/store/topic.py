@@ -1,4 +1,4 @@
-"""A topic: appends to all of its partitions, and reads of them in one order."""
+"""A topic: appends to all of its partitions, and reads of all of them merged by time."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class PartitionRecord(NamedTuple):
 class Topic:
     """The partitions of one topic in an open store. Any thread may call its methods.
 
-    Each call uses the partitions that the store has at that time. Each `Topic` object chooses the partitions of
-    records without a key on its own.
+    Each call uses the partitions that the store has at that time. For records without a key, each `Topic` object
+    chooses partitions independently of others.
     """
 
     def __init__(self, store: Store, name: str) -> None:
@@ -57,22 +57,22 @@ class Topic:
     def missing(self, partitions: int) -> Sequence[str]:
         """Return the names of the missing partitions among the numbers 0 to `partitions` - 1.
 
-        Raises `PartitionExists` if all exist, and `InvalidName` for less than one partition.
+        Raises `PartitionExists` if all of them exist, and `InvalidName` if `partitions` is below 1.
         """
         if partitions < 1:
             raise InvalidName(f"{self.name}: {partitions} partitions: give at least 1")
         wanted = [f"{self.name}-{number}" for number in range(partitions)]
         missing = [name for name in wanted if name not in self._store.registry.homes]
         if not missing:
-            raise PartitionExists(f"{self.name}: the topic has these partitions")
+            raise PartitionExists(f"{self.name}: all {partitions} partitions exist already")
         return missing
 
     def create(self, partitions: int) -> Sequence[Partition]:
         """Create the partitions that `missing` returns, and return them. Raises as `missing` and `Store.create` do.
 
-        The partition with the highest number is created first, so after a failure the lowest numbers are missing, and
-        the topic takes no appends. Without the highest numbers, the topic would take appends, and choose other
-        partitions for the same keys.
+        The partition with the highest number is created first. So after a failure the lowest numbers are missing, and
+        the topic refuses appends. If the highest numbers were missing, the topic would accept appends, and choose
+        other partitions for the same keys.
         """
         return [self._store.create(name) for name in reversed(self.missing(partitions))][::-1]
 
@@ -85,7 +85,7 @@ class Topic:
             self._store.delete(partition.name.directory, only_empty=only_empty)
 
     def append(self, records: Iterable[bytes | Record]) -> Sequence[tuple[int, int]]:
-        """Append records to the partitions that Kafka's default partitioner chooses; return where each record is.
+        """Append records to the partitions that Kafka's default partitioner chooses; return their offsets.
 
         For each record, the result has (partition number, offset). A record with a key goes to the partition of the
         key's hash. Records without a key go to one partition until they fill a batch, and then to another. The
@@ -117,7 +117,7 @@ class Topic:
     def read(
         self, *, committed: bool = False, start: Mapping[int, int] | None = None
     ) -> Iterator[PartitionRecord]:
-        """Yield the records of all partitions up to their ends as they are now, merged by time.
+        """Yield the records of all partitions, merged by time, up to the log end offsets at the first `next`.
 
         The order is (time, partition, offset). The time of a record is the greatest timestamp read so far from its
         partition, so each partition keeps its order. `committed` hides aborted and open transactions. `start` maps
@@ -132,7 +132,7 @@ class Topic:
 
 
 def _timed(reader: Reader, start: int | None) -> Iterator[tuple[tuple[int, int], PartitionRecord]]:
-    """Yield the records of a partition from an offset on, each with its place in the order of the topic."""
+    """Yield the records of a partition from an offset on, each with its sort key (time, partition)."""
     reached = -1
     for record in reader.read(start):
         if record.timestamp is not None:

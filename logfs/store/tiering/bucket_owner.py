@@ -2,9 +2,9 @@
 
 A copy of a log directory, a restored backup or a cloned machine describes the same objects. Two such stores under one
 prefix would delete each other's segments. So the object `logfs.owner` lists the log directories of the owner, each
-with a token, and each log directory has its token in a file. The file also contains its own inode number, which does
-not match in a copy of the file. The token is replaced before each run that changes the bucket. A process that
-continues from an older state of the disk therefore has an outdated token.
+with a token, and each log directory has its token in a file. The file also contains its own inode number, which is
+wrong in a copy of the file. The tokens are replaced before each run that changes the bucket. So a store that
+continues from an older state of its disk, such as a restored snapshot, has an outdated token.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _MOST_BYTES = 1 << 20
 
 
 class BucketOwner:
-    """Whether a store owns its bucket. Any thread may use it.
+    """Finds out whether a store owns its bucket, and claims the bucket. Any thread may use it.
 
-    Methods that look into the bucket raise `InvalidStore`, `RemoteStorageError` and `OSError`.
+    Methods that read the bucket raise `InvalidStore`, `RemoteStorageError` and `OSError`.
     """
 
     def __init__(self, registry: PartitionRegistry, disk: Callable[[], TieredDisk]) -> None:
-        """Make the object without a read or a request; `disk` returns the bucket's disk, or raises `InvalidStore`."""
+        """Make the object; nothing is read yet. `disk` returns the disk of the bucket, or raises `InvalidStore`."""
         self._registry = registry
         self._disk = disk
         # Held while the tokens in the log directories and in the bucket are read and replaced.
@@ -51,9 +51,9 @@ class BucketOwner:
         self.refusal = ""
 
     def claim(self) -> None:
-        """Replace the tokens, or claim a bucket that has no owner. Call it before objects are stored or deleted.
+        """Replace the tokens, or claim a bucket without an owner. Call this before objects are stored or deleted.
 
-        Also raises `NotWritable` if another store is the owner, or a log directory is a copy of one of the owner's.
+        Also raises `NotWritable` if another store is the owner, or if a log directory is a copy of the owner's.
         """
         with self._claiming:
             for _ in range(2):
@@ -71,7 +71,7 @@ class BucketOwner:
         )
 
     def take_over(self) -> None:
-        """Become the owner of the bucket in place of another store, which then refuses to change the bucket."""
+        """Become the owner of the bucket in place of another store, which then no longer changes the bucket."""
         with self._claiming:
             self._put({})
             self.is_claimed, self.refusal = True, ""
@@ -81,7 +81,7 @@ class BucketOwner:
         return self._why_not(self._members())
 
     def is_copy(self) -> bool:
-        """Whether the file of a log directory shows that the directory is a copy; no request. Raises `OSError`."""
+        """Whether the file of a log directory shows that it is a copy. Sends no request. Raises `OSError`."""
         return any(mark.is_copy for mark in self._marks().values())
 
     def _why_not(self, members: Mapping[str, Any] | None) -> str:
@@ -102,7 +102,7 @@ class BucketOwner:
         here = " ".join(str(each.path) for each in self._log_dirs())
         why = ""
         if copies:
-            why = f"{', '.join(copies)} is a copy, an older state, or was moved to another disk, "
+            why = f"{', '.join(copies)} is a copy, was restored, or was moved to another disk, "
         return (
             f"{self._disk().root}: belongs to the log directory {owners}; {why}so nothing in the bucket is changed "
             f"from {here}. Set another remote.storage.prefix or, if the other log directory is not used any more, "
@@ -121,7 +121,7 @@ class BucketOwner:
         return {log_dir: mark for log_dir, mark in marks.items() if mark is not None}
 
     def _members(self) -> dict[str, Any] | None:
-        """Return the log directories of the bucket's owner by their ids; None if the bucket has no owner."""
+        """Return the entries of the owner's log directories, by their ids; None if the bucket has no owner."""
         from logfs.log.remote.object_store import AccessDenied
 
         disk = self._disk()
@@ -133,10 +133,10 @@ class BucketOwner:
         lines, _, crc = data.rstrip(b"\n").rpartition(b"\n")
         members = parse_object(lines).get("members")
         if crc != _crc_of(lines) or not isinstance(members, dict):
-            # The object may be intact, and only this answer damaged.
+            # The object may be intact: perhaps only this answer was damaged on the way.
             raise RemoteStorageError(
                 f"{disk.objects.url(disk.place + FILE_NAME)}: is damaged, so the owner of the bucket is unknown; if "
-                "it stays so, 'logfs tier --take-over' replaces it"
+                "this persists, replace it with 'logfs tier --take-over'"
             )
         return members
 
@@ -144,14 +144,14 @@ class BucketOwner:
         """Give each log directory a new token, and store the tokens in the bucket, beside those of `members`.
 
         The log directories get the new tokens first, and keep the previous ones: after a crash, the bucket has one of
-        the two. If `members` is None, the bucket had no owner; then returns False if it has got one meanwhile.
+        the two. If `members` is None, the bucket had no owner. Return False if it has got one meanwhile.
         """
         disk, marks = self._disk(), self._marks()
         listed = dict(members or {})
         for log_dir in self._log_dirs():
             mark = marks.get(log_dir)
             if members is None and mark is not None and not mark.is_copy:
-                # The object may exist, although it could not be read now: keep the token that it may have.
+                # The object may exist although it could not be read: keep this token, which it then may have.
                 number, token = _of(mark, "id"), _of(mark, "token")
             else:
                 number = _of(mark, "id") or secrets.token_hex(8)
@@ -175,7 +175,7 @@ def _crc_of(lines: bytes) -> bytes:
 
 
 def _of(known: object, name: str) -> str:
-    """Return the text `name` in a mark, or in the bucket's entry of a log directory; "" if there is none."""
+    """Return the string field `name` of a mark, or of an entry in `logfs.owner`; "" if there is none."""
     told = known.told if isinstance(known, Mark) else known
     found = told.get(name) if isinstance(told, dict) else None
     return found if isinstance(found, str) else ""

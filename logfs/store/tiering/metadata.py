@@ -1,7 +1,7 @@
 """The descriptions of all remote segments: the records of `__remote_log_metadata`, which is Kafka's topic (KIP-405).
 
-Its partitions are read once, and later calls read only their new records. So a read-only store sees the segments that
-another process copies and deletes.
+The partitions of the topic are read once, and later calls read only their new records. So a read-only store sees the
+segments that another process copies and deletes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 BROKER_ID = 0
-"""The broker id in the records of logfs, which is no broker."""
+"""The broker id in records that logfs writes: logfs is not a broker, but the format requires an id."""
 
 
 class RemoteLogMetadata:
@@ -45,7 +45,7 @@ class RemoteLogMetadata:
 
     In a thread that must not wait, a call that would have to wait raises `WouldBlock`. A caller of a method that
     appends may hold the registry's lock, but not the lock of a partition. A damaged range of the topic is skipped
-    with a warning: a segment whose description is lost is missing from its log.
+    with a warning: a segment whose description is lost is missing in its log.
     """
 
     def __init__(
@@ -72,11 +72,11 @@ class RemoteLogMetadata:
 
     @property
     def exists(self) -> bool:
-        """Whether the store has any partition of the topic, so that there may be remote segments."""
+        """Whether the store has any partition of the topic; without one, there are no remote segments."""
         return any(name.startswith(f"{TOPIC}-") for name in list(self._registry.homes))
 
     def segments(self, partition: RemotePartition) -> Mapping[uuid.UUID, RemoteSegment]:
-        """Return a new mapping of ids to the remote segments of a partition, without deleted ones.
+        """Return the remote segments of a partition that are not deleted, by id, in a new mapping.
 
         Raises `PartitionFailed` if the metadata partition for this partition is offline, and `OSError`.
         """
@@ -84,7 +84,7 @@ class RemoteLogMetadata:
         return {} if found is None else found.segments.get(partition, {}).copy()
 
     def has(self, partition: RemotePartition) -> bool:
-        """Whether the metadata partition for a partition exists. Then segments without a description are not copied.
+        """Whether the metadata partition for a partition exists. Then a segment without a description has no copy.
 
         Raises as `segments` does.
         """
@@ -108,7 +108,7 @@ class RemoteLogMetadata:
         return found is not None and partition in found.deletions
 
     def add(self, *records: MetadataRecord, durable: bool = True) -> None:
-        """Append records of one partition, all or none; with `durable`, returns when they are safe from a power cut.
+        """Append records that concern one partition, all or none; with `durable`, return when they are durable.
 
         Raises the errors of `Store.create`, of an append and of a flush.
         """
@@ -119,7 +119,7 @@ class RemoteLogMetadata:
             log.flush()
 
     def update(self, *segments: RemoteSegment, state: SegmentState, durable: bool = True) -> None:
-        """Append records that put segments of one partition into `state`. `durable` and errors are as for `add`."""
+        """Append records that set the state of segments of one partition. `durable` and errors are as for `add`."""
         if segments:
             self.add(*self._updates(segments, state), durable=durable)
 
@@ -133,7 +133,7 @@ class RemoteLogMetadata:
             )
 
     def mark_deleted(self, partition: RemotePartition) -> None:
-        """Note durably that all remote segments of a partition are to be deleted, if it has any."""
+        """Record durably that all remote segments of a partition are to be deleted, if it has any."""
         segments = [
             each
             for each in self.segments(partition).values()
@@ -152,7 +152,7 @@ class RemoteLogMetadata:
         self.add(*marks, *self._updates(segments, SegmentState.DELETE_SEGMENT_STARTED))
 
     def end_deletion(self, partition: RemotePartition) -> None:
-        """Note that the last remote segment of a deleted partition is gone."""
+        """Record that the last remote segment of a deleted partition was deleted."""
         state = DeletionState.DELETE_PARTITION_FINISHED
         self.add(
             PartitionDeletion(partition, BROKER_ID, self._registry.clock(), state), durable=False
@@ -162,7 +162,7 @@ class RemoteLogMetadata:
         return metadata_partition(partition, self._topic.partition_count())
 
     def _following(self, partition: RemotePartition) -> _Replay | None:
-        """Return the state of the metadata partition for a partition, up to date; None if it does not exist."""
+        """Read new records of the metadata partition for a partition, and return its state; None if it is missing."""
         name = f"{TOPIC}-{self._number(partition)}"
         self._topic.check_online(name)
         registry = self._registry
@@ -216,9 +216,9 @@ class _Replay(Replay):
             # The segment was deleted, or its description is damaged.
             return
         if known is not None and not found.state.may_follow(known.state):
-            # Kafka skips it, too: an old record that was written a second time must not undo a finished copy.
+            # As in Kafka: a record of an earlier state that was written twice must not undo a finished copy.
             logger.warning(
-                "%s: offset %d is skipped: %s does not follow %s",
+                "%s: offset %d is skipped: the state %s cannot follow %s",
                 self.log.directory,
                 record.offset,
                 found.state.name,

@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 class TieredLog:
     """The remote segments of one partition. Any thread may call any method.
 
-    All first read the newest descriptions, and raise the errors of `RemoteLogMetadata.segments`.
+    Each method first reads the newest descriptions, and raises the errors of `RemoteLogMetadata.segments`.
     """
 
     def __init__(
@@ -48,16 +48,16 @@ class TieredLog:
         self._metadata = metadata
         self._directory = disk.root / f"{partition.topic}-{partition.partition}"
         self._lock = make_lock(Level.TIERED)
-        # By id: the segments that the log or a reader still holds, even if they have left the log.
+        # By id: the segment objects that the log or a reader still uses, even if they have left the log.
         self.known: WeakValueDictionary[uuid.UUID, TieredSegment] = WeakValueDictionary()
         # The first offset of the whole log; None if it is unknown, or another process may advance it.
         self.begin: int | None = None
         self._missing: WeakValueDictionary[tuple[int, int], MissingSegment] = WeakValueDictionary()
 
     def finished(self) -> list[RemoteSegment]:
-        """Return the segments whose copy is finished, in the order of their offsets, without overlaps.
+        """Return the segments whose copies are finished, in the order of their offsets, without overlaps.
 
-        Of several copies that begin at one offset, the newest counts.
+        Of several copies that begin at the same offset, the newest is returned.
         """
         known = self._metadata.segments(self.partition).values()
         copies = [each for each in known if each.state is SegmentState.COPY_SEGMENT_FINISHED]
@@ -104,7 +104,7 @@ class TieredLog:
             return missing
 
     def copies_of(self, segments: Sequence[Segment]) -> list[Segment]:
-        """Return the remote copies of `segments`, in order; end before the first segment without a copy."""
+        """Return the remote copies of `segments`, in order, up to the first segment that has no copy."""
         copied = {each.start_offset: each for each in self.finished()}
         found: list[Segment] = []
         for segment in segments:
@@ -147,14 +147,14 @@ class TieredLogs:
         self._logs: dict[RemotePartition, TieredLog] = {}
 
     def identify(self, partition: Log) -> RemotePartition | None:
-        """Return a partition with the id of its topic; None if its `partition.metadata` has none."""
+        """Return the name of a partition with its topic id; None if its `partition.metadata` has no id."""
         topic_id = read_topic_id(partition.disk, partition.directory)
         if topic_id is None:
             return None
         return RemotePartition(topic_id, partition.topic, partition.partition)
 
     def of(self, partition: Log) -> TieredLog | None:
-        """Return the remote part of a partition; None if its topic is not tiered.
+        """Return the remote segments of a partition as a `TieredLog`; None if its topic is not tiered.
 
         A read-only store may lack the topic's settings: then the topic counts as tiered if it has remote segments.
         Raises `InvalidStore` if there is no `remote.storage.url`, and the errors of the metadata.
@@ -179,7 +179,7 @@ class TieredLogs:
             return self._logs.setdefault(named, TieredLog(named, self.metadata, disk))
 
     def is_read(self, segment: RemoteSegment) -> bool:
-        """Whether a reader or the log holds a segment."""
+        """Whether a reader or the log still uses a segment."""
         log = self._logs.get(segment.partition)
         return log is not None and segment.segment_id in log.known
 
@@ -210,23 +210,23 @@ class TieredLogs:
         return found is not None and found.state is SegmentState.COPY_SEGMENT_FINISHED
 
     def fetched(self) -> tuple[int, int]:
-        """Return how many chunks were fetched, and their bytes, since the store was opened."""
+        """Return the number of chunks fetched from the bucket since the store was opened, and their bytes."""
         disk = self._disk
         return (0, 0) if disk is None else (disk.chunks.requests, disk.chunks.fetched_bytes)
 
     def attach(
         self, partition: Log, log_start_offset: int, *, is_brokers: bool, is_live: bool
     ) -> None:
-        """Let the log of a partition that was just loaded begin with its remote segments, if it has any.
+        """Put the remote segments of a partition, if it has any, in front of its log, which was just loaded.
 
         `log_start_offset` is the one in the checkpoint. The log begins at this offset, or at that of its first leader
-        epoch if that is higher; readers get an error for segments that are missing after it. The begin is unknown in
+        epoch if that is higher; readers get an error for segments that are missing after it. The start is unknown in
         a broker's directory, because a broker writes its epochs later. It is also unknown in a live directory, which
         may drop segments after the checkpoint was read, unless the partition's metadata partition does not exist.
 
         Raises the errors of `of`. In a store that writes, raises `Corrupt` if the local log ends before its copies
-        do: appends would assign the copied offsets again. In a broker's directory, the copies may also be those
-        of another replica, which is ahead.
+        do: appends would assign the copied offsets again. In a broker's directory, the copies may be those of
+        another replica, which has more records.
         """
         log = self.of(partition)
         if isinstance(partition, LivePartition) and partition.topic != TOPIC:
@@ -263,19 +263,19 @@ class TieredLogs:
         return log.segments_between(max(log_start_offset, start), offset)
 
     def forget_from(self, partition: Log, offset: int) -> None:
-        """Note that the remote segments with records at or after `offset` are to be deleted, before a truncation."""
+        """Record, before a truncation, that the remote segments with records from `offset` on are to be deleted."""
         log = self.of(partition)
         if log is not None:
             gone = [each for each in log.finished() if each.end_offset >= offset]
             self.metadata.update(*gone, state=SegmentState.DELETE_SEGMENT_STARTED)
 
     def forget_partition(self, topic_id: uuid.UUID | None, directory: str) -> None:
-        """Note durably that the remote segments of a deleted partition are to be deleted, if it has any."""
+        """Record durably that the remote segments of a deleted partition are to be deleted, if it has any."""
         if topic_id is not None and self.metadata.exists:
             topic, _, number = directory.rpartition("-")
             self.metadata.mark_deleted(RemotePartition(topic_id, topic, int(number)))
 
     def release(self) -> None:
-        """Close what reads of the bucket have kept open. Called when the store is closed."""
+        """Close the files that the bucket's disk keeps open. Called when the store is closed."""
         if self._disk is not None:
             self._disk.release()
