@@ -43,8 +43,8 @@ _NOTHING: Mapping[str, str] = MappingProxyType({})
 class Settings:
     """The overrides of a store's topics and of the broker level, and the settings in force.
 
-    Every log directory has a copy of each file, with the changed settings only. The first directory that
-    has a copy is the one that is read. The first directory is written last, so its copy is unchanged if a
+    Every log directory has a copy of each file, with the changed settings only. Only the copy in
+    the first directory that has one is read. The first directory is written last, so its copy is unchanged if a
     change fails or crashes half-way. (If no directory had a copy before, the next opening may read the
     unfinished change.) The next change makes all copies equal again.
 

@@ -100,7 +100,7 @@ def _check_until_sure(
         yield from (found for found in findings if found not in unsure)
         if unsure:
             path = next(iter(unsure)).path
-            yield note(path, "was written during each audit: its errors are uncertain; audit again")
+            yield note(path, "was written during the audit: its errors are uncertain; audit again")
 
 
 def _files_of(store: Store, name: str) -> set[tuple[Path, Status]]:
@@ -310,7 +310,7 @@ def _check_files(disk: Disk, log_dir: Path) -> Iterator[Finding]:
         except FileNotFoundError:
             continue
         except (Corrupt, OSError) as why:
-            yield error(path, f"{why}; the file is ignored, so recovery reads more")
+            yield error(path, f"{why}; its content is ignored, so recovery may read more")
 
 
 def _check_commits(store: Store, log_dir: LogDir) -> Iterator[Finding]:
