@@ -267,7 +267,7 @@ class Store:
         gives `mirror_of`, as in `truncate`, and `mirrored_id`, the id of the topic in that cluster. The partition
         then gets this id, and no leader epoch before its first batch.
 
-        Raises `InvalidName`, `PartitionExists`, `NotWritable`, and the errors of `Groups.forget`.
+        Raises `InvalidName`, `PartitionExists`, `NotWritable`, `LogDirFailed`, and the errors of `Groups.forget`.
         """
         parsed = names.parse_directory(name)
         self._check_writable(name)

@@ -85,7 +85,7 @@ class Mover(Maintenance):
         `progress` is called with the bytes that were copied since the last call. After an error before the
         copy replaces the original, the partition stays where it is, and the copy is removed. Raises `InvalidName` if
         the store does not have the directory or the partition is in it already, `InvalidSetting` if the directory has
-        other settings of the topic, `PartitionExists` if it has an entry of the partition's name, `NotWritable`,
+        other settings of the topic, `PartitionExists` if it has an entry with that name, `NotWritable`,
         `PartitionFailed`, `LogDirFailed`, `MoveAborted` after `stop`, after a deletion, or while a commit to the
         partition is not done, and `OSError`, with ENOSPC before anything is copied if there is not enough room.
         """
