@@ -92,7 +92,7 @@ has them, only commands that read. 'logfs COMMAND --help' shows details.
 
 
 # A URL that may contain a password: messages show only its scheme, the first group.
-_SECRET = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+:[/\\]+)(\S*[@?#;%]\S*)")
+_SECRET = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+:[/\\]+)(\S*[@?#%]\S*|\S*;\S+)")
 
 
 def without_secrets(message: str) -> str:

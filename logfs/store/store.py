@@ -409,14 +409,14 @@ class Store:
             if offset < partition.recovery_point:
                 # Before the truncation: otherwise, after a crash, recovery would report the dropped records as lost.
                 partition.flusher.lower_recovery_point(offset)
-                self.checkpoints.write()
+                self.checkpoints.write_one(self.registry.homes[name])
             self.tiered.forget_from(partition, offset)
             with partition.flusher.lock, partition.lock:
                 # Check again: if the topic was promoted meanwhile, the records may be those of other writers.
                 self._check_changeable(partition, mirror_of)
                 changed = partition.truncate(offset)
             if changed:
-                self.checkpoints.write()
+                self.checkpoints.write_one(self.registry.homes[name])
                 if (self.checkpoints.cleaner_offset(name) or 0) > partition.log_end_offset:
                     self.checkpoints.set_cleaner_offset(partition, partition.active.base_offset)
             return changed
@@ -448,7 +448,8 @@ class Store:
                 )
             self.commits.clear_place(name)
             partition.advance_log_start(partition.log_end_offset if offset == -1 else offset)
-            self.checkpoints.write()
+            # The other log directories have nothing new. If their disks are full, that is no error of this call.
+            self.checkpoints.write_one(self.registry.homes[name])
             self.scheduler.ask(MaintenanceTask.RETENTION)
             return partition.log_start_offset
 

@@ -146,6 +146,30 @@ def test_gaps_are_told_before_they_are_in_the_log(leader: Leader, tmp_path: Path
     assert_clean(tmp_path)
 
 
+def test_a_compacted_log_that_rolls_within_a_run_has_no_damage(tmp_path: Path) -> None:
+    """Offsets that compaction has removed are no damage in any segment of the copy."""
+    with Store(tmp_path / "source") as store:
+        store.settings.set_topic("orders", "cleanup.policy", "compact")
+        source = store.create(NAME)
+        for number in range(60):
+            key = b"k%d" % (number % 7 if number % 3 else number)
+            source.append([Record(b"value %d" % number, key=key)])
+        store.compact(NAME, roll=True)
+        expected = [record.offset for record in source.read()]
+        data = b"".join(segment.path.read_bytes() for segment in source.segments)
+    with Store(tmp_path / "copy") as store:
+        store.settings.set_topic("orders", "cleanup.policy", "compact")
+        store.settings.set_topic("orders", "segment.bytes", "300")
+        copy = store.create(NAME)
+        append_fetched(copy, data, lambda: None)
+        assert len(copy.segments) > 5
+        assert [record.offset for record in copy.read()] == expected
+        assert [copy.record(offset).offset for offset in expected] == expected
+        store.compact(NAME, roll=True)
+        assert [record.offset for record in copy.read()] == expected
+    assert_clean(tmp_path / "copy")
+
+
 def test_what_is_not_that_log_is_refused(leader: Leader, tmp_path: Path) -> None:
     """A flipped bit, and a batch that begins below the log end: nothing of it is appended, what is good stays."""
     data = leader.data

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 import sys
+import time
 from copy import deepcopy
 from typing import TYPE_CHECKING
 
 import pytest
 
 from logfs.errors import OffsetOutOfRange
+from logfs.format.batches.record import Record
 from logfs.format.text.rendering import View
-from logfs.log.disk.disk import WouldBlock
+from logfs.log.disk.disk import Gone, WouldBlock
 from logfs.log.read import read_committed
 from logfs.log.read.read_committed import Isolation
 from logfs.log.segment.batch_iterator import DamagedRange
@@ -463,3 +466,106 @@ def test_a_follower_learns_of_an_end_in_a_segment_that_it_never_saw(
         beside.refresh()
         assert [record.value for record in beside[NAME].committed.read()] == [b"later"]
         assert beside[NAME].committed.text(View.LINES).read(0, 100) == b"later\n"
+
+
+def age(log_dir: Path) -> None:
+    """Make the .log files of the partition ten seconds old, so that their mtimes show every later change."""
+    then = time.time() - 10
+    for path in (log_dir / NAME).glob("*.log"):
+        os.utime(path, (then, then))
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_a_follower_sees_a_segment_that_was_cut_and_sealed_again(
+    log_dir: Path, commits: bool
+) -> None:
+    """A truncation and a roll at the same offset between two looks: the follower shows what is in the log now."""
+    with Store(log_dir, clock=lambda: NOW) as store, Store(log_dir, read_only=True) as beside:
+        orders = store.create(NAME)
+        producer = Producer(orders, 1)
+        orders.append([b"one"])
+        producer.send("k")
+        producer.end(commit=not commits)
+        orders.roll(NOW)
+        age(log_dir)
+        beside.refresh()
+        seen = beside[NAME]
+        assert len([*seen.committed.read()]) == (1 if commits else 2)
+        store.truncate(NAME, 2)
+        producer.end(commit=commits)
+        orders.roll(NOW)
+        orders.append([b"more"])
+        beside.refresh()
+        expected = [record.value for record in orders.committed.read()]
+        assert [record.value for record in seen.committed.read()] == expected
+        assert expected == ([b"one", b"k of 1", b"more"] if commits else [b"one", b"more"])
+
+
+def test_a_follower_reads_other_bytes_in_a_segment_that_was_sealed_again(log_dir: Path) -> None:
+    """The segment ends at the same offset as before, but has longer records."""
+    with Store(log_dir, clock=lambda: NOW) as store, Store(log_dir, read_only=True) as beside:
+        orders = store.create(NAME)
+        orders.append([b"one"])
+        orders.append([b"two", b"three"])
+        orders.roll(NOW)
+        age(log_dir)
+        beside.refresh()
+        assert len([*beside[NAME].read()]) == 3
+        store.truncate(NAME, 1)
+        orders.append([b"TWO" + b"x" * 50, b"THREE" + b"x" * 50])
+        orders.roll(NOW)
+        beside.refresh()
+        assert [r.value for r in beside[NAME].read()] == [r.value for r in orders.read()]
+
+
+@pytest.mark.parametrize("commits_first", [True, False])
+def test_the_keys_of_a_follower_after_a_truncation_that_opens_a_transaction(
+    log_dir: Path, commits_first: bool
+) -> None:
+    """Committed records are looked up as they are now: while the transaction is open, and after its other end."""
+    with Store(log_dir, clock=lambda: NOW) as store, Store(log_dir, read_only=True) as beside:
+        orders = store.create(NAME)
+        orders.append([Record(b"old", key=b"k")])
+        first, second = Producer(orders, 1), Producer(orders, 2)
+        first.send("k")
+        orders.append([b"x"])
+        second.send("j")
+        marker = first.end(commit=commits_first)
+        beside.refresh()
+        committed = beside[NAME].committed
+        assert committed.newest(b"k").value == (b"k of 1" if commits_first else b"old")
+        store.truncate(NAME, marker)
+        beside.refresh()
+        assert committed.newest(b"k").value == b"old"
+        first.end(commit=not commits_first)
+        second.end(commit=True)
+        for _ in range(5):
+            orders.append([Record(b"z", key=b"q")])
+        beside.refresh()
+        assert committed.newest(b"k").value == (b"old" if commits_first else b"k of 1")
+        assert orders.committed.newest(b"k").value == committed.newest(b"k").value
+
+
+@pytest.mark.parametrize("is_committed", [True, False])
+def test_an_open_text_of_a_follower_loses_no_record_silently(
+    log_dir: Path, is_committed: bool
+) -> None:
+    """Records that compaction has merged into a segment that the text has passed are an error of the text."""
+    with Store(log_dir, clock=lambda: NOW) as store, Store(log_dir, read_only=True) as beside:
+        store.settings.set_topic("orders", "cleanup.policy", "compact")
+        orders = store.create(NAME)
+        for number, key in enumerate([b"a", b"b", b"a"]):
+            orders.append([Record(b"%d" % number, key=key)])
+        beside.refresh()
+        log = beside[NAME]
+        text = (log.committed if is_committed else log).text(View.LINES)
+        assert text.read(0, 100) == b"0\n1\n2\n"
+        orders.roll(NOW)
+        orders.append([Record(b"X", key=b"c")])
+        store.compact(NAME, roll=True)
+        orders.append([Record(b"Y", key=b"d")])
+        beside.refresh()
+        with pytest.raises(Gone):
+            text.read(0, 100)
+        again = (log.committed if is_committed else log).text(View.LINES)
+        assert again.read(0, 100) == b"1\n2\nX\nY\n"

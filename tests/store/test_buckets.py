@@ -25,7 +25,7 @@ from logfs.log.disk.bucket_path import BucketPath, as_path
 from logfs.log.disk.disk import WouldBlock, run_without_network
 from logfs.log.read.read_committed import Isolation
 from logfs.log.remote import bucket_disk
-from logfs.store.observe.check import check
+from logfs.store.observe.check import Severity, check
 from logfs.store.store import Store
 from tests.support.batches import NOW, batch
 from tests.support.bucket import Put, put_aiven, put_local, sealed_segments
@@ -169,6 +169,21 @@ def test_only_complete_copies_count_and_the_newest_of_each(
             name.with_name(f"{stem}-{other}.{suffix.rpartition('.')[2]}").write_bytes(b"unfinished")
     with open_bucket(place) as remote:
         assert [r.offset for r in remote["orders-0"].read()] == [*range(RECORDS)]
+
+
+def test_a_partition_without_a_complete_copy_is_empty(
+    put: Put, partition: Path, place: Path
+) -> None:
+    """While the first copy is not complete, as after a kill, the partition has no records; `check` finds no error."""
+    copy(put, partition, "aiven")
+    for manifest in place.rglob("*.rsm-manifest"):
+        manifest.unlink()
+    with open_bucket(place) as remote:
+        for name in remote:
+            assert [*remote[name].read()] == []
+    assert [
+        each for each in check(as_path(f"file://{place}")) if each.severity is Severity.ERROR
+    ] == []
 
 
 def test_copies_that_overlap_are_read_once(

@@ -155,6 +155,23 @@ def test_a_full_disk_is_no_failed_log_dir(number: int, log_dirs: list[Path], clo
         assert not store.registry.failed
 
 
+def test_the_full_disk_of_one_log_dir_is_no_error_of_another(
+    log_dirs: list[Path], clock: Clock
+) -> None:
+    """Records of a partition can be deleted and truncated while the disk of the other directory is full."""
+    disk = BrokenDisk()
+    with Store(log_dirs, clock=clock, disk=disk) as store:
+        fill(store)
+        name = next(name for name in store if store.registry.home(name) == log_dirs[1])
+        for _ in range(5):
+            store[name].append([b"x"])
+        disk.break_down("replace_file", log_dirs[0], errno.ENOSPC)
+        assert store.delete_records(name, 2) == 2
+        assert store.truncate(name, 4)
+        assert (store[name].log_start_offset, store[name].log_end_offset) == (2, 4)
+        disk.broken = None
+
+
 def test_settings_are_refused_while_a_copy_of_them_cannot_be_written(
     log_dirs: list[Path], clock: Clock
 ) -> None:

@@ -130,13 +130,13 @@ def test_an_append_that_fits_succeeds_on_a_full_disk(small_disk: Path) -> None:
 
 
 def test_a_partition_can_be_deleted_on_a_full_disk(small_disk: Path, mount: Mount) -> None:
-    """`rmdir` succeeds on a full disk. A new partition of that name has no record, setting or commit of the old."""
+    """`logfs delete` succeeds on a full disk. A new partition of that name has nothing of the old one."""
     topic = mount.partition("a-0")
     (topic / "append").write_bytes(b"line\n" * 9)
     (topic / "groups/g").write_text("5")
     (topic / "config/segment.bytes").write_text("12345")
     filler = fill(small_disk)
-    topic.rmdir()
+    ok("delete", mount.log_dirs[0] / "a-0")
     assert "a-0" not in os.listdir(mount.path)
     filler.unlink()
     topic.mkdir()

@@ -74,15 +74,19 @@ def _take(
         partition.disk.check_may_block()
         start = position = _skip_known(partition, view)
         while (run := _valid_batches(partition, view[position:])) is not None:
-            ends = np.concatenate(([partition.log_end_offset], run.rows[:-1, NEXT_OFFSET]))
-            if (run.rows[:, SPAN_BASE_OFFSET] != ends).any():
-                # Offsets are missing before or between the batches.
+            if _has_gap(run, partition.log_end_offset):
                 if not may_have_gaps:
                     return start, position, True
                 partition.active.gaps = True
             _append(partition, run)
             position += run.end
     return start, position, False
+
+
+def _has_gap(run: ScannedBatches, end: int) -> bool:
+    """Whether offsets are missing between the offset `end` and the batches of a run, or between these."""
+    ends = np.concatenate(([end], run.rows[:-1, NEXT_OFFSET]))
+    return bool((run.rows[:, SPAN_BASE_OFFSET] != ends).any())
 
 
 def _skip_known(partition: Partition, view: memoryview) -> int:
@@ -131,6 +135,7 @@ def _append(partition: Partition, run: ScannedBatches) -> None:
             count = partition.writer(config).how_many_fit(left, config, now_ms)
             if not count:
                 partition.roll(now_ms)
+                partition.active.gaps = _has_gap(left, partition.log_end_offset)
                 # A batch that exceeds the size limit of a segment gets a segment of its own.
                 fitting = partition.writer(config).how_many_fit(left, config, now_ms)
                 count = max(fitting, 1)

@@ -116,12 +116,20 @@ def _make_segments(
     """Return the segments of a listing; those that are known and unchanged stay the same objects."""
     bases = list(listing)
     segments = []
-    for base, following in zip(bases, [*bases[1:], None], strict=False):
-        segment = known.get(base)
-        if segment is None or not _carry_on(segment, listing[base], following):
-            segment = _make_segment(disk, directory, base, listing[base], following)
+    is_sure = False
+    # Backwards, because a truncation drops all later segments: those before an unchanged one are unchanged, too.
+    for base, following in zip(reversed(bases), [None, *reversed(bases[1:])], strict=False):
+        segment, files = known.get(base), listing[base]
+        if segment is not None and segment.next_base is not None and not is_sure:
+            # A segment that was cut may have been sealed again at the same offset.
+            is_sure = segment.is_same(files) and segment.is_uncut()
+            segment.is_lost |= segment.is_same(files) and not is_sure
+        if segment is None or segment.is_lost or not _carry_on(segment, files, following):
+            segment = _make_segment(disk, directory, base, files, following)
+            if following == bases[-1]:
+                segment.note_log()
         segments.append(segment)
-    return segments
+    return segments[::-1]
 
 
 def _carry_on(segment: LiveSegment, files: Files, following: int | None) -> bool:
@@ -340,6 +348,7 @@ class LivePartition(Log):
             fresh = _make_segment(self.disk, self.directory, active.base_offset, active.identities)
             active.is_lost = True
             self._producers = None
+            self.forget_keys()
             self._publish_followed(
                 (*self.segments[:-1], fresh), fresh.last_timestamp, changes_text=True
             )
@@ -353,6 +362,7 @@ class LivePartition(Log):
             return False
         known = {s.base_offset: s for s in self.local_segments if isinstance(s, LiveSegment)}
         before = self.active
+        assert isinstance(before, LiveSegment)
         local = _make_segments(self.disk, self.directory, listing, known)
         segments = (*remote, *local)
         kept = set(map(id, segments))
@@ -367,11 +377,14 @@ class LivePartition(Log):
         if dropped and dropped[-1] is before and following:
             # Its writer sealed and dropped it between two looks. Readers finish it, then continue with the next one.
             with suppress(OSError, Gone):
-                dropped[-1].seal_at(following[0])
+                # Compaction may have merged segments after it, which were never seen, into one that begins before.
+                before.advance()
+                before.seal_at(min(before.next_offset, following[0]))
         changed = segments != self.segments
         self._reload_epochs()
         if any(segment.is_lost for segment in dropped):
             self._producers = None
+            self.forget_keys()
         last = local[-1].last_timestamp
         self._publish_followed(
             segments, last if last >= 0 else self.last_timestamp, changes_text=bool(dropped)

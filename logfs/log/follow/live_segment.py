@@ -60,6 +60,8 @@ class LiveSegment(Segment):
         self._measured: SegmentEnd | None = None
         # The position and the header of the last batch. They show whether the file was cut and has grown again.
         self._last: tuple[int, bytes] | None = None
+        # The size (bytes) and mtime (ns) of a sealed .log file, if they show every change.
+        self._noted: tuple[int, int] | None = None
         # The position of bytes in which no batch was found, and the file's length when they were searched. None if
         # there are no such bytes.
         self._doubt: tuple[int, int] | None = None
@@ -222,6 +224,25 @@ class LiveSegment(Segment):
             # Include the batches that were skipped.
             max_entry = max(max_entry, self._time_before(_LAST))
         self.max_entry = max_entry
+        return True
+
+    def note_log(self) -> None:
+        """Note the state of the .log file of a sealed segment, if its mtime shows every change, for `is_uncut`."""
+        with suppress(FileNotFoundError):
+            found, is_settled = self._disk.stat_settled(self.path)
+            if is_settled and not self._disk.is_remote:
+                self._noted = found.size_bytes, found.mtime_ns
+
+    def is_uncut(self) -> bool:
+        """Whether the .log file of a sealed segment is as it was noted; True if nothing was noted of it."""
+        if self._noted is not None:
+            found = self._disk.stat(self.path)
+            return (found.size_bytes, found.mtime_ns) == self._noted
+        try:
+            if self._end is not None:
+                self._check_uncut(self._end)
+        except Gone:
+            return False
         return True
 
     def _check_uncut(self, segment_end: SegmentEnd) -> None:

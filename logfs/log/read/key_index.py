@@ -166,8 +166,11 @@ class KeyIndex:
         while True:
             state = self._reader.state
             generation = state.generation
-            if self._tail is None or (
-                generation != self._generation and not self._is_anchored(self._anchor)
+            if (
+                self._tail is None
+                or (generation != self._generation and not self._is_anchored(self._anchor))
+                # A truncation has opened a transaction again: the log of committed records ends before it.
+                or self._end > max(state.log_end_offset, state.log_start_offset)
             ):
                 log.check_may_block()
                 self._load()
@@ -199,7 +202,12 @@ class KeyIndex:
                 logger.warning("%s: is not used and is rebuilt: %s", path, error)
                 continue
             header = found.header
-            if header.isolation != self._isolation or not self._is_anchored(header.anchor):
+            is_beyond = header.covered > self._reader.state.log_end_offset
+            if (
+                is_beyond
+                or header.isolation != self._isolation
+                or not self._is_anchored(header.anchor)
+            ):
                 logger.info("%s: is not used: another log, or records truncated since", path)
             elif header.secret not in self._distrusted and (
                 self._base is None or header.covered > self._base.header.covered

@@ -219,13 +219,14 @@ class Log(Reader):
         return [keys for each in readers if (keys := each._keys) is not None]
 
     def forget_keys(self) -> None:
-        """Drop the key indexes, and remove their files.
+        """Drop the key indexes, and remove their files unless the log is read-only.
 
         Called before a truncation, when the log is reindexed, and when the partition has moved.
         """
         for reader in filter(None, (self, self._committed)):
             reader.drop_keys()
-        key_index.remove_files(self)
+        if self.disk.writable:
+            key_index.remove_files(self)
 
 
 class CommittedReader(Reader):

@@ -13,6 +13,7 @@ from weakref import WeakSet
 
 from logfs.errors import LogfsError, OffsetOutOfRange
 from logfs.locks import Level, make_lock
+from logfs.log.disk.disk import Gone
 from logfs.log.read.text_renderer import TextRenderer
 from logfs.log.segment.batch_iterator import Damage
 
@@ -234,7 +235,13 @@ class TextView:
         end = last.next_base
         if end is not None:
             later = self.log.state.segments_from(end)
-            self._ahead += [segment for segment in later if segment.base_offset >= end]
+            following = [segment for segment in later if segment.base_offset >= end]
+            if len(following) < len(later):
+                # Compaction has merged segments that the view has not reached into one that begins before its end.
+                first = self.log.first_offset_from(end)
+                if first is not None and (not following or first < following[0].base_offset):
+                    raise Gone(f"{self.log.directory}: records from offset {end} on were compacted")
+            self._ahead += following
 
     def _extend(self) -> None:
         """Add the segments that the log has begun since the last call."""

@@ -156,7 +156,8 @@ class _Partition(NamedTuple):
 def _partition_of(place: PartitionPlace, segments: Sequence[BucketSegment]) -> _Partition:
     metadata = format_partition_metadata(text_to_uuid(place.topic_id))
     files = {names.PARTITION_METADATA: StoredEntry(None, "", content=metadata)}
-    for segment, following in zip(segments, [*segments[1:], None], strict=True):
+    # Without a complete copy there is no segment.
+    for segment, following in zip(segments, [*segments[1:], None], strict=False):
         for suffix in segment.files:
             entry = StoredEntry(segment, suffix, following)
             if suffix in names.SEGMENT_FILES:
