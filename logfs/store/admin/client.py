@@ -34,8 +34,9 @@ _Answer = TypeVar("_Answer")
 
 _READ_BYTES = 1 << 20
 _WRITE_BYTES = 64 * 1024
-# The pauses between two reads of an answer that is not complete yet.
-_FIRST_PAUSE_SECONDS = 0.002
+# The pauses between two reads of an answer that is not complete yet: a tenth of the time since the request, within
+# these limits, so that an answer waits for at most a tenth of the time that it took.
+_SHORTEST_PAUSE_SECONDS = 0.002
 _LONGEST_PAUSE_SECONDS = 0.1
 # The longest pause before a request is sent again.
 _LONGEST_WAIT_SECONDS = 1.0
@@ -175,12 +176,12 @@ def ask(mounted: Path, request: Request, report: Report = lambda done, total: No
 
 def _answer(fd: int, report: Report) -> dict[str, Any]:
     """Return the object with the answer or the error, once it has come; report the progress lines that precede it."""
-    read, rest, pause = 0, b"", _FIRST_PAUSE_SECONDS
+    read, rest, began = 0, b"", time.monotonic()
     while True:
         data = os.pread(fd, _READ_BYTES, read)
         if not data:
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+            pause = max((time.monotonic() - began) / 10, _SHORTEST_PAUSE_SECONDS)
+            time.sleep(min(pause, _LONGEST_PAUSE_SECONDS))
             continue
         read += len(data)
         *lines, rest = (rest + data).split(b"\n")
