@@ -119,7 +119,7 @@ class Unsupported(LogfsError):
 
 
 class RemoteStorageError(LogfsError):
-    """The object store refused a request, or did not answer it in time; a later request may succeed."""
+    """The object store refused a request, did not answer in time or sent wrong bytes; a later request may succeed."""
 
 
 class NotDecodable(LogfsError, ValueError):

@@ -50,7 +50,7 @@ def watchdog() -> Iterator[Callable[[Path], None]]:
             _run(daemon, reader)
     except OSError as error:
         logger.warning(
-            "the watchdog cannot be started (%s), so the mount may hang if the daemon is killed; raise ulimit -u",
+            "no watchdog is started (%s), so the mount may hang if the daemon is killed; see ulimit -u",
             error,
         )
     os.close(reader)

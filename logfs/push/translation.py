@@ -103,7 +103,7 @@ class Translation:
         return partition_of(record.key, self._partitions)
 
     def _built(self, chosen: Sequence[int], form: BatchFormat) -> Sequence[Outgoing]:
-        """Return the pending records for the partitions `chosen` as batches, after adding them to the map."""
+        """Return the pending records for the partitions `chosen` as batches; the map gets their new offsets first."""
         name = self._topic.name
         batches, runs = [], []
         for there in chosen:

@@ -158,6 +158,6 @@ def located(error: OSError) -> OSError:
     return OSError(error.errno, text, error.filename, None, error.filename2)
 
 
-# In a worker that `pyspark.daemon` forked: it imports this module when it receives functions of logfs.
+# True in a worker that `pyspark.daemon` forked. It imports this module with the first function of logfs that it gets.
 if _main_module().startswith("pyspark."):
     hide_broken_pipes(sys.modules["__main__"])

@@ -223,7 +223,7 @@ class Groups:
         self._registry.disk.check_may_block()
         if self._registry.read_only:
             raise NotWritable(
-                f"group {group}: offsets cannot be committed or forgotten: the store is open read-only"
+                f"group {group}: offsets cannot be committed or forgotten: open or mount the store for writing"
             )
         with self._registry.disk.hold(self._lock):
             yield

@@ -90,7 +90,7 @@ class Commits:
                 self._known[log_dir] = read_commits(log_dir.disk, log_dir.path)
             except (Corrupt, OSError) as error:
                 # Without this file it is unknown which commits were done, so none is accepted.
-                logger.error("no commit is accepted: %s", error)
+                logger.error("no staged commit is accepted before another opening: %s", error)
                 self._unreadable = error
 
     # The known commits.

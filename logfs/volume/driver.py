@@ -103,7 +103,7 @@ class VolumeDriver:
                 self._table.put(Volume(name, options))
             elif known.options != options:
                 raise InvalidSetting(
-                    f"volume {name}: exists with other options; remove it first, or give it another name"
+                    f"volume {name}: exists with other options; remove that one first, or choose another name"
                 )
 
     def remove(self, name: str) -> None:

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 # An upper bound of the bytes that a record adds to its line: three varints of up to five bytes, four single bytes.
 _RECORD_OVERHEAD = 28
-# For at most this many lines in at most this many bytes, the plain loop takes less time than calling the kernel.
+# Up to this many lines, and this many bytes of them, a loop in Python is faster than a call of the compiled one.
 _FEW_LINES = 4
 _FEW_LINES_BYTES = 4096
 # Incompressible records grow in compression by at most 1/64. A batch of several records leaves room for that.

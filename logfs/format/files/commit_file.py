@@ -133,7 +133,9 @@ def parse_commits(data: bytes) -> CommitLog:
     try:
         told = json.loads(body)
         if told["version"] != VERSION:
-            raise Corrupt(f"version {told['version']} is not {VERSION}: a newer logfs wrote it")
+            raise Corrupt(
+                f"version {told['version']} is not {VERSION}: a newer logfs wrote it, which can read it"
+            )
         writers = {_text(name): _writer(*writer) for name, writer in told["writers"].items()}
         pending = None if told["pending"] is None else _pending(told["pending"])
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:

@@ -150,7 +150,9 @@ def _parse(line: bytes | memoryview) -> dict[str, Any]:
 def _record(envelope: dict[str, Any]) -> Record:
     timestamp = envelope.get("timestamp")
     if timestamp is not None and (type(timestamp) is not int or timestamp not in _INT64):
-        raise InvalidEnvelope(f'"timestamp" must be ms since the epoch, not {timestamp!r}')
+        raise InvalidEnvelope(
+            f'"timestamp" must be ms since the epoch as an integer, not {timestamp!r}'
+        )
     return Record(
         _bytes(envelope["value"], "value"),
         _bytes(envelope.get("key"), "key"),

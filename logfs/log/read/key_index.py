@@ -199,7 +199,7 @@ class KeyIndex:
             except FileNotFoundError:
                 continue
             except (Corrupt, OSError) as error:
-                logger.warning("%s: is not used and is rebuilt: %s", path, error)
+                logger.warning("%s: is not used; another file or the log is read: %s", path, error)
                 continue
             header = found.header
             is_beyond = header.covered > self._reader.state.log_end_offset

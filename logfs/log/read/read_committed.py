@@ -117,7 +117,7 @@ class CommittedText:
                 if not self._reader.disk.writable:
                     # Another process may have removed some of them from the log.
                     left = {each for each in segments if each.base_offset < end} - {*state.segments}
-                # Only the segments that the log has now may list transactions that another process has aborted since.
+                # If another process aborts a transaction after a segment has left the log, later segments list it.
                 later = state.segments_from(offset) if left else ()
                 aborted = _aborted_between(offset, end, segments, later)
                 # This may fail, so it precedes `_hide`: after an error, the next search must not add ranges twice.

@@ -226,7 +226,7 @@ class TextView:
 
     @property
     def segments(self) -> Sequence[Segment]:
-        """The segments that the view shows, up to the current log end. Reading this also calls `pin`."""
+        """The segments from the view's first on, up to the log end. Reading this keeps them for the view (`pin`)."""
         self.pin()
         return [*(segment for _, segment in self._segments), *self._ahead]
 

@@ -295,7 +295,9 @@ class ChunkReader:
             self.requests += 1
             is_certain = stored.is_as_stored(data)
             if data != before and not is_certain:
-                raise _ArrivedWrong(f"{what}: two requests returned different bytes; read again")
+                raise _ArrivedWrong(
+                    f"{what}: two requests returned different bytes; repeat the read"
+                )
         try:
             if stored.data_key is not None:
                 data = stored.data_key.decrypt(data)

@@ -137,7 +137,7 @@ def _oaep(key_id: str) -> Any:
         # The library's message may quote the file.
         reason = error.strerror if isinstance(error, OSError) else "it is no RSA key in PEM"
         raise InvalidStore(
-            f"the key {path} of encrypted segments cannot be read: {reason}; LOGFS_KEYS names its directory"
+            f"the key {path} of encrypted segments cannot be read: {reason}; set LOGFS_KEYS to its directory"
         ) from None
     if not key.has_private():
         raise InvalidStore(

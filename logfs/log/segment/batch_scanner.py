@@ -174,7 +174,7 @@ class ScannedBatches(NamedTuple):
                 yield columns, group, _texts(columns, group)
 
     def text_sizes(self) -> NDArray[np.int64]:
-        """Return the text size of each batch, as `measure` yields them, as int64[batches, 3]; 0 for control batches.
+        """Return int64[batches, 3]: the records, bytes of lines and bytes of envelopes of each; 0 for control ones.
 
         Nearly all batches are measured without decoding them to columns.
         """

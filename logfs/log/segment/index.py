@@ -121,7 +121,7 @@ class SparseIndex(NamedFile):
             self._begin_writing(0, 0)
 
     def _begin_writing(self, count: int, capacity: int) -> None:
-        """Add entries to the file from now on, after the first `count`."""
+        """Let new entries go to the file, with room for `capacity` entries; its first `count` entries stay."""
         file = self._file or self._disk.open(self.path, write=True, create=True)
         self._is_dirty = True
         writer = self._writer = IndexWriter(self._disk, file, self.entry, capacity)

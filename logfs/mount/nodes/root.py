@@ -89,7 +89,9 @@ class RootDirectory(DirectoryNode):
     def mkdir(self, name: str, mode: int, caller: Caller) -> None:
         """Create a partition. It belongs to the caller."""
         if name in self._fixed:
-            raise refuse(errno.EEXIST, f"{self.path}{name}: is reserved for logfs")
+            raise refuse(
+                errno.EEXIST, f"{self.path}{name}: is reserved for logfs; choose another name"
+            )
         partition = self.context.store.create(name)
         access = Access(mode & ~caller.umask & 0o7777, caller.uid, caller.gid)
         PermissionTable(partition).set("", access)

@@ -145,7 +145,7 @@ class LogDir:
         # `follow`, because the directory may be given as a symlink.
         self.found, is_settled = disk.stat_settled(path, follow=True)
         self._seen = self.found.mtime_ns if is_settled else None
-        # Not the `CheckedDisk`: at the close it already refuses changes when the lock file is to be removed.
+        # The lock uses the wrapped disk: `close` ends all changes by the checked one before it removes the file.
         self._lock = Lock(disk.disk, path) if disk.writable else None
         self.live = self._is_live()
         self.clean = disk.exists(path / CLEAN_SHUTDOWN)

@@ -89,9 +89,8 @@ _MARKS = frozenset(
         settings.BROKER_FILE,
     }
 )
-# Names that may be in a directory that counts as empty. With no other name, `.lock` marks a log directory that a
-# process is opening for the first time. Beside names that no partition has, it proves nothing, because other programs
-# have `.lock` files, too.
+# A directory with nothing but these names counts as empty. If `.lock` is among them, a process is opening it for the
+# first time, as a log directory. Beside other files `.lock` proves nothing, because other programs have such files.
 _NOTHING = frozenset({"lost+found", lock.FILE_NAME})
 # Files that only partitions have, besides segment files.
 _PARTITION_MARKS = frozenset({names.PARTITION_METADATA, names.LEADER_EPOCHS})

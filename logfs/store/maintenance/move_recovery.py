@@ -156,4 +156,5 @@ def _remove_original(
             registry.deletions[doomed] = registry.clock()
             home.disk.unlink(final / MOVED)
     except (LogfsError, OSError) as error:
-        logger.error("%s: was moved to %s, but could not be removed: %s", path, home.path, error)
+        what = "its partition was moved to"
+        logger.error("%s: %s %s; the next opening removes this: %s", path, what, home.path, error)

@@ -372,4 +372,6 @@ def _check_snapshots(partition: Log) -> Iterator[Finding]:
             if partition.disk.is_remote:
                 yield error(path, str(why))
             else:
-                yield note(path, f"{why}; loading drops the file, and reads more of the log")
+                yield note(
+                    path, f"{why}; if loading needs the file, it drops it and reads more of the log"
+                )

@@ -113,9 +113,10 @@ class BucketOwner:
         return [each for each in self._registry.working if not isinstance(each, LeasedLogDir)]
 
     def _marks(self) -> dict[LogDir, Mark]:
-        """Return the mark of each log directory that has one; a damaged mark counts as a copy.
+        """Return the mark, the file `logfs.owner`, of each log directory that has one.
 
-        A mark has the `id` of the log directory in the bucket, its `token`, and its `previous` token.
+        A mark has the `id` of the log directory in the bucket, its `token`, and its `previous` token. With a damaged
+        mark, a log directory counts as a copy of another one.
         """
         marks = {each: read_mark(each.disk, each.path / FILE_NAME) for each in self._log_dirs()}
         return {log_dir: mark for log_dir, mark in marks.items() if mark is not None}
@@ -151,7 +152,7 @@ class BucketOwner:
         for log_dir in self._log_dirs():
             mark = marks.get(log_dir)
             if members is None and mark is not None and not mark.is_copy:
-                # The object may exist although it could not be read: keep this token, which it then may have.
+                # Keep this token: the object may exist, although it cannot be read, and may have this token.
                 number, token = _of(mark, "id"), _of(mark, "token")
             else:
                 number = _of(mark, "id") or secrets.token_hex(8)
