@@ -110,7 +110,7 @@ def test_a_session_prints_no_tracebacks_and_no_warnings_of_its_own(tmp_path: Pat
             {"subscribe": "orders", "columns": "valeu"},
             "no column 'valeu'; did you mean 'value'",
         ),
-        ("log", {"subscribe": "orders", "columns": "value,value"}, "the column value is named"),
+        ("log", {"subscribe": "orders", "columns": "value,value"}, "names the column value twice"),
     ],
 )
 @pytest.mark.parametrize("kind", ["batch", "stream"])

@@ -375,7 +375,7 @@ def test_a_new_partition_without_its_beginning_is_a_loss(tmp_path: Path) -> None
         stream.stop()
         store.delete_records("orders-1", 4)
         stream = reader(tmp_path / "logs")
-        with pytest.raises(DataLoss, match="orders-1 is new to the query, but offsets 0 to 3"):
+        with pytest.raises(DataLoss, match="orders-1 is new to the query, but its offsets 0 to 3"):
             stream.partitions(start, end)
         stream.stop()
         stream = reader(tmp_path / "logs", failOnDataLoss="false")
