@@ -58,7 +58,7 @@ def test_columns_and_records_make_the_same_batches(
     order = data.draw(st.permutations(range(len(records))))
     form = BatchFormat(codec)
     plain = build_records([records[number] for number in order], form, 0)
-    built = build_rows(columns(records), np.array(order, np.int64), form, 0)
+    built = build_rows(columns(records), np.array(order, np.int64), form)
     assert [(bytes(b.data), b.record_count, b.max_timestamp) for b in built] == [
         (bytes(b.data), b.record_count, b.max_timestamp) for b in plain.batches
     ]
@@ -69,7 +69,7 @@ def test_many_records_go_into_many_batches(codec: Codec, monkeypatch: pytest.Mon
     """Each batch has about the target size, and together the batches hold all records in order."""
     monkeypatch.setattr(columnar_encoder, "TARGET_BYTES", 1000)
     records = [Record(b"%d" % n * (n % 70), b"k%d" % n, timestamp=n) for n in range(500)]
-    built = build_rows(columns(records), np.arange(500), BatchFormat(codec), 0)
+    built = build_rows(columns(records), np.arange(500), BatchFormat(codec))
     batches = [bytes(batch.data) for batch in built]
     found = [record for batch in batches for record in Batch.parse(batch).records()]
     assert [(r.key, r.value, r.timestamp) for r in found] == [
@@ -87,11 +87,11 @@ def test_records_too_large_and_bad_timestamps_are_refused() -> None:
         Record(b"y" * 300, timestamp=0),
         Record(b"z", timestamp=0),
     ]
-    built = build_rows(columns(records), np.arange(3), BatchFormat(limit_bytes=200), 0)
+    built = build_rows(columns(records), np.arange(3), BatchFormat(limit_bytes=200))
     assert next(built).record_count == 1
     with pytest.raises(RecordTooLarge):
         next(built)
-    odd = build_rows(columns([Record(b"x", timestamp=-2)]), np.arange(1), BatchFormat(), 0)
+    odd = build_rows(columns([Record(b"x", timestamp=-2)]), np.arange(1), BatchFormat())
     with pytest.raises(InvalidRecord):
         next(odd)
 

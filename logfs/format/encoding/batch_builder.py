@@ -222,9 +222,7 @@ def _build_many_lines(data: bytes, form: BatchFormat, now_ms: int) -> Built:
         else:
             stop = int(ends[first + count - 1]) + 1
             text = TextSize(count, stop - start, json_bytes + count * per_record)
-            built.batches.append(
-                sealed(out[position:end].data, form, count, now_ms, now_ms, now_ms, text)
-            )
+            built.batches.append(sealed(out[position:end].data, form, count, now_ms, now_ms, text))
             position = end
         first += count
         start = int(ends[first - 1]) + 1
@@ -285,7 +283,7 @@ def _flush(
         lines += len(record.value or b"") + 1
         envelopes += _envelope_size(record, maximum if late else timestamp)
     text = TextSize(len(records), lines, envelopes + len(records) * _label_growth(form))
-    batch = sealed(buffer, form, len(records), timestamps[0], maximum, now_ms, text)
+    batch = sealed(buffer, form, len(records), timestamps[0], maximum, text)
     if len(batch.data) > form.limit_bytes:
         built.refused = too_large(len(batch.data), form)
         return
@@ -307,14 +305,12 @@ def sealed(
     count: int,
     base_timestamp: int,
     max_timestamp: int,
-    now_ms: int,
     text: TextSize,
 ) -> NewBatch:
     """Return a sealed batch of `count` records. `data` has `HEADER_SIZE` free bytes, then the uncompressed records.
 
     The records are compressed into a new buffer if `form` has a codec; otherwise the header is written into the free
-    bytes, and `data` becomes the batch. Timestamps are in ms. `text` is the size of the records' text. `now_ms` has
-    no effect.
+    bytes, and `data` becomes the batch. Timestamps are in ms. `text` is the size of the records' text.
     """
     if form.codec is not Codec.NONE:
         packed = compression.compress(form.codec, data[HEADER_SIZE:], form.level)

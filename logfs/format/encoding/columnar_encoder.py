@@ -64,7 +64,7 @@ class Rows(NamedTuple):
     header_values: Binary
 
 
-def build_rows(rows: Rows, order: Int64s, form: BatchFormat, now_ms: int) -> Iterator[NewBatch]:
+def build_rows(rows: Rows, order: Int64s, form: BatchFormat) -> Iterator[NewBatch]:
     """Yield sealed batches of the rows whose numbers are in `order`, in that order.
 
     The bytes of a batch are valid until the next batch is requested. Batches hold about `TARGET_BYTES` before
@@ -98,7 +98,6 @@ def build_rows(rows: Rows, order: Int64s, form: BatchFormat, now_ms: int) -> Ite
             count,
             int(stamps[0]),
             int(stamps.max()),
-            now_ms,
             TextSize(count, 0, 0),
         )
         if len(batch.data) > form.limit_bytes:

@@ -90,8 +90,7 @@ class StagingTask:
             raise
 
     def _stage(self, chunk: pa.RecordBatch) -> None:
-        now_ms = time.time_ns() // 1_000_000
-        rows = _rows(chunk, now_ms)
+        rows = _rows(chunk, time.time_ns() // 1_000_000)
         for topic, of_topic in self._by_topic(chunk):
             numbers = self._numbers(chunk, rows, topic, of_topic)
             # A stable sort: the rows of a partition keep their order.
@@ -110,7 +109,7 @@ class StagingTask:
                         self._disk, directory, self._writer, self._sequence
                     )
                 with naming_path(directory):
-                    for batch in build_rows(rows, of_topic[part], form, now_ms):
+                    for batch in build_rows(rows, of_topic[part], form):
                         self._open[name].write(batch)
 
     def _by_topic(self, chunk: pa.RecordBatch) -> Iterator[tuple[str, NDArray[np.int64]]]:
