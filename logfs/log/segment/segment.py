@@ -158,10 +158,14 @@ class Segment(SegmentFiles):
         return self._sealed_size
 
     def _size_of_file(self) -> int:
-        # Do not open a closed file for its size: a log may have more segments than a process has descriptors.
-        file = self._file
+        return self._status().size_bytes
+
+    def _status(self) -> Status:
+        # Do not open a closed file for this: a log may have more segments than a process has descriptors.
         with self._disk.hold(self._disk.naming):
-            return self._disk.size(file) if file else self._disk.stat(self.path).size_bytes
+            # Look under the lock: a truncation opens the file for readers before it removes the name.
+            file = self._file
+            return self._disk.stat_file(file) if file else self._disk.stat(self.path)
 
     @property
     def next_offset(self) -> int:
@@ -189,8 +193,7 @@ class Segment(SegmentFiles):
 
     def mtime_ms(self) -> int:
         """Return the .log file's modification time (ms since the epoch)."""
-        with self._disk.hold(self._disk.naming):
-            return self._disk.stat(self.path).mtime_ns // 1_000_000
+        return self._status().mtime_ns // 1_000_000
 
     @property
     def largest_timestamp(self) -> int:
