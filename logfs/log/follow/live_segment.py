@@ -228,9 +228,12 @@ class LiveSegment(Segment):
 
     def note_log(self) -> None:
         """Note the state of the .log file of a sealed segment, if its mtime shows every change, for `is_uncut`."""
+        if self._disk.is_remote:
+            # An object never changes, and its status costs a request.
+            return
         with suppress(FileNotFoundError):
             found, is_settled = self._disk.stat_settled(self.path)
-            if is_settled and not self._disk.is_remote:
+            if is_settled:
                 self._noted = found.size_bytes, found.mtime_ns
 
     def is_uncut(self) -> bool:
