@@ -123,17 +123,17 @@ class SegmentFiles(NamedFile):
         """The .log file, opened at the first use."""
         file = self._file
         if file is None:
-            with self._disk.hold(self._disk.naming):
-                # Look again under the lock: a truncation opens the file for readers before it removes the name.
-                file = self._file
-                if file is None:
-                    file = self._file = self._open()
+            file = self._file = self._open()
             _count(ref(self))
         return file
 
     def _open(self) -> File:
-        """Open the .log file by name. The caller holds `Disk.naming`."""
-        return self._disk.open(self.path, write=self._disk.writable)
+        with self._disk.hold(self._disk.naming):
+            # Look again under the lock: a truncation opens the file for readers before it removes the name.
+            file = self._file
+            if file is None:
+                file = self._file = self._disk.open(self.path, write=self._disk.writable)
+            return file
 
     @property
     def files(self) -> Iterator[Path]:
