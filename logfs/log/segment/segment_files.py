@@ -162,7 +162,9 @@ class SegmentFiles(NamedFile):
 
     def hold_open(self, *, indexes: bool = True) -> None:
         """Open the .log file and, with `indexes`, the indexes, and keep them open when their names are removed."""
-        self._is_held_open = True
+        with self._disk.hold(self._rebuilding):
+            # Under the lock of `_release`: one that has begun does not close the file that is opened next.
+            self._is_held_open = True
         _ = self.file
         if indexes:
             _ = [len(index) for index in self.indexes], self.txn_index.entries
