@@ -214,8 +214,8 @@ OBSERVERS: dict[str, Deed] = {
 }
 WEIGHTS = {"append": 6, "send": 5, "end": 4, "roll": 2, "recreate": 0.3}
 # What opens stores takes far longer than the others.
-WEIGHTS |= {"reopen": 0.5, "kill": 0.5, "restore": 0.2}
-RARE = {"copy": 0.1, "audit": 0.15, "bucket-alone": 0.2, "cold": 0.4, "command": 0.4}
+WEIGHTS |= {"reopen": 0.3, "kill": 0.3, "restore": 0.1}
+RARE = {"copy": 0.03, "audit": 0.05, "bucket-alone": 0.1, "cold": 0.2, "command": 0.2}
 pairs = Pairs(CHANGES, OBSERVERS)
 
 
