@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from logfs.errors import LogfsError
 from logfs.format.batches.record import Record
 from logfs.format.text import envelope
 from logfs.format.text.rendering import View
@@ -35,15 +34,25 @@ def store(log_dir: Path, clock: Clock) -> Iterator[Store]:
     assert_clean(log_dir)
 
 
-def fill(store: Store, chance: random.Random, count: int, *, transactions: bool = False) -> None:
-    """Append batches whose times go back and forth, some in transactions that are committed or aborted."""
+def fill(
+    store: Store,
+    chance: random.Random,
+    count: int,
+    *,
+    transactions: bool = False,
+    keys: Sequence[bytes | None] = (None, b"k", b"k"),
+) -> None:
+    """Append batches whose times go back and forth, some in transactions that are committed or aborted.
+
+    The records have the `keys` in turn.
+    """
     for partition in store.topic("orders").partitions:
         while (at := partition.log_end_offset) < count:
             if transactions and chance.random() < 0.2:
                 value, time = b"of a transaction %d" % at, 1000 + at * 10
                 sequence = partition.producers[1].last_sequence + 1
                 partition.append_batch(
-                    batch(1, sequence, value, transactional=True, timestamp=time)
+                    batch(1, sequence, value, transactional=True, timestamp=time, key=keys[-1])
                 )
                 # A marker has the time of its append. One far later than the records makes each lookup of a time read
                 # the rest of its segment.
@@ -56,7 +65,7 @@ def fill(store: Store, chance: random.Random, count: int, *, transactions: bool 
                 [
                     Record(
                         b"%d:%d\n%s" % (partition.partition, n, b"x" * chance.randrange(60)),
-                        b"k" if n % 3 else None,
+                        keys[n % len(keys)],
                         timestamp=1000 + n * 10 + chance.randrange(-200, 200),
                     )
                     for n in range(at, at + size)
@@ -141,17 +150,53 @@ def test_an_empty_topic_grows(store: Store) -> None:
     assert text.read(0, 100) == b"first\nsecond\n"
 
 
-def test_what_has_left_the_log(store: Store) -> None:
-    """A text whose beginning is gone is not current, and reads what is left or raises an error."""
+@pytest.mark.parametrize("isolation", list(Isolation))
+@pytest.mark.parametrize("view", list(View))
+def test_an_open_text_keeps_what_leaves_the_logs(
+    store: Store, view: View, isolation: Isolation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compaction, retention and deletions take records from the logs, not from a text that is open."""
+    monkeypatch.setattr(merged_text, "_FEW", 50)
+    monkeypatch.setattr(merged_text, "_SKIP_BYTES", 2000)
+    monkeypatch.setattr(merged_text, "_STEP", 64)
+    chance = random.Random(view.name)
+    set_topic(store, "orders", segment_bytes=5000, cleanup_policy="compact,delete")
+    set_topic(store, "orders", retention_ms=-1)
+    names = ["orders-0", "orders-1", "orders-2"]
+    partitions = [store[name].isolated(isolation) for name in names]
+    has_transactions = isolation is Isolation.READ_COMMITTED
+    text = MergedText(partitions, view)
+    expected = b""
+    firsts, reached = [0, 0, 0], [-1, -1, -1]
+    keys = [b"k%d" % number for number in range(40)]
+    for count in range(200, 1000, 200):
+        fill(store, chance, count, transactions=has_transactions, keys=keys)
+        expected += sorted_text(partitions, view, firsts, reached)
+        firsts = [partition.log_end_offset for partition in partitions]
+        assert text.size == len(expected)
+        for _ in range(10):
+            at = chance.randrange(len(expected))
+            assert text.read(at, 3000) == expected[at : at + 3000]
+        for name in names:
+            store.compact(name, roll=True)
+        if count == 600:
+            store.delete_records("orders-1", 300)
+        assert not text.is_current
+        for at in (0, *(chance.randrange(len(expected)) for _ in range(20))):
+            assert text.read(at, 3000) == expected[at : at + 3000]
+    assert text.read(0, len(expected) + 1) == expected
+
+
+def test_a_new_text_begins_at_the_log_starts(store: Store) -> None:
+    """It has what is left of each log, and a text made before keeps what it has shown."""
     chance = random.Random(1)
     fill(store, chance, 600)
     partitions = store.topic("orders").partitions
     text = MergedText(partitions, View.LINES)
-    size = text.size
+    whole = text.read(0, text.size)
     store.delete_records("orders-1", 300)
     assert not text.is_current
-    with pytest.raises(LogfsError):
-        text.read(0, size)
+    assert text.read(0, len(whole) + 1) == whole
     fresh = MergedText(partitions, View.LINES)
     reached = [-1, -1, -1]
-    assert fresh.read(0, size) == sorted_text(partitions, View.LINES, [0, 300, 0], reached)
+    assert fresh.read(0, len(whole)) == sorted_text(partitions, View.LINES, [0, 300, 0], reached)

@@ -32,11 +32,12 @@ def batch(
     epoch: int = 0,
     transactional: bool = False,
     timestamp: int = NOW,
+    key: bytes | None = None,
 ) -> bytes:
-    """Return a batch as an idempotent producer sends it."""
+    """Return a batch as an idempotent producer sends it; all of its records have the same key."""
     data = bytearray(HEADER_SIZE)
     for delta, value in enumerate(values):
-        data += encode_record(Record(value), offset_delta=delta, timestamp_delta=0)
+        data += encode_record(Record(value, key), offset_delta=delta, timestamp_delta=0)
     seal(
         data,
         attributes=0x10 if transactional else 0,

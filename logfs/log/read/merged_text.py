@@ -114,7 +114,8 @@ class MergedText:
     def read(self, position: int, size: int) -> bytes:
         """Return the bytes [position, position + size), fewer at the end.
 
-        Raises `DamagedRange` at damage, and `OffsetOutOfRange` if records have left a log since the text was made.
+        Records that have left a log since they became part of the text are still read. Raises `DamagedRange` at
+        damage, and `OffsetOutOfRange` if a log was truncated.
         """
         with self._logs[0].disk.hold(self._lock):
             self._grow()
@@ -168,7 +169,7 @@ class MergedText:
             following = cursor.number + 1
             if following == len(self._slices) or self._slices[following].start != cursor.end:
                 raise OffsetOutOfRange(
-                    f"{self._logs[0].topic}: records of this file have left the log; open the file again"
+                    f"{self._logs[0].topic}: a log was truncated; open the file again"
                 )
             cursor.number, cursor.rows = following, self._rows(self._slices[following], -1)
             rows = next(cursor.rows, None)
@@ -196,13 +197,13 @@ class MergedText:
     def _offsets_at(self, part: _Slice, time: int) -> list[int]:
         """Return for each log the offset at which its records of a slice from `time` (ms) on begin."""
         found = []
-        for log, first, end, reached in zip(
-            self._logs, part.firsts, part.ends, part.reached, strict=True
+        for text, first, end, reached in zip(
+            self._texts, part.firsts, part.ends, part.reached, strict=True
         ):
             at = first
             if reached < time:
-                record = log.offset_for_time(time, shown=True)
-                at = end if record is None else min(max(record.offset, first), end)
+                later = text.offset_for_time(time, first, end)
+                at = end if later is None else later
             found.append(at)
         return found
 
@@ -213,11 +214,11 @@ class MergedText:
 
     def _stream(self, number: int, first: int, part: _Slice) -> Iterator[MergedRows]:
         """Yield the rows of one log in a slice, from the offset `first` on."""
-        log, at, reached = self._logs[number], first, part.reached[number]
-        prefix = envelope.prefix(log.name)
+        text, at, reached = self._texts[number], first, part.reached[number]
+        prefix = envelope.prefix(self._logs[number].name)
         while at < part.ends[number]:
             stop = min(at + _STEP, part.ends[number])
-            columns = log.columns(at, stop)
+            columns = text.columns(at, stop)
             at = stop
             if len(columns):
                 times = rising(columns, reached)

@@ -15,6 +15,7 @@ import numpy as np
 
 from logfs.format.base.batch_rows import ATTRIBUTES, NEXT_OFFSET, PRODUCER_ID, SPAN_BASE_OFFSET
 from logfs.format.batches.batch import CONTROL_BIT, TRANSACTIONAL_BIT
+from logfs.format.text import rendering
 from logfs.locks import Level, make_lock
 from logfs.log.read.text_view import TextView
 from logfs.log.segment.batch_iterator import Damage, DamagedRange
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from logfs.format.batches.batch import Header
+    from logfs.format.batches.columns import Columns
     from logfs.format.files.aborted_transactions import AbortedTransaction
     from logfs.format.text.rendering import View
     from logfs.log.read.reader import Reader
@@ -169,6 +172,37 @@ class CommittedText:
         """
         _ = self.size
         return self._without_hidden(self._all.position_of(offset))
+
+    def columns(self, start: int, end: int) -> Columns:
+        """Return the shown records of the view in [start, end) as `TextView.columns` does.
+
+        `end` is at most the last stable offset.
+        """
+        _ = self.size
+        columns = self._all.columns(start, end)
+        renderer = self._all.renderer
+        sizes = rendering.sizes(columns, renderer.view, len(renderer.prefix))
+        starts = self._all.position_of(start) + np.cumsum(sizes) - sizes
+        ends = np.array([each[:2] for each in self._hidden_ranges])
+        hidden = starts < ends[np.searchsorted(ends[:, 0], starts, "right") - 1, 1]
+        return columns.select(~hidden) if hidden.any() else columns
+
+    def offset_for_time(self, timestamp: int, start: int, end: int) -> int | None:
+        """Return the first shown record in [start, end) with a time, as `TextView.offset_for_time` does."""
+        _ = self.size
+
+        def shows(header: Header) -> bool:
+            return not header.is_control and not (
+                header.is_transactional and self._is_hidden(header.base_offset)
+            )
+
+        return self._all.first_shown_at(timestamp, start, end, shows)
+
+    def _is_hidden(self, base_offset: int) -> bool:
+        """Whether the batch at an offset of the view is hidden."""
+        at = self._all.position_of(base_offset)
+        number = bisect_right(self._hidden_ranges, at, key=lambda each: each.start) - 1
+        return at < self._hidden_ranges[number].end
 
     def _without_hidden(self, at: int) -> int:
         """Return the position in this view of the byte `at` of the text of all records."""

@@ -19,7 +19,7 @@ from logfs.log.segment.batch_iterator import Damage, unreadable
 from logfs.log.segment.segment import POINT_READ_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from logfs.format.base.names import TopicPartition
@@ -319,9 +319,20 @@ class Reader:
         Records that readers do not see are left out. Raises `OffsetOutOfRange`, and `DamagedRange` at damage.
         """
         state, first, stop = self._range(offset, end)
+        return self._columns(self.batches(first, stop, state), first, stop, state)
+
+    def columns_as_of(self, state: LogState, offset: int, end: int) -> Columns:
+        """Return the records in [offset, end) of `state` as `columns` does.
+
+        Also those in segments that have left the log since. Raises `Gone` if another process has deleted one of them.
+        """
+        return self._columns(self._batches(offset, end, state), offset, end, state)
+
+    def _columns(self, batches: Iterable[Batch], first: int, stop: int, state: LogState) -> Columns:
+        """Return the records of `batches` with offsets in [first, stop) that readers of `state` see."""
         shows = self.shown(state)
         parts = []
-        for batch in self.batches(first, stop, state):
+        for batch in batches:
             if shows(batch.header):
                 with self._decoding(batch, state):
                     rows = batch.columns()
@@ -485,20 +496,28 @@ class Reader:
                 f"timestamp {timestamp} is negative: give ms, -1 (latest), -2 (earliest) or -3 (max-timestamp)"
             )
         state = self.state
-        shows = self.shown(state) if shown else _is_any
+        return self.offset_for_time_as_of(state, timestamp, self.shown(state) if shown else None)
+
+    def offset_for_time_as_of(
+        self, state: LogState, timestamp: int, shows: Callable[[Header], bool] | None
+    ) -> OffsetAndTimestamp | None:
+        """Return what `offset_for_time` returned when the log was as in `state`.
+
+        The records that count as shown are those of the batches for which `shows` returns true.
+        """
         # Records below the log start are not readable, even while their files exist: they were deleted by offset, and
         # their files are removed later.
         for segment in state.segments_from(state.log_start_offset):
             if not segment.size_bytes and not segment.gaps:
                 # The records of this segment are lost: the mtime of its file is not the time of a record.
                 continue
-            # A segment that compaction emptied counts, too, with the mtime of its file. Without `shown`, the later
+            # A segment that compaction emptied counts, too, with the mtime of its file. Without `shows`, the later
             # segments are not searched then.
             if segment.largest_timestamp >= timestamp:
-                found = self._first_at(segment, timestamp, state.log_start_offset, shows)
+                found = self._first_at(segment, timestamp, state.log_start_offset, shows or _is_any)
                 if found is not None and found.offset >= state.log_end_offset:
                     return None
-                if found is not None or not shown:
+                if found is not None or shows is None:
                     return found
         return None
 

@@ -16,13 +16,17 @@ from logfs.locks import Level, make_lock
 from logfs.log.disk.disk import Gone
 from logfs.log.read.text_renderer import TextRenderer
 from logfs.log.segment.batch_iterator import Damage
+from logfs.log.state.log_state import segments_from
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from logfs.format.batches.batch import Header
+    from logfs.format.batches.columns import Columns
     from logfs.format.text.rendering import View
     from logfs.log.read.reader import Reader
     from logfs.log.segment.segment import Segment
+    from logfs.log.state.log_state import LogState
 
 # How many segments a view keeps after they have left the log and readers have passed them: a reader may seek back.
 KEPT_SEGMENTS = 16
@@ -266,6 +270,35 @@ class TextView:
             return 0
         self._extend()
         return max(self._position_of(offset) - origin, 0)
+
+    def columns(self, start: int, end: int) -> Columns:
+        """Return the records of the view in [start, end) as numpy arrays, also those that have left the log."""
+        return self.log.until_found(
+            lambda: self.log.columns_as_of(self._state(start, end), start, end)
+        )
+
+    def offset_for_time(self, timestamp: int, start: int, end: int) -> int | None:
+        """Return the offset of the first record of the view in [start, end) with a time of at least `timestamp` (ms).
+
+        Records that have left the log count, too. None if there is no such record.
+        """
+        return self.first_shown_at(timestamp, start, end, lambda header: not header.is_control)
+
+    def first_shown_at(
+        self, timestamp: int, start: int, end: int, shows: Callable[[Header], bool]
+    ) -> int | None:
+        """Return what `offset_for_time` does, for the records of the batches for which `shows` returns true."""
+        found = self.log.until_found(
+            lambda: self.log.offset_for_time_as_of(self._state(start, end), timestamp, shows)
+        )
+        return found and found.offset
+
+    def _state(self, start: int, end: int) -> LogState:
+        """Return the log from `start` to `end` as the view keeps it, with segments that have left it."""
+        segments = tuple(segments_from(self.segments, start))
+        return self.log.state._replace(
+            segments=segments, log_start_offset=start, log_end_offset=end
+        )
 
     def _find_origin(self) -> int | None:
         """Return the byte, from the first segment's start, at which the view begins; None if the log ends before."""
