@@ -39,7 +39,7 @@ from tests.support.batches import Producer
 from tests.support.crashdisk import fast_directory
 from tests.support.examples import examples
 from tests.support.processes import Threads, run
-from tests.support.stores import Clock, assert_clean
+from tests.support.stores import Clock, assert_clean, set_topic
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -148,6 +148,28 @@ def test_transactions(store: Store, isolation: Isolation) -> None:
     assert offset_of(reader, b"b") == 5
     assert offset_of(reader, b"a") == (3 if is_all else 0)
     assert reader.newest(struct.pack(">HH", 0, 1)) is None
+
+
+@pytest.mark.usefixtures("_small")
+@pytest.mark.parametrize("isolation", list(Isolation))
+def test_compaction_removes_the_null_of_an_aborted_transaction(
+    store: Store, isolation: Isolation
+) -> None:
+    """Then the key has its older value again, also for a store that had found the null."""
+    set_topic(store, "orders", cleanup_policy="compact")
+    log = store.create(NAME)
+    reader = log.isolated(isolation)
+    log.append(pairs("a", "b", "c"))
+    log.append(pairs("b", value=None))
+    producer = Producer(log, 1)
+    producer.send_records(pairs("a", "c", value=None))
+    is_all = isolation is Isolation.READ_UNCOMMITTED
+    assert offset_of(reader, b"a") == (None if is_all else 0)
+    producer.end(commit=False)
+    assert offset_of(reader, b"c") == (None if is_all else 2)
+    store.compact(NAME, roll=True)
+    assert [record.offset for record in log.read()] == [0, 2, 3]
+    assert [offset_of(reader, key) for key in (b"a", b"b", b"c")] == [0, None, 2]
 
 
 def test_a_damaged_transaction_index(store: Store, log_dir: Path) -> None:

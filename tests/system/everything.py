@@ -57,6 +57,8 @@ class Logs:
 
     # Whether the daemon of a mount has the log directories, in place of `store`.
     mounted = False
+    # The share of records whose value is null.
+    nulls = 0.0
 
     def __init__(self, root: Path, seed: int, clock: Callable[[], int]) -> None:
         self.chance = random.Random(seed)
@@ -122,7 +124,8 @@ class Logs:
         for _ in range(self.chance.randint(1, most)):
             self.sent += 1
             time = self.clock() - self.chance.randrange(5000)
-            found.append(Record(b"value %d" % self.sent, self.key(), timestamp=time))
+            value = None if self.chance.random() < self.nulls else b"value %d" % self.sent
+            found.append(Record(value, self.key(), timestamp=time))
         return found
 
     def key(self) -> bytes:
@@ -134,8 +137,8 @@ class Logs:
         model = self.models[name]
         assert first == model.end
         for offset, record in enumerate(records, first):
-            key, value, time = record.key or b"", record.value or b"", record.timestamp or 0
-            model.records[offset] = Sent(offset, key, value, time, producer)
+            key, time = record.key or b"", record.timestamp or 0
+            model.records[offset] = Sent(offset, key, record.value, time, producer)
         model.end += len(records)
 
     def switch(self, name: str) -> None:

@@ -25,7 +25,7 @@ class Sent(NamedTuple):
 
     offset: int
     key: bytes
-    value: bytes
+    value: bytes | None
     timestamp: int
     producer: int
 
@@ -98,19 +98,21 @@ class Model:
         """Drop the records that compaction has removed; `left` has those that it has left below an offset."""
         aborted, stable = self.transactions()
         self.cleaned = max(self.cleaned, min(bound, stable))
-        newest: dict[bytes, int] = {}
+        newest: dict[bytes, Sent] = {}
         for each in self.records.values():
             if each.offset < min(stable, bound) and each.offset not in aborted:
-                newest[each.key] = each.offset
+                newest[each.key] = each
         kept = {offset for offset in self.records if offset >= bound or offset >= stable}
-        wanted = {offset for offset in kept | set(newest.values()) if offset >= self.start}
+        # A null value may be removed once it is old enough.
+        kept |= {each.offset for each in newest.values() if each.value is not None}
+        wanted = {offset for offset in kept if offset >= self.start}
         assert wanted <= left <= set(self.records), (wanted - left, left - set(self.records))
         self.records = {offset: each for offset, each in self.records.items() if offset in left}
 
 
 def lines(records: Iterable[Sent]) -> bytes:
     """Return the text of records, a line each."""
-    return b"".join(each.value + b"\n" for each in records)
+    return b"".join((each.value or b"") + b"\n" for each in records)
 
 
 def merged(models: Sequence[Model], isolation: Isolation) -> list[Sent]:

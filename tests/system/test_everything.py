@@ -54,10 +54,14 @@ RUNS = int(os.environ.get("LOGFS_EVERYTHING_RUNS", "2"))
 class Everything(Logs):
     """A store with four logs, a read-only one beside it, and texts that stay open."""
 
+    nulls = 0.15
+
     def __init__(self, root: Path, seed: int) -> None:
         self.still = Clock()
         super().__init__(root, seed, self.still)
         self.texts: list[tuple[Reader, str, Text, int, int]] = []
+        # The open texts of topics, each with what was read of it.
+        self.merged_texts: list[tuple[str, MergedText, bytes]] = []
         self.beside = Store(self.log_dirs, read_only=True, clock=self.clock)
 
     def close(self) -> None:
@@ -69,11 +73,18 @@ class Everything(Logs):
 
     def truncate(self, name: str) -> None:
         super().truncate(name)
-        self.texts = [each for each in self.texts if each[1] != name]
+        self.forget_texts(name)
 
     def recreate(self, name: str) -> None:
         super().recreate(name)
-        self.texts = [each for each in self.texts if each[1] != name]
+        self.forget_texts(name)
+
+    def forget_texts(self, name: str = "") -> None:
+        """Close the texts of a log and of its topic, by default all."""
+        self.texts = [each for each in self.texts if name and each[1] != name]
+        self.merged_texts = [
+            each for each in self.merged_texts if name and each[0] != topic_of(name)
+        ]
 
     def upkeep(self, name: str) -> None:
         self.still.now_ms += 600_000
@@ -81,15 +92,15 @@ class Everything(Logs):
 
     def reopen(self, name: str) -> None:
         super().reopen(name)
-        self.texts.clear()
+        self.forget_texts()
 
     def kill(self, name: str) -> None:
         super().kill(name)
-        self.texts.clear()
+        self.forget_texts()
 
     def restore(self, name: str) -> None:
         super().restore(name)
-        self.texts.clear()
+        self.forget_texts()
         self.beside.close()
         self.beside = Store(self.log_dirs, read_only=True, clock=self.clock)
 
@@ -124,11 +135,17 @@ class Everything(Logs):
             assert text.read(at, 1 << 20) == wanted[at:]
 
     def merged(self, name: str) -> None:
+        """A new text of a topic is a sort by time. One that stays open keeps what was read of it, and grows."""
         isolation = self.chance.choice([*Isolation])
         names = [each for each in LOGS if topic_of(each) == topic_of(name)]
         wanted = lines(merged(self.topic(name), isolation))
         text = MergedText([self.log(each).isolated(isolation) for each in names], View.LINES)
         assert (text.size, text.read(0, 1 << 20)) == (len(wanted), wanted)
+        for number, (topic, opened, known) in enumerate(self.merged_texts):
+            read = opened.read(0, 1 << 22)
+            assert (len(read), read[: len(known)]) == (opened.size, known)
+            self.merged_texts[number] = topic, opened, read
+        self.merged_texts = [*self.merged_texts[-3:], (topic_of(name), text, wanted)]
 
     def splits(self, name: str) -> None:
         isolation = self.chance.choice([*Isolation])
@@ -166,7 +183,7 @@ class Everything(Logs):
             self._check(store, name)
         shutil.rmtree(there)
         self.store = self.open()
-        self.texts.clear()
+        self.forget_texts()
         for other in LOGS:
             check_reader(self.log(other), self.models[other], UNCOMMITTED, self.chance)
 

@@ -118,7 +118,7 @@ class KeyIndex:
                     raise
                 continue
             if record is not None and record.key == key:
-                return record
+                return None if record.value is None else record
             if self._reader.state.log_end_offset == end:
                 # The log has not grown, so no newer record has taken its place.
                 with self._reader.disk.hold(self._lock):
@@ -142,7 +142,7 @@ class KeyIndex:
     def _find(self, key: bytes) -> tuple[int | None, int]:
         """Return the offset that the tables have for a key, and the end of the log that they cover.
 
-        The offset is None if the key has no record, or its newest value is null.
+        The offset is None if the key has no record, or if its entry says that the newest value is null.
         """
         disk = self._reader.disk
         with disk.hold(self._lock):
@@ -335,7 +335,13 @@ class KeyIndex:
             wanted &= ~aborted_rows(scanned.rows, aborted())
         try:
             for part in scanned.plain_batches(wanted):
-                self._memory.put(part.data, part.spans, self._end)
+                # A transaction may be aborted. Compaction then removes its null values, and older values become the
+                # newest. So the entry of such a null does not tell that it is one: `newest` reads the record.
+                may_abort = attributes[part.first : part.end] & TRANSACTIONAL_BIT != 0
+                may_abort &= self._reader is self._reader.log
+                cuts = np.flatnonzero(may_abort[1:] != may_abort[:-1]) + 1
+                for spans, first in zip(np.split(part.spans, cuts), (0, *cuts), strict=True):
+                    self._memory.put(part.data, spans, self._end, nulls=not may_abort[first])
         except Corrupt as error:
             if len(wanted) == 1:
                 logger.warning(

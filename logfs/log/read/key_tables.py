@@ -42,12 +42,19 @@ class MemoryTable:
         self.used = 0
         self._scratch = np.empty(compaction_kernels.SCRATCH_SHAPE, np.uint64)
 
-    def put(self, data: NDArray[np.uint8], spans: NDArray[np.int64], first_offset: int) -> None:
+    def put(
+        self,
+        data: NDArray[np.uint8],
+        spans: NDArray[np.int64],
+        first_offset: int,
+        *,
+        nulls: bool = True,
+    ) -> None:
         """Put the keys of the records at or above `first_offset`. Putting a record again changes nothing.
 
         `data` has the uncompressed records of some batches. `spans` is int64[batches, 5]: start and end of each
-        batch's records in `data`, record count, base offset, base timestamp. Raises `Corrupt` for records that break
-        the format.
+        batch's records in `data`, record count, base offset, base timestamp. With `nulls`, the entries tell which
+        values are null. Raises `Corrupt` for records that break the format.
         """
         while len(spans):
             done, self.used, _, outcome = compaction_kernels.put_keys(
@@ -59,7 +66,7 @@ class MemoryTable:
                 self.used,
                 int(len(self.slots) * _LOAD_FACTOR),
                 self._scratch,
-                np.uint64(compaction_kernels.NULL_BIT),
+                np.uint64(compaction_kernels.NULL_BIT if nulls else 0),
             )
             if outcome < 0:
                 raise Corrupt(f"batch at offset {spans[done, 3]}: its records are malformed")
