@@ -1401,6 +1401,25 @@ def test_a_partition_that_is_deleted_while_it_is_copied_leaves_no_object(
         assert not segment_keys(server)
 
 
+def test_a_segment_whose_records_are_deleted_meanwhile_is_not_copied(
+    log_dir: Path, bucket: Path, clock: Clock
+) -> None:
+    """Also if the deletion comes during the copy of an earlier segment; that is no error."""
+    with Store(log_dir, clock=clock) as store:
+        partition = tiered(store, bucket)
+        fill(partition, 400)
+        fill(partition, 400)
+        first, _, *_, last = store.remote_log_manager.plan("orders-0").segments
+
+        def delete(_: int) -> None:
+            store.delete_records("orders-0", last.base_offset)
+
+        copied = store.remote_log_manager.copy("orders-0", delete).segments
+        assert copied == [first, last]
+        assert store.remote_log_manager.copy_errors == 0
+        assert not store.remote_log_manager.plan("orders-0").segments
+
+
 def test_retention_does_not_wait_for_a_copy(
     log_dir: Path, server: ObjectServer, clock: Clock
 ) -> None:

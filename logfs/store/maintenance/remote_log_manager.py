@@ -161,11 +161,15 @@ class RemoteLogManager(Maintenance):
                     progress(size)
                     throttled(size)
 
+                copied = []
                 for segment in plan.segments:
-                    self._copy_segment(partition, log, segment, spend)
-            copied = len(plan.segments), plan.size_bytes
-            logger.info("%s: copied %d segments of %d bytes", name, *copied)
-            return plan
+                    # The records of a segment may have been deleted since the plan was made.
+                    if segment.next_offset > partition.log_start_offset:
+                        self._copy_segment(partition, log, segment, spend)
+                        copied.append(segment)
+            done = plan._replace(segments=copied)
+            logger.info("%s: copied %d segments of %d bytes", name, len(copied), done.size_bytes)
+            return done
 
     def _check_wanted(self, partition: Partition) -> None:
         """Raise an error if the partition has failed or was deleted, or if copying was switched off meanwhile."""
