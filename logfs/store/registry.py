@@ -275,7 +275,7 @@ class PartitionRegistry:
         if not self.disk.is_remote:
             here = {Path(os.path.realpath(each.path)) for each in self.log_dirs}
             every = whole_store((each.disk, each.path) for each in self.working)
-            self.missing_log_dirs = sorted(every - here)
+            self.missing_log_dirs = self.settings.missing_log_dirs = sorted(every - here)
 
     def take_failed_offline(self) -> None:
         """Take unmounted and replaced log directories offline; move partitions in failed directories to `offline`."""

@@ -18,7 +18,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from logfs.config import BrokerConfig, LogConfig
-from logfs.errors import Corrupt, InvalidName, InvalidSetting, LogDirFailed, LogfsError
+from logfs.errors import (
+    Corrupt,
+    InvalidName,
+    InvalidSetting,
+    InvalidStore,
+    LogDirFailed,
+    LogfsError,
+)
 from logfs.format.base.names import check_topic
 from logfs.format.files.checkpoint import format_meta_properties, parse_properties
 from logfs.locks import Level, make_rlock
@@ -57,6 +64,8 @@ class Settings:
     def __init__(self, log_dirs: Sequence[tuple[Disk, Path]]) -> None:
         """Read the broker-level settings from `log_dirs`, each given with its disk; failed ones are skipped."""
         self._all_log_dirs = tuple(log_dirs)
+        # The store's other log directories, which are not open here.
+        self.missing_log_dirs: Sequence[Path] = ()
         self._lock = make_rlock(Level.SETTINGS)
         self._topics: dict[str, Mapping[str, str]] = {}
         self._log_configs: dict[str, tuple[Mapping[str, str], Mapping[str, str], LogConfig]] = {}
@@ -97,14 +106,15 @@ class Settings:
         """Change settings of a topic, all or none, durably and at once; None or a blank text removes an override.
 
         Raises `InvalidSetting`, before anything is written, for an unknown name, a text that is not
-        valid, or one that contradicts another setting; `LogDirFailed` while a log directory is offline.
+        valid, or one that contradicts another setting; `LogDirFailed` while a log directory is offline; and
+        `InvalidStore` if one that is not open here has a copy of the settings.
         """
         if not changes:
             return
         with self._lock:
             overrides = _changed(self.topic_overrides(topic), topic_setting, changes)
             self._check_change(topic, LogConfig.resolve(overrides, self.broker_overrides))
-            self._check_log_dirs()
+            self._check_log_dirs(_topic_file(topic))
             self._write(_topic_file(topic), overrides)
             self._topics[topic] = overrides
             self.version += 1
@@ -138,7 +148,7 @@ class Settings:
             LogConfig.resolve(_NOTHING, broker)
             for topic in self._changed_topics():
                 self._check_topic(topic, broker)
-            self._check_log_dirs()
+            self._check_log_dirs(BROKER_FILE)
             self._write(BROKER_FILE, broker)
             self.broker_overrides, self.broker_config = broker, config
             self.version += 1
@@ -196,11 +206,22 @@ class Settings:
                 if overrides and not disk.exists(log_dir / name):
                     disk.replace_file(log_dir / name, _file_of(overrides))
 
-    def _check_log_dirs(self) -> None:
-        """Raise `LogDirFailed` if a log directory is offline: its outdated copy could be read once it works again."""
+    def _check_log_dirs(self, name: str) -> None:
+        """Raise an error if a log directory has a copy of a settings file that a change would leave as it is.
+
+        That outdated copy could be read later. Raises `LogDirFailed` if a log directory is offline, and
+        `InvalidStore` for a log directory of the store that is not open here and has such a file.
+        """
         for disk, _ in self._all_log_dirs:
             if disk.failure is not None:
                 raise disk.failure
+        for path in self.missing_log_dirs:
+            if (path / name).exists():
+                here = " ".join(str(log_dir) for _, log_dir in self._all_log_dirs)
+                raise InvalidStore(
+                    f"{path / name}: is a copy of the settings in {here}; name the log directories together, as in "
+                    f"'{here} {path}'"
+                )
 
     def _changed_topics(self) -> set[str]:
         return {

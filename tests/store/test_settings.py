@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from logfs.config import BrokerConfig, LogConfig
-from logfs.errors import Corrupt, InvalidName, InvalidSetting, NotWritable
+from logfs.errors import Corrupt, InvalidName, InvalidSetting, InvalidStore, NotWritable
 from logfs.log.disk.disk import Disk, ReadOnlyDisk
 from logfs.store.settings import Settings
+from logfs.store.store import Store
 
 
 class CountingDisk(Disk):
@@ -353,3 +354,27 @@ def test_a_slow_reader_does_not_bring_old_settings_back(log_dirs):
     settings_changed = []
     settings = settings_of(SlowDisk(), log_dirs)
     assert settings.log_config("orders").retention_ms == 2
+
+
+def test_a_change_with_one_of_the_log_directories_is_refused_if_another_has_a_copy(log_dirs):
+    """The copies do not come to differ; a setting of which only this directory has a copy is changed."""
+    first, second = log_dirs
+    with Store(log_dirs) as store:
+        store.topic("orders").create(2)
+        store.settings.set_topic("orders", "segment.bytes", "5000")
+        store.settings.set_broker("log.roll.ms", "1000")
+    for here, other in ((first, second), (second, first)):
+        with Store(here) as store:
+            assert store.settings.log_config("orders").segment_bytes == 5000
+            for change in (
+                lambda settings: settings.set_topic("orders", "segment.bytes", None),
+                lambda settings: settings.set_broker("log.roll.ms", "2000"),
+            ):
+                with pytest.raises(InvalidStore, match=f"{other}.*as in '{here} {other}'"):
+                    change(store.settings)
+            store.settings.set_topic("payments", "segment.bytes", str(len(str(here))))
+            store.settings.set_topic("payments", "segment.bytes", None)
+    with Store(log_dirs) as store:
+        assert store.settings.log_config("orders").segment_bytes == 5000
+        store.settings.set_topic("orders", "segment.bytes", "6000")
+    assert (first / "orders@p").read_bytes() == (second / "orders@p").read_bytes()
