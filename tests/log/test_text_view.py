@@ -18,6 +18,7 @@ from logfs.format.batches.record import Record
 from logfs.format.encoding.batch_builder import BatchFormat, build_records
 from logfs.format.text import envelope
 from logfs.format.text.rendering import View
+from logfs.log.read.read_committed import Isolation
 from logfs.log.read.text_renderer import BlockCache, RenderedRange
 from logfs.log.read.text_view import (
     KEPT_SEGMENTS,
@@ -279,6 +280,33 @@ def test_truncation_is_a_new_generation(store: Store) -> None:
     assert TextView(orders, View.LINES).read(0, 99) == b"a\n"
     orders.append([b"c"])
     assert TextView(orders, View.LINES).read(0, 99) == b"a\nc\n"
+
+
+@pytest.mark.parametrize("isolation", list(Isolation))
+@pytest.mark.parametrize("has_shown", [False, True])
+def test_segments_leave_a_log_beside_a_view_from_before_a_truncation(
+    store: Store, isolation: Isolation, has_shown: bool
+) -> None:
+    """The view then ends at the truncation if it has shown what was cut off; otherwise it goes on."""
+    orders = store.create(NAME)
+    text = orders.isolated(isolation).text(View.LINES)
+    for number in range(9):
+        if number % 4 == 0:
+            orders.roll(number)
+        orders.append([b"%d" % number])
+    orders.views.pin()
+    assert not has_shown or text.size == 18
+    # The last segment that the view knows of is sealed, and then cut off.
+    orders.roll(0)
+    store.truncate(NAME, 3)
+    orders.append([b"new"] * 9)
+    orders.roll(0)
+    orders.append([b"last"])
+    store.delete_records(NAME, 12)
+    assert store.retain([NAME]) == 1
+    kept = b"0\n1\n2\n"
+    new = b"" if has_shown else b"new\n" * 9 + b"last\n"
+    assert (text.size, text.read(0, 100)) == (len(kept + new), kept + new)
 
 
 def test_a_new_partition_shows_nothing_of_an_old_one_of_its_name(store: Store) -> None:

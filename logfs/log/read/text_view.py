@@ -204,10 +204,14 @@ class TextView:
 
         Also releases segments that have left the log and that readers have passed (`release_before`).
         """
+        # An error is for the readers of the view: it must not prevent the log from dropping its segments.
+        with suppress(LogfsError, OSError):
+            self._keep_segments()
+
+    def _keep_segments(self) -> None:
         with self.log.disk.hold(self._extending):
             self._look_ahead()
             if self._passed:
-                # After an error the view keeps its segments: it must not prevent the log from dropping them.
                 with suppress(LogfsError, OSError):
                     self._drop_passed()
 
@@ -231,10 +235,13 @@ class TextView:
     @property
     def segments(self) -> Sequence[Segment]:
         """The segments from the view's first on, up to the log end. Reading this keeps them for the view (`pin`)."""
-        self.pin()
+        self._keep_segments()
         return [*(segment for _, segment in self._segments), *self._ahead]
 
     def _look_ahead(self) -> None:
+        if self.is_behind_truncation:
+            # The view may still have segments that were cut off, until `follow_truncation`.
+            return
         last = self._ahead[-1] if self._ahead else self._segments[-1][1]
         end = last.next_base
         if end is not None:
