@@ -587,6 +587,28 @@ def test_truncation_is_noticed(writer: Writer) -> None:
         assert_shows(store, {0: b"%d" % (writer.next_value - 1)})
 
 
+@pytest.mark.parametrize("size", [0, 1, 5])
+@pytest.mark.parametrize("cut", range(4))
+def test_a_segment_is_cut_and_sealed_again_at_its_offset(
+    writer: Writer, cut: int, size: int
+) -> None:
+    """Whichever of several sealed segments it is, and if it has fewer, as many or more bytes than before."""
+    shown = {}
+    for _ in range(4):
+        for _ in range(2):
+            shown.update(enumerate(writer.append(2, 1), len(shown)))
+        writer.roll()
+    with logfs.open(writer.log_dir, read_only=True) as store:
+        assert_shows(store, shown)
+        writer(f"store.truncate({NAME!r}, {4 * cut + 2})")
+        shown = {n: value for n, value in shown.items() if n < 4 * cut + 2}
+        shown.update(enumerate(writer.append(2, size), len(shown)))
+        for _ in range(2):
+            writer.roll()
+            shown.update(enumerate(writer.append(4, size), len(shown)))
+        assert_shows(store, shown)
+
+
 def test_an_index_is_cut_while_a_reader_uses_it(writer: Writer) -> None:
     """A mapping would end the process by SIGBUS: a lookup finds its record or raises `OffsetOutOfRange`."""
     writer("store.settings.set_topic('orders', 'index.interval.bytes', '1')")

@@ -60,7 +60,7 @@ class LiveSegment(Segment):
         self._measured: SegmentEnd | None = None
         # The position and the header of the last batch. They show whether the file was cut and has grown again.
         self._last: tuple[int, bytes] | None = None
-        # The size (bytes) and mtime (ns) of a sealed .log file, if they show every change.
+        # The size (bytes) and mtime (ns) of a sealed .log file when it was found.
         self._noted: tuple[int, int] | None = None
         # The position of bytes in which no batch was found, and the file's length when they were searched. None if
         # there are no such bytes.
@@ -227,17 +227,21 @@ class LiveSegment(Segment):
         return True
 
     def note_log(self) -> None:
-        """Note the state of the .log file of a sealed segment, if its mtime shows every change, for `is_uncut`."""
+        """Note the state of the .log file of a sealed segment for `is_uncut`."""
         if self._disk.is_remote:
             # An object never changes, and its status costs a request.
             return
         with suppress(FileNotFoundError):
-            found, is_settled = self._disk.stat_settled(self.path)
-            if is_settled:
-                self._noted = found.size_bytes, found.mtime_ns
+            found = self._disk.stat(self.path)
+            self._noted = found.size_bytes, found.mtime_ns
 
     def is_uncut(self) -> bool:
-        """Whether the .log file of a sealed segment is as it was noted; True if nothing was noted of it."""
+        """Whether the .log file of a sealed segment is as it was noted, or as this process has read it.
+
+        False if neither was done: the segments after it are not those that it had before, so it was probably cut.
+        """
+        if self._disk.is_remote:
+            return True
         if self._noted is not None:
             found = self._disk.stat(self.path)
             return (found.size_bytes, found.mtime_ns) == self._noted
@@ -246,7 +250,7 @@ class LiveSegment(Segment):
                 self._check_uncut(self._end)
         except Gone:
             return False
-        return True
+        return self._end is not None
 
     def _check_uncut(self, segment_end: SegmentEnd) -> None:
         if self._disk.size(self.file) < segment_end.size_bytes:
