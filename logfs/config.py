@@ -48,7 +48,8 @@ def value_in_force(name: str, topic: Mapping[str, str], broker: Mapping[str, str
     """Return the value that a topic-level setting has under the given overrides, as canonical text.
 
     `topic` and `broker` are the overrides of the two levels: texts by setting name. The topic's own override is used
-    first, then the broker's, then the default. Raises `InvalidSetting` for an unknown name or an invalid override.
+    first, then the broker's, then the default; `_in_force` has the exception for limits of timestamps. Raises
+    `InvalidSetting` for an unknown name or an invalid override.
     """
     return topic_setting(name).format(_in_force(name, topic, broker)[0])
 

@@ -12,7 +12,7 @@ class LogfsError(Exception):
     """The root class of the errors of logfs."""
 
 
-# Raised for a name that is invalid, or whose object is missing or exists already.
+# Raised for names and offsets that are wrong, and for partitions that exist already or have records.
 
 
 class InvalidName(LogfsError, ValueError):
@@ -111,7 +111,7 @@ class LogDirFailed(PartitionFailed, OSError):
 
 
 class Corrupt(LogfsError):
-    """Bytes break Kafka's format: a bad CRC, an impossible length, a malformed file."""
+    """Bytes break the format of their file: a bad CRC, an impossible length, a malformed line."""
 
 
 class Unsupported(LogfsError):

@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _ranges(opened: OpenLogs, bounds: Bounds) -> dict[OpenLog, Range]:
-    """Return the range of offsets to print of each log. Partitions of a topic without the offset `N` are left out.
+    """Return the range of offsets to print of each log, without partitions of a topic that lack the selected offset.
 
     Raises `OffsetOutOfRange` if no partition is left.
     """

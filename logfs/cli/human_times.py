@@ -9,7 +9,7 @@ from logfs.errors import InvalidName
 from logfs.format.base.times import parse_time
 
 _DIGIT = re.compile(r"[0-9]")
-# A text that begins like ISO 8601 but is not valid must be refused: dateparser would guess another time.
+# An invalid text that begins like ISO 8601, or is a number, must be refused: dateparser would guess another time.
 _ISO = re.compile(r"[0-9]{4}-?[0-9]{2}|-?[0-9]+$")
 # A time has a word, digits with a separator between them, or a unit. dateparser would accept a lone letter, too.
 _WORD = re.compile(r"[A-Za-z]{3}|[0-9][:/-][0-9]|[0-9]\s*(ms|s|m|h|d|w|am|pm)\b", re.IGNORECASE)

@@ -94,7 +94,8 @@ class Bounds:
     def of(self, reader: Reader) -> tuple[int, int | None]:
         """Return the range as offsets [start, end) of a log; an `end` of None stands for the log end.
 
-        Raises `OffsetOutOfRange` if a single offset is selected, and readers see no record at it.
+        Raises `OffsetOutOfRange` if readers see no record at a single offset, or if `earliest`, `latest` or `-N` is
+        given and the log has no records.
         """
         start, end = reader.log_start_offset, None
         if self._offsets is not None:

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 # Exit code: the mountpoint is unmounted, but the filesystem is still mounted elsewhere, so the log directories stay
 # locked.
 SERVED_ELSEWHERE = 3
-# How long the daemon may take to end before mounts elsewhere are searched for, and before a message is printed.
+# After this time of waiting for the end of the daemon, mounts elsewhere are searched for.
 _GRACE_SECONDS = 1.0
+# After this time of waiting for the daemon, a message is printed.
 _SILENT_SECONDS = 5.0
 _POLL_MS = 200
 _MOST_PIDS = 5

@@ -124,7 +124,7 @@ class PartitionCopy:
                     continue
                 # A file that may still be changed without a new mtime is copied again the next time.
                 self._others[name] = seen if is_settled else None
-                # Files of staged batches or torn tails may be large. Their bytes do not count as copied bytes.
+                # Staged batches and torn tails may be large, so `spend` may stop their copy; it counts no bytes.
                 old = source.open(directory / name)
                 self._copy_bytes(
                     old, self.directory / name, 0, source.size(old), lambda _: self._spend(0)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from logfs.cluster.cluster import OWN_TOPICS, Cluster
 from logfs.errors import ClusterError, InvalidSetting, LogfsError, RecordTooLarge
-from logfs.format.base.names import TopicPartition, parse_directory
+from logfs.format.base.names import TopicPartition, parse_directory, partitions_of
 from logfs.locks import Level, make_lock
 from logfs.mirror.fetcher import Fetcher
 from logfs.mirror.partition_mirror import PartitionMirror
@@ -324,9 +324,8 @@ class Mirror:
 
     def _forget(self, topic: str) -> None:
         with self._lock:
-            for name in [*self._partitions]:
-                if parse_directory(name).topic == topic:
-                    self._past_bytes += self._partitions.pop(name).fetched_bytes
+            for name in partitions_of(topic, self._partitions):
+                self._past_bytes += self._partitions.pop(name.directory).fetched_bytes
 
     def _follow_settings(self, topic: str, settings: Mapping[str, str]) -> None:
         """Give a topic the settings that it has in the cluster, except those that logfs lacks or sets itself."""

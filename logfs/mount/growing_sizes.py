@@ -27,9 +27,9 @@ if the previous size is equally valid, that is, if all of the following hold:
 - The kernel was told the size at least `CONFIRMED_SECONDS` ago, and the size has not changed since.
 - The size is told by a GETATTR. Attributes told by a lookup cannot be invalidated while the lookup is in progress.
 - The thread that has the file open is alone, so no other thread reads without asking for the size.
-- Only writers of `append` and `.logfs/admin` make the log grow. This excludes the log of committed offsets, which
-  has many sources of appends, the logs that mirror a cluster, and all logs while a decided commit is not done: it may
-  be done at any time.
+- Only writers of `append` and `.logfs/admin` make the log grow. This excludes the logs of committed offsets and of
+  remote segments, which have many sources of appends, the logs that mirror a cluster, and all logs while a decided
+  commit is not done: it may be done at any time.
 
 Sizes of segment files, of the text of a topic, and of files in a read-only store are never kept. The files of the
 active segment are opened with direct_io, but splice and sendfile use the kernel's page cache nevertheless.
@@ -45,6 +45,7 @@ import pyfuse3
 import trio
 
 from logfs.errors import LogfsError
+from logfs.format.tiered.metadata_record import TOPIC as METADATA_TOPIC
 from logfs.mount import sharers
 from logfs.mount.threads import run_in_thread
 from logfs.store.groups import TOPIC as GROUPS_TOPIC
@@ -193,8 +194,8 @@ class GrowingSizes:
         if (
             not is_confirmed
             or not node.grows_by_appends
-            or node.partition.topic == GROUPS_TOPIC
-            or node.context.store.settings.log_config(node.partition.topic).logfs_mirror_source
+            or node.partition.topic in (GROUPS_TOPIC, METADATA_TOPIC)
+            or log.config.logfs_mirror_source
             or node.context.store.commits.pending()
             or not self._is_alone(node, thread, told.since_open)
         ):

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from logfs.log.read.reader import Reader
     from logfs.spark.options import Limit, ReadOptions
 
-    # As in Spark's checkpoints, for example {"orders": {"0": 23}, "orders#ABEiM0RVZneImaq7zN3u_w": {}}.
+    # As in Spark's checkpoints, and an entry for the id of each topic. For example
+    # {"orders": {"0": 23}, "orders#ABEiM0RVZneImaq7zN3u_w": {}}.
     OffsetsJson = dict[str, dict[str, int]]
     Offsets = dict[TopicPartition, int]
 

@@ -68,7 +68,7 @@ def _main_module() -> str:
 
 
 def check_python(executable: str) -> None:
-    """In the driver: raise `LogfsError` unless this Python, which will run the workers, can import what they need."""
+    """In the driver: raise `LogfsError` unless the Python `executable` of the workers can import what they need."""
     # Virtual environments may link to the same interpreter, so the directories must be equal, too.
     ours, found = Path(sys.executable), shutil.which(executable)
     if found is not None and Path(found).parent == ours.parent and Path(found).samefile(ours):

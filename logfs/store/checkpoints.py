@@ -49,7 +49,7 @@ class Checkpoints:
         starts = {
             partition.name: partition.log_start_offset
             for partition in here
-            # Always written for a tiered log, which begins before its local segments.
+            # Always written for a tiered log: its local segments may be deleted while its start stays.
             if partition.config.remote_storage_enable
             or partition.log_start_offset != partition.local_start_offset
         }

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from logfs.errors import Corrupt, InvalidStore, PartitionExists, PartitionFailed
+from logfs.format.base.names import partitions_of
 from logfs.log.segment.batch_iterator import DamagedRange
 from logfs.store.directory.log_dir import STORE_DIRS
 
@@ -73,10 +74,9 @@ class InternalTopic:
 
     def logs(self) -> list[Log]:
         """Return the partitions that exist and are not offline."""
-        for name in [*self.registry.homes]:
-            if name.startswith(f"{self.topic}-"):
-                # A store that was opened with `only` for another partition does not have these partitions yet.
-                self.registry.include(name)
+        for name in self.registry.partitions_of(self.topic):
+            # A store that was opened with `only` for another partition does not have these partitions yet.
+            self.registry.include(name)
         # Make a list first: another thread may be creating a partition.
         return [log for log in list(self.registry.partitions.values()) if log.topic == self.topic]
 
@@ -104,9 +104,11 @@ class InternalTopic:
 
     def check_online(self, *names: str) -> None:
         """Raise `PartitionFailed` if one of the partitions `names` is offline; without names, if any of the topic."""
-        for name, reason in self.registry.offline.copy().items():
-            if name in names or (not names and name.startswith(f"{self.topic}-")):
-                raise PartitionFailed(f"{name}: {self.what} are offline: {reason}")
+        offline = self.registry.offline.copy()
+        for name in partitions_of(self.topic, offline):
+            if not names or name.directory in names:
+                reason = offline[name.directory]
+                raise PartitionFailed(f"{name.directory}: {self.what} are offline: {reason}")
 
     def check_open(self, *names: str, may_be_absent: bool = False) -> None:
         """Raise `InvalidStore` if a log directory that is not open here has one of the topic's partitions.
@@ -123,11 +125,11 @@ class InternalTopic:
                     f"{path}: is missing, and may hold {self.what} of {here}; mount it or, if it is lost for "
                     f"good, remove {STORE_DIRS} in {here}"
                 )
-            for name in sorted(os.listdir(path)):
-                if name in names or (not names and name.startswith(f"{self.topic}-")):
+            for name in partitions_of(self.topic, os.listdir(path)):
+                if not names or name.directory in names:
                     raise InvalidStore(
-                        f"{path / name}: holds {self.what} of {here}, too; name the log directories together, as in "
-                        f"'{here} {path}'"
+                        f"{path / name.directory}: holds {self.what} of {here}, too; name the log directories "
+                        f"together, as in '{here} {path}'"
                     )
 
 

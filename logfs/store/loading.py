@@ -315,9 +315,8 @@ class PartitionLoader:
                 # The load may list objects in the bucket: raises `WouldBlock` in a thread that must not do that.
                 registry.disk.check_may_fetch()
                 # The load needs the metadata topic, and holds a lock under which `include` must not be called.
-                for other in list(registry.homes) if self._is_partial else ():
-                    if other.startswith(f"{METADATA_TOPIC}-"):
-                        self.include(other)
+                for other in registry.partitions_of(METADATA_TOPIC) if self._is_partial else ():
+                    self.include(other)
             with unloaded.lock:
                 if registry.unloaded.get(name) is unloaded:
                     if self._stopped.is_set():

@@ -197,14 +197,19 @@ class PartitionRegistry:
             for known in (self.unloaded, self.partitions, self.offline, self.homes):
                 known.pop(name, None)
 
+    def partitions_of(self, topic: str) -> list[str]:
+        """Return the names of all partitions of a topic, in the order of their numbers, loaded or not."""
+        return [each.directory for each in names.partitions_of(topic, self.homes)]
+
     def home(self, name: str) -> Path:
         """Return the path of the log directory that a partition is in."""
         return self.homes[name].path
 
     def topic_id(self, topic: str) -> uuid.UUID | None:
         """Return the id that all partitions of a topic share, or None if no `partition.metadata` file has it."""
-        for name, log_dir in self.homes.copy().items():
-            if names.parse_directory(name).topic == topic and log_dir.failure is None:
+        for name in self.partitions_of(topic):
+            log_dir = self.homes.get(name)
+            if log_dir is not None and log_dir.failure is None:
                 loaded = self.partitions.get(name)
                 path = log_dir.path / name if loaded is None else loaded.directory
                 topic_id = read_topic_id(log_dir.disk, path)

@@ -219,8 +219,8 @@ class Settings:
             if (path / name).exists():
                 here = " ".join(str(log_dir) for _, log_dir in self._all_log_dirs)
                 raise InvalidStore(
-                    f"{path / name}: is a copy of the settings in {here}; name the log directories together, as in "
-                    f"'{here} {path}'"
+                    f"{path / name}: this copy of the settings in {here} would be outdated; name the log directories "
+                    f"together, as in '{here} {path}'"
                 )
 
     def _changed_topics(self) -> set[str]:

@@ -368,9 +368,7 @@ class Store:
             errors = FirstError()
             with errors:
                 self.checkpoints.forget_cleaner_offset(home, partition.name)
-            if not any(
-                names.parse_directory(n).topic == partition.topic for n in list(self.registry.homes)
-            ):
+            if not self.registry.partitions_of(partition.topic):
                 with errors:
                     self.settings.remove_topic(partition.topic)
             with errors:

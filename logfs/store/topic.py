@@ -51,8 +51,7 @@ class Topic:
 
         If a partition is offline, raises the error that keeps it offline.
         """
-        found = sorted(names.parse_directory(name) for name in list(self._store.registry.homes))
-        return [self._store[each.directory] for each in found if each.topic == self.name]
+        return [self._store[name] for name in self._store.registry.partitions_of(self.name)]
 
     def missing(self, partitions: int) -> Sequence[str]:
         """Return the names of the missing partitions among the numbers 0 to `partitions` - 1.

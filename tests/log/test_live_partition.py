@@ -7,6 +7,7 @@ broker does, so that the reader can look at the directory between any two of the
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import random
 import signal
@@ -607,6 +608,41 @@ def test_a_segment_is_cut_and_sealed_again_at_its_offset(
             writer.roll()
             shown.update(enumerate(writer.append(4, size), len(shown)))
         assert_shows(store, shown)
+
+
+@pytest.mark.parametrize("was_open", [False, True])
+@pytest.mark.parametrize("steps", [*itertools.permutations(("compact", "truncate", "append"))])
+def test_transactions_after_changes_that_were_not_seen_one_by_one(
+    writer: Writer, was_open: bool, steps: tuple[str, ...]
+) -> None:
+    """A compaction, a truncation and an append in any order between two looks: open transactions are those of now."""
+    writer("store.settings.set_topic('orders', 'cleanup.policy', 'compact')")
+    writer("from tests.support.batches import Producer")
+    writer("from logfs.format.batches.record import Record")
+    writer("p.append([Record(b'v', b'b')])")
+    code = {
+        "compact": f"store.compact({NAME!r}, roll=True)",
+        "truncate": f"store.truncate({NAME!r}, 1)",
+        "append": "p.append([Record(b'plain', b'c')])",
+    }
+    if was_open:
+        writer("Producer(p, 1).send_records([Record(b'open', b'a')])")
+    else:
+        writer("p.append([Record(b'w', b'b')])")
+        code["append"] = "Producer(p, 1).send_records([Record(b'open', b'a')])"
+    with logfs.open(writer.log_dir, read_only=True) as store:
+        _ = [*store[NAME].committed.read()]
+        for step in steps:
+            writer(code[step])
+        store.refresh()
+        with logfs.open(writer.log_dir, read_only=True) as fresh:
+            for reader, other in (
+                (store[NAME], fresh[NAME]),
+                (store[NAME].committed, fresh[NAME].committed),
+            ):
+                assert [*reader.read()] == [*other.read()]
+            assert store[NAME].last_stable_offset == fresh[NAME].last_stable_offset
+        assert not any(each.value == b"open" for each in store[NAME].committed.read())
 
 
 def test_an_index_is_cut_while_a_reader_uses_it(writer: Writer) -> None:

@@ -9,11 +9,19 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 
+from logfs.format.tiered.metadata_record import TOPIC as METADATA_TOPIC
+from logfs.mount.growing_sizes import CONFIRMED_SECONDS
+from logfs.store.store import Store
+from tests.support.command_line import call
+from tests.support.stores import set_topic
+
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from tests.support.mounts import Mount
@@ -168,6 +176,32 @@ def test_a_reader_in_another_pid_namespace_reads_all_records(orders: Path) -> No
     if b"unshare failed" in done.stderr:
         pytest.skip("namespaces cannot be made here")
     assert done.stdout == b"one\n"
+
+
+def test_the_log_of_remote_segments_grows_for_a_reader_that_waits(
+    make_mount: Callable[..., Mount], tmp_path: Path
+) -> None:
+    """`tail -f` of it sees the description of a segment that is copied, although no client has appended it."""
+    log_dir = tmp_path / "log"
+    (tmp_path / "bucket").mkdir()
+    with Store(log_dir) as store:
+        store.settings.set_broker("remote.storage.url", f"file://{tmp_path / 'bucket'}")
+        set_topic(store, "orders", remote_storage_enable="true", segment_bytes=200)
+        orders = store.create("orders-0")
+        for number in range(2):
+            for _ in range(20):
+                orders.append([b"%d" % number])
+            store.tier("orders-0")
+        name = next(name for name in store if name.startswith(METADATA_TOPIC))
+    mount = make_mount()
+    with (mount.path / name / "records.jsonl").open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        time.sleep(2 * CONFIRMED_SECONDS)
+        # The kernel could keep this size.
+        assert os.fstat(file.fileno()).st_size == size
+        append(mount.path / "orders-0", "line\n" * 300)
+        assert call("tier", log_dir).returncode == 0
+        assert os.fstat(file.fileno()).st_size > size
 
 
 def test_an_unchanged_log_is_read_from_the_page_cache(mount: Mount, orders: Path) -> None:

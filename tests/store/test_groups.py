@@ -978,6 +978,22 @@ def test_a_commit_in_an_offline_partition_is_an_error_and_not_missing(log_dir: P
         assert found.offset == 1
 
 
+def test_a_topic_with_a_similar_name_that_is_offline_hides_no_commit(log_dir: Path) -> None:
+    """`__consumer_offsets-old` is another topic, although its partitions' names begin alike."""
+    with Store(log_dir) as store:
+        store.create("orders-0").append([b"one"])
+        store.create("__consumer_offsets-old-0")
+    log = next((log_dir / "__consumer_offsets-old-0").glob("*.log"))
+    log.unlink()
+    log.mkdir()
+    with Store(log_dir) as store:
+        assert [*store.offline] == ["__consumer_offsets-old-0"]
+        assert store.groups.committed("billing", "orders-0") is None
+        store.groups.commit("billing", "orders-0", 1)
+    log.rmdir()
+    log.touch()
+
+
 def test_a_store_that_is_opened_without_one_of_its_log_directories(tmp_path: Path) -> None:
     """A commit that may be elsewhere is an error and not missing, and no second partition is made for it."""
     one, two = tmp_path / "one", tmp_path / "two"

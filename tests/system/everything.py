@@ -209,8 +209,7 @@ class Logs:
         offset = self.chance.randrange(model.start, model.end + 1)
         after = deepcopy(model)
         after.cut(offset)
-        compacted = offset < model.cleaned or model.opens_compacted_transaction(offset)
-        if after.begins_within_transactions() or compacted:
+        if after.begins_within_transactions() or model.opens_compacted_transaction(offset):
             # The log may have forgotten, or compacted, the beginning of a transaction that is open again.
             return
         self.store.truncate(name, offset)

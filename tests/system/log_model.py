@@ -91,6 +91,7 @@ class Model:
         """Drop everything from an offset on."""
         self.breaks += 1
         self.end, self.start = end, min(self.start, end)
+        self.cleaned = min(self.cleaned, end)
         self.records = {offset: each for offset, each in self.records.items() if offset < end}
         self.markers = [marker for marker in self.markers if marker[1] < end]
 

@@ -18,7 +18,7 @@ _ALL_BYTES = 2**31 - 1
 
 
 class DumpJob:
-    """One run of `logfs dump`: its options and output. `wrong` is True once an error makes the exit code 1."""
+    """One run of `logfs dump`: options, output and findings. `wrong` is True after an error that is no finding."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.decode_offsets: bool = arguments.offsets_decoder

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from logfs.errors import InvalidName
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterable
 
 # Suffixes of the files in a partition directory (kafka-storage 1.1).
 
@@ -160,14 +160,19 @@ def partitions_named(name: str, existing: Collection[str]) -> list[str]:
     """
     if name in existing:
         return [name]
+    return [each.directory for each in partitions_of(name, existing)] or [name]
+
+
+def partitions_of(topic: str, existing: Iterable[str]) -> list[TopicPartition]:
+    """Return the partitions of a topic among the directories called `existing`, in the order of their numbers."""
     found = []
     # Iterate over a copy, because other threads may add and remove directories.
-    for each in list(existing):
-        with suppress(InvalidName):
-            parsed = parse_directory(each)
-            if parsed.topic == name:
-                found.append(parsed)
-    return [each.directory for each in sorted(found)] or [name]
+    for name in list(existing):
+        # First a quick look: there may be very many partitions.
+        if name.startswith(f"{topic}-"):
+            with suppress(InvalidName):
+                found.append(parse_directory(name))
+    return sorted(each for each in found if each.topic == topic)
 
 
 def deleted_directory(partition: TopicPartition, uuid_hex: str) -> str:

@@ -252,8 +252,9 @@ def move_slots(old: UInt64s, slots: UInt64s, used: int) -> int:
     """Put the entries of the table `old` into the table `slots`, where they replace the entries of the same keys.
 
     Both tables have the same secret. `used` is the number of keys in `slots`. Returns the number of keys that are new
-    to `slots`, or -1 if they would fill it: one slot must stay empty, or a search would never end. Both tables are
-    traversed from one end to the other, because their slots are roughly in the order of the hashes.
+    to `slots`, or -1 if they would fill it: one slot must stay empty, or a search would never end. Slots are
+    roughly in the order of the hashes, so a pass over `old` visits `slots` from end to end, too, and reads memory in
+    order.
     """
     added = 0
     room = len(slots) - 1 - used

@@ -110,7 +110,8 @@ def read_staged(disk: Disk, directory: Path, staged: StagedFile) -> Iterator[Sca
             position, offset = end, found.next_offset
         if offset != staged.record_count or disk.size(file) != staged.size_bytes:
             raise Corrupt(
-                f"{file.path}: is damaged: {staged.record_count} records in {staged.size_bytes} bytes were staged"
+                f"{file.path}: has {offset} records in {disk.size(file)} bytes, but {staged.record_count} in "
+                f"{staged.size_bytes} were staged: the file is damaged"
             )
     finally:
         file.close()

@@ -182,8 +182,9 @@ class LivePartition(Log):
         began_ns = time.time_ns()
         before, is_settled = disk.stat_settled(directory)
         loaded = load()
-        # The offset up to which the log was read for its producers.
+        # The offset up to which the log was read for its producers, and the last segment then.
         self._producers_end = 0
+        self._producers_last: Segment | None = None
         super().__init__(disk, directory, name, config, clock, loaded)
         self._recovery_point = loaded.recovery_point
         self._identity = before.identity
@@ -237,8 +238,12 @@ class LivePartition(Log):
             end, start, first = state.log_end_offset, state.log_start_offset, state.segments[0]
             # Cleared first, so that an error leaves no half-updated producers.
             known, self._producers = self._producers, None
-            # Segments that were dropped before they were read may have ended transactions.
-            if known is None or not first.base_offset <= self._producers_end <= end:
+            # If the last segment was replaced, the log may have been truncated. Segments that were dropped before
+            # they were read may have ended transactions.
+            is_same_log = self._producers_last in state.segments
+            if known is None or not (
+                is_same_log and first.base_offset <= self._producers_end <= end
+            ):
                 local, now_ms = self.local_segments, self._clock()
                 begin = local[0].base_offset
                 self.snapshots.list_files()
@@ -247,6 +252,7 @@ class LivePartition(Log):
                 for segment in state.segments_from(self._producers_end):
                     replay(known, segment, self._producers_end, end)
             self._producers, self._producers_end = known, end
+            self._producers_last = state.segments[-1]
             for segment in self.local_segments:
                 # Read now, because the file may be deleted before a reader needs it.
                 _ = segment.txn_index.entries
@@ -347,7 +353,6 @@ class LivePartition(Log):
         except Gone:
             fresh = _make_segment(self.disk, self.directory, active.base_offset, active.identities)
             active.is_lost = True
-            self._producers = None
             self.forget_keys()
             self._publish_followed(
                 (*self.segments[:-1], fresh), fresh.last_timestamp, changes_text=True
@@ -383,7 +388,6 @@ class LivePartition(Log):
         changed = segments != self.segments
         self._reload_epochs()
         if any(segment.is_lost for segment in dropped):
-            self._producers = None
             self.forget_keys()
         last = local[-1].last_timestamp
         self._publish_followed(

@@ -75,7 +75,7 @@ _NO_BLOCK = Block(None, [RenderedRange(0, 0, memoryview(b""))], 0)
 
 
 class BlockCache:
-    """A cache of the blocks rendered last, for all views of a process. Any thread may use it.
+    """A cache of the blocks used last, for all views of a process. Any thread may use it.
 
     The key of a block is what it is rendered from: the segment's content, the positions, the view and the prefix.
     """

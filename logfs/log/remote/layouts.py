@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 # A .log file without a manifest is fetched in chunks of this size, which is the default of Aiven's plugin.
 CHUNK_BYTES = 4 << 20
 
-# Every object but the .log file is smaller than this, even of the largest segment.
-_MOST_SMALL_BYTES = 256 << 20
+# Larger objects, other than .log files, are refused, because they are read whole into memory.
+_MOST_SMALL_BYTES = 1 << 30
 
 # The files of a segment by the names that Aiven's manifest has for them.
 IN_MANIFEST = {

@@ -225,8 +225,8 @@ class Producers:
         self._check_epoch(producer, producer_epoch)
         if coordinator_epoch < producer.coordinator_epoch:
             raise CoordinatorFenced(
-                f"producer {producer_id}: a marker of coordinator epoch {coordinator_epoch}, which is "
-                f"older than the current epoch {producer.coordinator_epoch}"
+                f"producer {producer_id}: its marker has coordinator epoch {coordinator_epoch}, which is older than "
+                f"the current epoch {producer.coordinator_epoch}"
             )
 
     @staticmethod

@@ -99,7 +99,7 @@ class PartitionDirectory(PartitionAccess, DirectoryNode):
     def stat(self) -> Stat:
         access, known = self.access(), self._partition
         if isinstance(known, UnloadedPartition) and known.partition is None:
-            # The timestamp of the last record would load the partition, and `ls -l` of the root all partitions.
+            # Reading the last timestamp would load the partition, so `ls -l` of the root would load all of them.
             timestamp = known.mtime_ms()
         else:
             self.partition.refresh()

@@ -70,11 +70,11 @@ class TopicsDirectory(_Folder):
     """The directory `topics/`. A new directory in it is a topic with `num.partitions` partitions."""
 
     def find(self, name: str) -> Node | None:
-        is_there = any(parsed.topic == name for parsed in _partitions(self.context))
+        is_there = self.context.store.registry.partitions_of(name)
         return TopicDirectory(self.context, name, self) if is_there else None
 
     def is_current(self, node: Node) -> bool:
-        return any(parsed.topic == node.name for parsed in _partitions(self.context))
+        return bool(self.context.store.registry.partitions_of(node.name))
 
     def names(self) -> Iterator[str]:
         yield from sorted({parsed.topic for parsed in _partitions(self.context)})
@@ -137,8 +137,8 @@ class PartitionsDirectory(_Folder):
     def names(self) -> Iterator[str]:
         assert self.parent is not None
         topic = self.parent.name
-        numbers = [each.partition for each in _partitions(self.context) if each.topic == topic]
-        yield from map(str, sorted(numbers))
+        for name in names.partitions_of(topic, self.context.store.registry.homes):
+            yield str(name.partition)
 
 
 class PartitionLink(SymlinkNode):

@@ -152,5 +152,7 @@ class IcebergTables:
         new.parent.mkdir(parents=True, exist_ok=True)
         disk = Disk()
         disk.rename(old, new)
-        disk.sync_directory(new.parent.parent)
+        # The directories of the day, the data and the table may all be new.
+        for directory in new.parents[1:3]:
+            disk.sync_directory(directory)
         return new

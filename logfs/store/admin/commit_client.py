@@ -43,14 +43,14 @@ def commit(
     return Committed(answer["already"], offsets)
 
 
-def discard(log_dirs: LogDirs, staged: Sequence[StagedFile], *, seconds: float = 5.0) -> None:
+def discard(log_dirs: LogDirs, staged: Sequence[StagedFile]) -> None:
     """Remove staged files that will not be committed; the files of a decided commit are kept.
 
-    Waits up to `seconds` for another process that holds the directories. Raises `StoreLocked` if it still holds them
-    then, `InvalidStore` for a path that is not a log directory, and the errors of opening a store.
+    Waits up to five seconds for another process that holds the directories. Raises `StoreLocked` if it still holds
+    them then, `InvalidStore` for a path that is not a log directory, and the errors of opening a store.
     """
     if staged:
-        _call(log_dirs, Discard(tuple(staged)), seconds)
+        _call(log_dirs, Discard(tuple(staged)), 5.0)
 
 
 def _call(log_dirs: LogDirs, request: Request, seconds: float) -> Answer:

@@ -87,7 +87,7 @@ class Create(PartitionRequest, operation="create"):
 
     def run(self, store: Store, report: Report) -> Answer:
         topic = names.parse_directory(self.partition).topic
-        if self.partition in store.registry.homes or self.partition in store.offline:
+        if self.partition in store.registry.homes:
             # Check this before any setting changes: the settings apply to the whole topic.
             raise PartitionExists(f"{self.partition}: the partition exists")
         store.settings.change_topic(topic, self.settings)
@@ -423,8 +423,7 @@ def _adding(report: Report, total: int) -> Callable[[int], None]:
 
 def check_topic(store: Store, topic: str) -> None:
     """Raise `UnknownPartition` for a topic that has neither partitions nor its own settings."""
-    there = {names.parse_directory(name).topic for name in list(store.registry.homes)}
-    if topic not in there and not store.settings.topic_overrides(topic):
+    if not store.registry.partitions_of(topic) and not store.settings.topic_overrides(topic):
         where = ", ".join(str(log_dir.path) for log_dir in store.log_dirs)
         raise UnknownPartition(
             f"{where}: has no topic {topic!r}; 'logfs describe' lists the partitions"

@@ -145,7 +145,7 @@ class LogDir:
         # `follow`, because the directory may be given as a symlink.
         self.found, is_settled = disk.stat_settled(path, follow=True)
         self._seen = self.found.mtime_ns if is_settled else None
-        # The lock uses the wrapped disk: `close` ends all changes by the checked one before it removes the file.
+        # The lock uses the disk inside `CheckedDisk`: `close` ends all changes by the latter before it removes .lock.
         self._lock = Lock(disk.disk, path) if disk.writable else None
         self.live = self._is_live()
         self.clean = disk.exists(path / CLEAN_SHUTDOWN)
@@ -306,7 +306,7 @@ class LogDir:
         self.cleaner_offsets = self._read(CLEANER_OFFSETS)
 
     def _read(self, name: str) -> dict[TopicPartition, int]:
-        """Return a checkpoint's offsets. As in Kafka, a damaged one counts as empty: recovery only reads more."""
+        """Return a checkpoint's offsets. As in Kafka, a damaged one counts as empty."""
         path = self.path / name
         try:
             return checkpoint.parse_offsets(self.disk.read_file(path))

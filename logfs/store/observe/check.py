@@ -296,21 +296,22 @@ def trusts_indexes(store: Store, partition: Log, segment: Segment) -> bool:
 
 def _check_files(disk: Disk, log_dir: Path) -> Iterator[Finding]:
     """Audit the small files of a log directory."""
-    parsers: dict[str, Callable[[bytes], object]] = {
-        RECOVERY_POINTS: checkpoint.parse_offsets,
-        LOG_STARTS: checkpoint.parse_offsets,
-        HIGH_WATERMARKS: checkpoint.parse_offsets,
-        CLEANER_OFFSETS: checkpoint.parse_offsets,
-        META_PROPERTIES: checkpoint.parse_properties,
+    empty = "the next opening takes it for empty"
+    parsers: dict[str, tuple[Callable[[bytes], object], str]] = {
+        RECOVERY_POINTS: (checkpoint.parse_offsets, f"{empty}, and recovers all partitions"),
+        LOG_STARTS: (checkpoint.parse_offsets, f"{empty}; deleted records may be shown again"),
+        HIGH_WATERMARKS: (checkpoint.parse_offsets, "logfs does not need it; a broker does"),
+        CLEANER_OFFSETS: (checkpoint.parse_offsets, f"{empty}, and compacts from the log start"),
+        META_PROPERTIES: (checkpoint.parse_properties, "a broker does not start; correct it"),
     }
-    for name, parse in parsers.items():
+    for name, (parse, consequence) in parsers.items():
         path = log_dir / name
         try:
             parse(disk.read_file(path))
         except FileNotFoundError:
             continue
         except (Corrupt, OSError) as why:
-            yield error(path, f"{why}; its content is ignored, so recovery may read more")
+            yield error(path, f"{why}; {consequence}")
 
 
 def _check_commits(store: Store, log_dir: LogDir) -> Iterator[Finding]:

@@ -73,7 +73,7 @@ class RemoteLogMetadata:
     @property
     def exists(self) -> bool:
         """Whether the store has any partition of the topic; without one, there are no remote segments."""
-        return any(name.startswith(f"{TOPIC}-") for name in list(self._registry.homes))
+        return bool(self._registry.partitions_of(TOPIC))
 
     def segments(self, partition: RemotePartition) -> Mapping[uuid.UUID, RemoteSegment]:
         """Return the remote segments of a partition that are not deleted, by id, in a new mapping.
