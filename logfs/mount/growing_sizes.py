@@ -31,8 +31,9 @@ if the previous size is equally valid, that is, if all of the following hold:
   remote segments, which have many sources of appends, the logs that mirror a cluster, and all logs while a decided
   commit is not done: it may be done at any time.
 
-Sizes of segment files, of the text of a topic, and of files in a read-only store are never kept. The files of the
-active segment are opened with direct_io, but splice and sendfile use the kernel's page cache nevertheless.
+Sizes of segment files, of the text of a topic, of ranges that do not grow any more, and of files in a read-only store
+are never kept. The files of the active segment, and texts whose openers are not visible here, are opened with
+direct_io, but splice and sendfile use the kernel's page cache nevertheless. There is no FUSE `poll`.
 """
 
 from __future__ import annotations
@@ -172,7 +173,7 @@ class GrowingSizes:
 
     @staticmethod
     def _is_alone(node: GrowingFile, thread: int, asked: set[int]) -> bool:
-        """Whether no other thread has the file open, is in `asked`, or shares the descriptors of `thread`."""
+        """Whether `thread` has the file open once, no other is in `asked`, and none shares its descriptors."""
         openers = [handle.opener for handle in node.handles]
         return openers == [thread] and asked == {thread} and sharers.is_alone(thread)
 

@@ -8,7 +8,6 @@ from logfs.format.base import names
 from logfs.store.directory.log_dir import FirstError
 
 if TYPE_CHECKING:
-    from logfs.format.base.names import TopicPartition
     from logfs.log.append.partition import Partition
     from logfs.store.directory.log_dir import LogDir
     from logfs.store.registry import PartitionRegistry
@@ -18,7 +17,7 @@ class Checkpoints:
     """The writer of the checkpoint files in the log directories of a registry.
 
     The files hold the recovery points, log start offsets, high watermarks and cleaner offsets of the partitions.
-    Callers of `write`, `write_one` and `forget_cleaner_offset` hold the registry's lock.
+    Callers of `write` and `write_one` hold the registry's lock.
     """
 
     def __init__(self, registry: PartitionRegistry) -> None:
@@ -71,9 +70,4 @@ class Checkpoints:
         with self._registry.lock:
             if self._registry.partitions.get(partition.name.directory) is partition:
                 log_dir = self._registry.homes[partition.name.directory]
-                log_dir.write_cleaner_offsets({**log_dir.cleaner_offsets, partition.name: offset})
-
-    def forget_cleaner_offset(self, log_dir: LogDir, name: TopicPartition) -> None:
-        if name in log_dir.cleaner_offsets:
-            known = log_dir.cleaner_offsets
-            log_dir.write_cleaner_offsets({n: o for n, o in known.items() if n != name})
+                log_dir.set_cleaner_offset(partition.name, offset)

@@ -289,7 +289,7 @@ class Store:
             if parsed in log_dir.recovery_points or parsed in log_dir.log_starts:
                 # These are entries of a deleted partition of that name, which could not be removed at its deletion.
                 self.checkpoints.write()
-            self.checkpoints.forget_cleaner_offset(log_dir, parsed)
+            log_dir.set_cleaner_offset(parsed, None)
         return partition
 
     def _make(
@@ -367,7 +367,7 @@ class Store:
             # The partition is deleted now, whatever fails below. `create` removes entries that cannot be removed now.
             errors = FirstError()
             with errors:
-                self.checkpoints.forget_cleaner_offset(home, partition.name)
+                home.set_cleaner_offset(partition.name, None)
             if not self.registry.partitions_of(partition.topic):
                 with errors:
                     self.settings.remove_topic(partition.topic)

@@ -415,7 +415,7 @@ def test_a_tombstone_that_was_compacted_away_before_the_next_read(
     log.append([logfs.Record(value(3), key("g2"))])
     log.roll(T)
     # The sealed segment after a compaction that keeps no tombstones.
-    store.log_dirs[0].write_cleaner_offsets({log.name: 4})
+    store.log_dirs[0].set_cleaner_offsets({log.name: 4})
     sealed = log.segments[0]
     data = sealed.path.read_bytes()
     *_, last = (batch for batch in log.batches(0))

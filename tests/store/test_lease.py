@@ -73,14 +73,14 @@ def test_only_the_holder_writes_the_files_of_the_directory(closed: Path, clock: 
         assert returned.recovery_point == 60
         assert returned.cleaner_offset == 60
         assert holder.log_dirs[0].cleaner_offsets == {}
-        holder.log_dirs[0].write_cleaner_offsets({USERS: 60})
+        holder.log_dirs[0].set_cleaner_offsets({USERS: 60})
 
 
 def test_the_death_of_the_holder_is_like_any_crash(closed: Path, clock: Clock) -> None:
     """If the holder noted before that offsets may be missing, the gaps are not treated as damage afterwards."""
     holder = Store(closed, clock=clock, only="")
     log_dir = holder.log_dirs[0]
-    log_dir.write_cleaner_offsets({USERS: 0})
+    log_dir.set_cleaner_offsets({USERS: 0})
     with Store(Lease.of(log_dir, USERS), clock=clock, only="users-0") as store:
         store.compact("users-0")
         left = newest(store)

@@ -1,10 +1,11 @@
 """A partition that another process writes: a read-only store keeps it up to date with the files on the disk.
 
 A broker does not report what it appends, rolls, deletes, compacts or truncates. `refresh` therefore compares the
-mtimes of the directory and of the last .log file, and reads only if one has changed. Segments that still
-exist stay the same objects, so their readers are not disturbed. Segments that were replaced or dropped stay usable,
-with open files, for the readers that hold them. `refresh` writes no file and locks no file; it only holds the
-partition's `lock`, in this process. If files vanish during a refresh, the next one lists the directory again.
+mtime of the directory, and the identity, size and mtime of the last .log file, and reads only if one has changed.
+Segments that still exist stay the same objects, so their readers are not disturbed. Segments that were replaced or
+dropped stay usable, with open files, for the readers that hold them. `refresh` writes no file and locks no file; it
+only holds the partition's `lock`, in this process. If files vanish during a refresh, the next one lists the directory
+again.
 """
 
 from __future__ import annotations
@@ -188,7 +189,8 @@ class LivePartition(Log):
         super().__init__(disk, directory, name, config, clock, loaded)
         self._recovery_point = loaded.recovery_point
         self._identity = before.identity
-        # The log start of the checkpoint. A broker writes it once a minute, so the files may show a later one.
+        # The log start of the checkpoint, limited to the files. A broker writes it once a minute, so the files may
+        # show a later one.
         self._checkpointed_start = loaded.log_start_offset
         # The number of updates so far, by which a thread notices that another has updated the partition.
         self._looks = 0
@@ -418,8 +420,8 @@ class LivePartition(Log):
                 error,
             )
 
-    # Reading. A lookup that meets a deleted file refreshes the partition and starts over. A text view does not: it
-    # keeps its segments open, and its readers get `Gone` for files that it could not open in time.
+    # Reading. A lookup that meets a deleted file refreshes the partition and starts over. A read of bytes of a text
+    # does not: dropped segments stay open for it, and it gets `Gone` for files that could not be opened in time.
 
     def look_again(self, tries_left: int, gone: Gone) -> None:
         if not tries_left:

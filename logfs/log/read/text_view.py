@@ -60,7 +60,7 @@ class TextView:
         # The byte that readers have passed, as `release_before` reported it.
         self._passed = 0
         with log.disk.hold(self._extending):
-            # Registered first: from here on the log calls `pin` before a segment leaves it.
+            # Registered first: from here on a log that this process writes calls `pin` before a segment leaves it.
             log.views.add(self)
             state = log.state
             first = max(state.log_start_offset, 0 if start is None else start)

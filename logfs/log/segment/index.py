@@ -34,8 +34,8 @@ _MOST_BYTES = 512 * 1024 * 1024
 class SparseIndex(NamedFile):
     """Fixed-width entries in increasing order, so that a lookup finds the last one at or before its target.
 
-    Any thread may look up: it reads `_entries` once, which the one writer replaces by one assignment. The file is
-    opened at the first use, so that a store of many segments opens quickly, and is read block by block.
+    Any thread may look up: a lookup reads `_entries` once, which the one writer replaces by one assignment. The file
+    is opened at the first use, so that a store of many segments opens quickly, and is read block by block.
 
     Entries are added by `_writer`: to the file of an active segment after `preallocate`, or in memory after
     `collect`, where a read-only store keeps them. An index without a `_writer` is full.
@@ -44,6 +44,8 @@ class SparseIndex(NamedFile):
     entry: ClassVar[struct.Struct]
     # The first field of an entry, by which lookups search.
     first_field: ClassVar[struct.Struct]
+    # The number of the field that has the offset of an entry, relative to the base offset.
+    offset_field: ClassVar[int] = 0
     # For a read-only store: opens the file, in place of opening it by its path. Returns None if the file is missing.
     source: Callable[[], File | None] | None = None
     # Called when a reader has opened the file.
@@ -204,10 +206,10 @@ class SparseIndex(NamedFile):
             key=lambda number: not any(self._disk.read(file, number * width, width)),
         )
 
-    def reserve(self, count: int = 1) -> None:
-        """Allocate the disk blocks that the next `count` entries need. Raises `OSError` if the disk is full."""
+    def reserve(self) -> None:
+        """Allocate the disk block that the next entry needs. Raises `OSError` if the disk is full."""
         if self._writer is not None:
-            self._writer.reserve(len(self), count)
+            self._writer.reserve(len(self), 1)
 
     def trim(self) -> None:
         """Cut the preallocated space after the entries off the file, and end the writing (kafka-storage 3.5)."""
@@ -258,6 +260,19 @@ class SparseIndex(NamedFile):
                 f"{self.path}: is {size} bytes, but an index has at most {_MOST_BYTES}; run 'logfs reindex'"
             )
 
+    def _check_last_offset(self) -> None:
+        if len(self) and self._get(len(self) - 1)[self.offset_field] < 0:
+            raise Corrupt(
+                f"{self.path}: the last offset is below the segment's base offset; run 'logfs reindex'"
+            )
+
+    def truncate(self, offset: int) -> None:
+        """Drop the entries whose offset is `offset` or higher (kafka-storage 3.7)."""
+        relative = offset - self.base_offset
+        self.keep(
+            bisect_left(range(len(self)), relative, key=lambda i: self._get(i)[self.offset_field])
+        )
+
     @property
     def _file(self) -> File | None:
         """The file that the entries are read from; None if it is not open, or if they are in memory."""
@@ -296,8 +311,8 @@ class SparseIndex(NamedFile):
         if size > _MOST_BYTES and not self.is_growing:
             size = 0
         # A writer in another process that has just rolled may not have trimmed the file yet.
-        has_preallocated_space = self.is_growing or self.source is not None
-        count = self._written(file) if has_preallocated_space else size // width
+        may_have_zeros = self.is_growing or self.source is not None
+        count = self._written(file) if may_have_zeros else size // width
         entries = Entries.of_file(self._disk, file, self.entry, count)
         return entries._replace(has_rest=bool(size % width), reopens=True)
 
@@ -328,7 +343,8 @@ class SparseIndex(NamedFile):
     def _forget_cut(self, entries: Entries) -> None:
         """Make the next use open the file again, because the file is shorter than `entries` says.
 
-        Raises `Gone` if the index cannot open it, as in a read-only store: the caller then lists the log again.
+        Raises `Gone` if the index cannot open it, as in a read-only store. The caller then repeats the read
+        (`Reader.until_found`), for which the log is listed again.
         """
         if self._entries is entries:
             if not (self._disk.writable and entries.reopens):
@@ -427,17 +443,9 @@ class OffsetIndex(SparseIndex):
         relative, position = fields or (0, 0)
         return OffsetEntry(self.base_offset + relative, position)
 
-    def truncate(self, offset: int) -> None:
-        """Drop the entries whose offset is `offset` or higher (kafka-storage 3.7)."""
-        relative = offset - self.base_offset
-        self.keep(bisect_left(range(len(self)), relative, key=lambda i: self._get(i)[0]))
-
     def check_sane(self) -> None:
         super().check_sane()
-        if len(self) and self[len(self) - 1].offset < self.base_offset:
-            raise Corrupt(
-                f"{self.path}: the last offset is below the segment's base offset; run 'logfs reindex'"
-            )
+        self._check_last_offset()
 
     def __getitem__(self, number: int) -> OffsetEntry:
         relative, position = self._get(number)
@@ -455,10 +463,14 @@ class TimeEntry(NamedTuple):
 
 
 class TimeIndex(SparseIndex):
-    """The time index: the offset from which to search for a timestamp (kafka-storage 3.2)."""
+    """The time index: the offset from which to search for a timestamp (kafka-storage 3.2).
+
+    `log/audit` and `log/scan/segment_stats` parse its entries, too.
+    """
 
     entry = struct.Struct(">qi")
     first_field = struct.Struct(">q")
+    offset_field = 1
     # For the closing entry (kafka-storage 3.5).
     reserved = 1
 
@@ -481,12 +493,12 @@ class TimeIndex(SparseIndex):
         return self.base_offset <= last.offset < next_offset
 
     def maybe_append(self, timestamp: int, offset: int, *, closing: bool = False) -> None:
-        """Add an entry if `timestamp` (ms) is above that of the last entry; do nothing if the two are equal.
+        """Add an entry if `timestamp` (ms) is above that of the last entry; add none if the two are equal.
 
         With `closing`, the entry may use the slot that is reserved for the closing entry. Raises `ValueError` if the
         index is full, or if `timestamp` or `offset` is below that of the last entry.
         """
-        if not closing and self.room <= 0:
+        if not closing and self.is_full:
             raise ValueError(f"{self.path}: the index is full with {len(self)} entries")
         last = self.last
         if offset < last.offset and len(self):
@@ -513,21 +525,13 @@ class TimeIndex(SparseIndex):
         found, relative = fields or (-1, 0)
         return TimeEntry(found, self.base_offset + relative)
 
-    def truncate(self, offset: int) -> None:
-        """Drop the entries whose offset is `offset` or higher."""
-        relative = offset - self.base_offset
-        self.keep(bisect_left(range(len(self)), relative, key=lambda i: self._get(i)[1]))
-
     def check_sane(self) -> None:
         super().check_sane()
         if len(self) and self.last.timestamp < self[0].timestamp:
             raise Corrupt(
                 f"{self.path}: the last timestamp is below the first; run 'logfs reindex'"
             )
-        if len(self) and self.last.offset < self.base_offset:
-            raise Corrupt(
-                f"{self.path}: the last offset is below the segment's base offset; run 'logfs reindex'"
-            )
+        self._check_last_offset()
 
     def __getitem__(self, number: int) -> TimeEntry:
         timestamp, relative = self._get(number)

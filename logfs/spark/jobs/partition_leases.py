@@ -163,7 +163,7 @@ class LeasedPartitions:
             ]
             known = log_dir.cleaner_offsets
             if not known.keys() >= set(here):
-                log_dir.write_cleaner_offsets({**dict.fromkeys(here, 0), **known})
+                log_dir.set_cleaner_offsets({**dict.fromkeys(here, 0), **known})
 
     def _note(self, name: str, returned: Lease) -> None:
         log_dir, partition = self.store.registry.homes[name], names.parse_directory(name)
@@ -174,9 +174,8 @@ class LeasedPartitions:
             known.pop(partition, None)
             if value is not None:
                 known[partition] = value
-        offset = returned.cleaner_offset
-        if offset is not None and log_dir.cleaner_offsets.get(partition) != offset:
-            log_dir.write_cleaner_offsets({**log_dir.cleaner_offsets, partition: offset})
+        if returned.cleaner_offset is not None:
+            log_dir.set_cleaner_offset(partition, returned.cleaner_offset)
 
 
 @contextmanager

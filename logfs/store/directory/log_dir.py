@@ -233,10 +233,16 @@ class LogDir:
         self._write(LOG_STARTS, starts)
         self.recovery_points, self.log_starts = dict(points), dict(starts)
 
-    def write_cleaner_offsets(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Replace the checkpoint of the offsets up to which each log was compacted (kafka-storage 8.9)."""
+    def set_cleaner_offset(self, name: TopicPartition, offset: int | None) -> None:
+        """Record durably the offset up to which a log was compacted (kafka-storage 8.9); with None, forget it."""
+        if self.cleaner_offsets.get(name) != offset:
+            offsets = {each: at for each, at in self.cleaner_offsets.items() if each != name}
+            self.set_cleaner_offsets(offsets if offset is None else {**offsets, name: offset})
+
+    def set_cleaner_offsets(self, offsets: dict[TopicPartition, int]) -> None:
+        """Replace all offsets that `set_cleaner_offset` has recorded."""
         self._write(CLEANER_OFFSETS, offsets)
-        self.cleaner_offsets = dict(offsets)
+        self.cleaner_offsets = offsets
 
     def may_have_gaps(self, name: TopicPartition) -> bool:
         """Whether offsets may be missing from a partition because of compaction; True, too, if that is unknown.

@@ -202,10 +202,7 @@ class Mover(Maintenance):
         is_new = target not in list(registry.homes.values())
         registry.settings.copy_to(partition.topic, target.disk, target.path, is_new=is_new)
         offset = registry.homes[partition.name.directory].cleaner_offsets.get(partition.name)
-        if offset is None:
-            checkpoints.forget_cleaner_offset(target, partition.name)
-        else:
-            target.write_cleaner_offsets({**target.cleaner_offsets, partition.name: offset})
+        target.set_cleaner_offset(partition.name, offset)
         checkpoints.write_one(target, partition)
 
     def _schedule_removal(
@@ -225,7 +222,7 @@ class Mover(Maintenance):
             # The move is complete: remove `logfs.moved` from the new directory.
             partition.disk.unlink(partition.directory / MOVED)
             self._checkpoints.write()
-            self._checkpoints.forget_cleaner_offset(source, partition.name)
+            source.set_cleaner_offset(partition.name, None)
         except (LogfsError, OSError) as error:
             logger.error("%s: moved, but the original is not removed yet: %s", stray, error)
 

@@ -109,7 +109,7 @@ def plan_retention(
     expired = [Expired(segment, RetentionCause.START, reason) for segment, _ in below]
     if config is None or not config.is_deleted:
         left = segments[len(expired) :]
-        stays = _why_it_stays(left, config, now_ms) if left else ""
+        stays = _why_it_stays(left, config, now_ms)
         return RetentionPlan(expired, stays, starts[len(expired)])
     # Size and age drop only segments that were copied (if the log is tiered) and that the groups have read.
     copied = copied_end if copied_end is not None and config.copies_segments else LONG_MAX
@@ -123,7 +123,7 @@ def plan_retention(
         local = [segment for segment in left if not segment.is_tiered]
         found = _beyond_limits(local, config.local_limits, _LOCAL, now_ms)
         released += takewhile(lambda each: each.segment.next_offset <= copied_end, found)
-    stays = _why_it_stays(left, config, now_ms, unread, copied) if left else ""
+    stays = _why_it_stays(left, config, now_ms, unread, copied)
     return RetentionPlan(expired, stays, starts[len(expired)], released)
 
 
@@ -190,10 +190,12 @@ def _why_it_stays(
     unread: Unread | None = None,
     copied_end: int = LONG_MAX,
 ) -> str:
-    """Return why the oldest segment stays: users often ask why an old record is still there.
+    """Return why the oldest segment stays: users often ask why an old record is still there. "" if there is none.
 
     Only segments that end at or below `copied_end` may be dropped by size or age.
     """
+    if not segments:
+        return ""
     segment = segments[0]
     if not segment.size_bytes:
         return "the segment is empty"

@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 
 class MaintenanceScheduler(Maintenance):
-    """The periodic tasks of a store except compaction, and when each is due next.
+    """The periodic tasks of a store except compaction, moves and tiering, and when each is due next.
 
     One thread at a time calls `run_due`; any thread may call the other methods.
     """
@@ -80,7 +80,7 @@ class MaintenanceScheduler(Maintenance):
             self._timers[task] = Timer(self._registry.clock(), 0)
 
     def next_due(self) -> dict[MaintenanceTask, int]:
-        """Return when each task is due next, in ms since the epoch, except those that are due at each `run_due`."""
+        """Return when each task is due next, in ms since the epoch; without tiering and what is due at each run."""
         broker = self._registry.settings.broker_config
         timers = {**self._timers, MaintenanceTask.COMPACTION: self._compactor.timer}
         return {
