@@ -246,7 +246,9 @@ class KeyIndex:
         """Make the next lookup rebuild the tables, and remove the index files that are on writable disks."""
         log = self._reader.log
         log.check_may_block()
-        logger.warning("%s: the key index is rebuilt: %s", log.directory, why)
+        # Compaction may have removed a record of the index, such as one of an aborted transaction: nothing is wrong.
+        level = logging.WARNING if isinstance(why, Exception) else logging.INFO
+        logger.log(level, "%s: the key index is rebuilt: %s", log.directory, why)
         if self._base is not None:
             # A read-only store cannot remove the file in the partition directory, and must not use it again.
             self._distrusted.add(self._base.header.secret)
