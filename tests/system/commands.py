@@ -110,7 +110,11 @@ COMMANDS = [
         ],
         settled="the partition exists",
     ),
-    Command("delete", lambda root: ["delete", _log(root, "plain-0")], settled="has no partition"),
+    Command(
+        "delete",
+        lambda root: ["delete", _log(root, "plain-0")],
+        settled="no such partition|has no partition",
+    ),
     Command(
         "append",
         lambda root: ["append", _log(root, "plain-0"), "--jsonl", "--file", _lines(root)],
