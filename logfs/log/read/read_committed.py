@@ -182,9 +182,12 @@ class CommittedText:
         columns = self._all.columns(start, end)
         renderer = self._all.renderer
         sizes = rendering.sizes(columns, renderer.view, len(renderer.prefix))
+        if not len(sizes):
+            return columns
         starts = self._all.position_of(start) + np.cumsum(sizes) - sizes
-        ends = np.array([each[:2] for each in self._hidden_ranges])
-        hidden = starts < ends[np.searchsorted(ends[:, 0], starts, "right") - 1, 1]
+        first, last = (self._range_at(at) for at in starts[[0, -1]].tolist())
+        ranges = np.array([each[:2] for each in self._hidden_ranges[first : last + 1]])
+        hidden = starts < ranges[np.searchsorted(ranges[:, 0], starts, "right") - 1, 1]
         return columns.select(~hidden) if hidden.any() else columns
 
     def offset_for_time(self, timestamp: int, start: int, end: int) -> int | None:
@@ -196,18 +199,20 @@ class CommittedText:
                 header.is_transactional and self._is_hidden(header.base_offset)
             )
 
-        return self._all.first_shown_at(timestamp, start, end, shows)
+        return self._all.offset_for_time(timestamp, start, end, shows)
 
     def _is_hidden(self, base_offset: int) -> bool:
         """Whether the batch at an offset of the view is hidden."""
         at = self._all.position_of(base_offset)
-        number = bisect_right(self._hidden_ranges, at, key=lambda each: each.start) - 1
-        return at < self._hidden_ranges[number].end
+        return at < self._hidden_ranges[self._range_at(at)].end
+
+    def _range_at(self, at: int) -> int:
+        """Return the number of the last hidden range that begins at or before the byte `at` of the whole text."""
+        return bisect_right(self._hidden_ranges, at, key=lambda each: each.start) - 1
 
     def _without_hidden(self, at: int) -> int:
         """Return the position in this view of the byte `at` of the text of all records."""
-        number = bisect_right(self._hidden_ranges, at, key=lambda each: each.start) - 1
-        last = self._hidden_ranges[number]
+        last = self._hidden_ranges[self._range_at(at)]
         # Within a hidden range, the next shown record begins where the range does.
         return at - last.hidden + max(last.end - at, 0)
 

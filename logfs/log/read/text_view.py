@@ -284,17 +284,18 @@ class TextView:
             lambda: self.log.columns_as_of(self._state(start, end), start, end)
         )
 
-    def offset_for_time(self, timestamp: int, start: int, end: int) -> int | None:
+    def offset_for_time(
+        self,
+        timestamp: int,
+        start: int,
+        end: int,
+        shows: Callable[[Header], bool] = lambda header: not header.is_control,
+    ) -> int | None:
         """Return the offset of the first record of the view in [start, end) with a time of at least `timestamp` (ms).
 
-        Records that have left the log count, too. None if there is no such record.
+        Only the batches count for which `shows` returns true; those that have left the log count, too. None if there
+        is no such record.
         """
-        return self.first_shown_at(timestamp, start, end, lambda header: not header.is_control)
-
-    def first_shown_at(
-        self, timestamp: int, start: int, end: int, shows: Callable[[Header], bool]
-    ) -> int | None:
-        """Return what `offset_for_time` does, for the records of the batches for which `shows` returns true."""
         found = self.log.until_found(
             lambda: self.log.offset_for_time_as_of(self._state(start, end), timestamp, shows)
         )
