@@ -18,6 +18,7 @@ from logfs.format.tiered.metadata_record import TOPIC as METADATA_TOPIC
 from logfs.mount.growing_sizes import CONFIRMED_SECONDS
 from logfs.store.store import Store
 from tests.support.command_line import call
+from tests.support.processes import wait_for
 from tests.support.stores import set_topic
 
 if TYPE_CHECKING:
@@ -194,14 +195,20 @@ def test_the_log_of_remote_segments_grows_for_a_reader_that_waits(
             store.tier("orders-0")
         name = next(name for name in store if name.startswith(METADATA_TOPIC))
     mount = make_mount()
-    with (mount.path / name / "records.jsonl").open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        time.sleep(2 * CONFIRMED_SECONDS)
-        # The kernel could keep this size.
-        assert os.fstat(file.fileno()).st_size == size
-        append(mount.path / "orders-0", "line\n" * 300)
-        assert call("tier", log_dir).returncode == 0
-        assert os.fstat(file.fileno()).st_size > size
+    path, seen = mount.path / name / "records.jsonl", tmp_path / "seen"
+    # A process with one thread: the kernel may keep the size for no other.
+    words = ["tail", "-f", "-s", "0.2", "-c", "+1", path]
+    with seen.open("wb") as file, subprocess.Popen(words, stdout=file) as tail:
+        try:
+            wait_for(lambda: seen.stat().st_size == path.stat().st_size)
+            size = seen.stat().st_size
+            # Now it asks for the size a few times, and the size has not changed for long enough to be kept.
+            time.sleep(1 + CONFIRMED_SECONDS)
+            append(mount.path / "orders-0", "line\n" * 300)
+            assert call("tier", log_dir).returncode == 0
+            wait_for(lambda: seen.stat().st_size > size)
+        finally:
+            tail.kill()
 
 
 def test_an_unchanged_log_is_read_from_the_page_cache(mount: Mount, orders: Path) -> None:
