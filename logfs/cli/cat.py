@@ -44,7 +44,9 @@ def run(arguments: argparse.Namespace) -> int:
     bounds = Bounds(arguments)
     with OpenLogs(arguments.target, arguments.isolation) as opened:
         if arguments.newest is not None:
-            return _print_newest(opened.logs, printer, arguments.newest)
+            found = _print_newest(opened.logs, printer, arguments.newest)
+            printer.finish()
+            return found
         ranges = _ranges(opened, bounds)
         whole = printer.print_logs(list(ranges), list(ranges.values()))
         printer.finish()

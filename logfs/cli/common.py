@@ -50,6 +50,15 @@ def not_empty(text: str) -> str:
     return text
 
 
+def group_name(text: str) -> str:
+    """Return the name of a consumer group from the command line. Raises `ArgumentTypeError` if none can have it."""
+    try:
+        not_empty(text).encode()
+    except UnicodeEncodeError:
+        raise argparse.ArgumentTypeError(f"{os.fsencode(text)!r} is not UTF-8") from None
+    return text
+
+
 def regular_expression(option: str, text: str) -> re.Pattern[bytes]:
     """Return the regular expression that is the value of an option. Raises `InvalidName` if it is malformed."""
     try:

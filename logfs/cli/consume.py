@@ -11,7 +11,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from logfs.cli.common import add_isolation, add_target, ask, not_empty
+from logfs.cli.common import add_isolation, add_target, ask, group_name, not_empty
 from logfs.cli.human_times import moment
 from logfs.cli.members import Membership
 from logfs.cli.output import Printer, add_form
@@ -38,7 +38,7 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments: TARGET, the group, where to begin and to end, a command, filters, and the output's form."""
     add_target(parser, topics=True)
-    parser.add_argument("-g", "--group", required=True, type=not_empty, help="the consumer group")
+    parser.add_argument("-g", "--group", required=True, type=group_name, help="the consumer group")
     parser.add_argument(
         "--from",
         dest="begin",

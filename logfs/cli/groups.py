@@ -9,6 +9,7 @@ from logfs.cli.common import (
     add_log_dirs,
     ask,
     check_names,
+    group_name,
     log_dirs_of,
     not_empty,
     recovery_progress,
@@ -34,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-p", "--partition", type=not_empty, metavar="NAME", help="this partition or topic only"
     )
-    parser.add_argument("-g", "--group", type=not_empty, help="this group only")
+    parser.add_argument("-g", "--group", type=group_name, help="this group only")
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
     change = parser.add_mutually_exclusive_group()
     change.add_argument(

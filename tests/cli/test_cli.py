@@ -18,6 +18,7 @@ import pytest
 from crc32c import crc32c
 
 import logfs
+from logfs.cli import main
 from logfs.cli.common import progress_bar
 from logfs.errors import InvalidStore
 from logfs.store.store import Store
@@ -858,6 +859,21 @@ def test_a_symlink_loop_is_an_error_of_one_line(tmp_path: Path, words: str) -> N
     loop = tmp_path / "loop"
     loop.symlink_to(loop)
     fails(*words.format(loop, loop).split(" "))
+
+
+@pytest.mark.parametrize("command", ["consume", "groups"])
+def test_the_name_of_a_group_is_utf_8(
+    log_dir: Path, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another name is refused at once, and not when something is to be committed."""
+    with Store(log_dir) as store:
+        store.create("orders-0").append([b"value"])
+    with pytest.raises(SystemExit) as ended:
+        main([command, "-g", os.fsdecode(b"\xff"), str(log_dir)])
+    assert ended.value.code == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.endswith("-g/--group: b'\\xff' is not UTF-8\n")
 
 
 def test_an_empty_path_is_no_mountpoint(tmp_path: Path) -> None:

@@ -114,8 +114,10 @@ class Flusher:
             except OSError as error:
                 if error.errno in NO_DESCRIPTOR:
                     # A file could not be opened for its fsync, so no fsync has failed.
-                    self._directory_is_dirty |= directory_is_dirty
-                    self._unflushed_since_ms = since_ms
+                    with log.lock:
+                        self._directory_is_dirty |= directory_is_dirty
+                        # Meanwhile an append may have set a later time.
+                        self._unflushed_since_ms = since_ms or self._unflushed_since_ms
                     raise
                 raise log.fail("an fsync failed", error) from error
             self._unsynced = ()
