@@ -109,6 +109,21 @@ def test_overwrite_begins_anew_and_only_for_its_topics(spark: SparkSession, log_
     assert export(spark, log_dir, target, format="iceberg").records == 0
 
 
+def test_overwrite_of_one_partition_keeps_the_others(spark: SparkSession, log_dir: Path) -> None:
+    """Their records are exported already, so they would not come back."""
+    target = log_dir.with_name("ice")
+    with Store(log_dir) as store:
+        for number in range(2):
+            store.create(f"a-{number}").append([b"1", b"2"])
+    export(spark, log_dir, target, format="iceberg")
+    with Store(log_dir) as store:
+        store.delete_records("a-0", 1)
+    options = {"assign": '{"a":[0]}'}
+    export(spark, log_dir, target, format="iceberg", options=options, mode="overwrite")
+    assert offsets(table(target, "a")) == [(0, 1), (1, 0), (1, 1)]
+    assert export(spark, log_dir, target, format="iceberg").records == 0
+
+
 def test_an_export_that_ends_between_tables_is_completed(
     spark: SparkSession, log_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -579,4 +579,5 @@ class Reader:
                 # Messages of magic 0 cannot have timestamps, so none is the greatest.
                 return None
             return OffsetAndTimestamp(start, NO_TIMESTAMP)
-        return self._first_at(segment, entry.timestamp, start, _is_any)
+        found = self._first_at(segment, entry.timestamp, start, _is_any)
+        return found if found is not None and found.offset < state.log_end_offset else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import TYPE_CHECKING
 
+from logfs.errors import Corrupt
 from logfs.log.segment.batch_iterator import DamagedRange
 
 if TYPE_CHECKING:
@@ -28,7 +29,12 @@ def recent_keys(reader: Reader, limit: int) -> list[bytes]:
     found: dict[bytes, bool] = {}
     state = reader.state
     for batch in _newest_batches(reader, state):
-        for record in reversed(list(batch.records())):
+        try:
+            records = list(batch.records())
+        except Corrupt:
+            # The key index leaves such a batch out, too.
+            continue
+        for record in reversed(records):
             inside = state.log_start_offset <= record.offset < state.log_end_offset
             if inside and record.key is not None:
                 found.setdefault(record.key, record.value is not None)

@@ -90,8 +90,9 @@ class IcebergTables:
         """Add files to the tables of their topics, each in one commit; a missing table is created.
 
         The files are moved into the directories of the tables first. The snapshot of a table stores the `offsets` of
-        its topic. If `replaced` is given, the same commits remove the older records of its topics. Raises `JobFailed`
-        if a commit fails: its table is unchanged, and the tables of topics before it, by name, have their commits.
+        its topic. If `replaced` is given, the same commits remove the older records of its partitions. Raises
+        `JobFailed` if a commit fails: its table is unchanged, and the tables of topics before it, by name, have their
+        commits.
         """
         of_topic: dict[str, list[WrittenFile]] = {}
         if replaced is not None:
@@ -106,10 +107,14 @@ class IcebergTables:
                 for name, each in (offsets or {}).items()
                 if name.partition("#")[0] == topic
             }
-            self._commit(topic, files, ends, replaces=replaced is not None)
+            self._commit(topic, files, ends, replaced)
 
     def _commit(
-        self, topic: str, written: Sequence[WrittenFile], offsets: OffsetsJson, *, replaces: bool
+        self,
+        topic: str,
+        written: Sequence[WrittenFile],
+        offsets: OffsetsJson,
+        replaced: Selection | None,
     ) -> None:
         from pyiceberg.exceptions import CommitFailedException, ValidationException
         from pyiceberg.expressions import AlwaysTrue
@@ -119,8 +124,12 @@ class IcebergTables:
         properties = {_OFFSETS: json.dumps(offsets)}
         try:
             with table.transaction() as transaction:
-                if replaces and table.current_snapshot() is not None:
-                    transaction.delete(AlwaysTrue(), snapshot_properties=properties)
+                if replaced is not None and table.current_snapshot() is not None:
+                    # Only the option `assign` selects some partitions of a topic.
+                    chosen = {each.partition for each in replaced.partitions if each.topic == topic}
+                    listed = ", ".join(map(str, sorted(chosen)))
+                    older = f"partition in ({listed})" if chosen else AlwaysTrue()
+                    transaction.delete(older, snapshot_properties=properties)
                 if places:
                     # Names of files are unique, so none can be in the table already.
                     transaction.add_files(
@@ -152,7 +161,7 @@ class IcebergTables:
         new.parent.mkdir(parents=True, exist_ok=True)
         disk = Disk()
         disk.rename(old, new)
-        # The directories of the day, the data and the table may all be new.
-        for directory in new.parents[1:3]:
+        # The directory of the day is synced by the rename; those of the data, the table and the namespace may be new.
+        for directory in new.parents[1:4]:
             disk.sync_directory(directory)
         return new

@@ -89,11 +89,14 @@ class RemoteLogManager(Maintenance):
         return self._plan(partition, self._log_of(partition))
 
     def lag_of(self, partition: Log) -> CopyPlan:
-        """Return the segments to copy, none if the partition is not tiered. Raises the errors of `TieredLogs.of`."""
-        log = self._tiered.of(partition) if partition.config.copies_segments else None
-        if log is None:
-            return CopyPlan((), "the topic is not tiered")
-        return self._plan(partition, log)
+        """Return the segments to copy; none if the partition is not tiered, or if it is unknown what was copied."""
+        try:
+            log = self._tiered.of(partition) if partition.config.copies_segments else None
+            if log is not None:
+                return self._plan(partition, log)
+        except (LogfsError, OSError) as error:
+            return CopyPlan((), str(error))
+        return CopyPlan((), "the topic is not tiered")
 
     def _log_of(self, partition: Log) -> TieredLog:
         log = self._tiered.of(partition)

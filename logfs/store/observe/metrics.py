@@ -312,16 +312,16 @@ def _retention(store: Store) -> Iterator[Family]:
 
 def _tiering(store: Store) -> Iterator[Family]:
     prefix = f"{_TRAFFIC}remote"
-    logs = []
+    manager, sizes, lags = store.remote_log_manager, [], []
     for partition in _partitions(store):
         with suppress(LogfsError, OSError):
             log = store.tiered.of(partition)
             if log is not None:
-                logs.append((partition, log))
-    sizes = [Sample(sum(each.size_bytes for each in log.finished()), _of(p)) for p, log in logs]
+                size = sum(each.size_bytes for each in log.finished())
+                sizes.append(Sample(size, _of(partition)))
+                if not store.read_only:
+                    lags.append((manager.lag_of(partition), _of(partition)))
     yield _family(f"{prefix}logsizebytes", sizes)
-    manager = store.remote_log_manager
-    lags = [(manager.lag_of(p), _of(p)) for p, _ in logs if not store.read_only]
     sizes = [Sample(lag.size_bytes, labels) for lag, labels in lags]
     yield _family(f"{prefix}copylagbytes", sizes)
     segments = [Sample(len(lag.segments), labels) for lag, labels in lags]
