@@ -101,10 +101,11 @@ class Account:
     """What `check_boundaries` needs to know of a segment: its end, and the transactions that cross its boundaries.
 
     - `gaps`: offsets may be missing in the segment, because of compaction.
-    - `began`: for each producer id with a transaction open at the segment's end, the offset at which it began.
+    - `began`: for each producer id with a transaction open at the segment's end, the base offset of the transaction's
+      first batch in the segment.
     - `over`: for each producer id with any marker in the segment, the offsets of its markers.
-    - `missing`: the aborted transactions that ended in the segment and are not in the index. The first offset is -1
-      if the transaction did not begin in the segment: it began before, or not at all. The last stable offset is -1.
+    - `missing`: the aborted transactions that ended in the segment and are not in the index. The first offset is that
+      of the transaction's first batch in the segment, -1 if the segment has none. The last stable offset is -1.
     """
 
     path: Path
@@ -131,9 +132,9 @@ def audit(
 
     Checks every batch: its CRC, its records, its offsets, and its leader epoch against `epochs`, the pairs (epoch,
     start offset) in ascending order. Without `trusts_indexes` the indexes are not checked: a crash may have left them
-    incomplete. `live` means that another process writes the log: it is no problem if that process has not trimmed an
-    index after a roll. Damage wholly below `log_start_offset` is a note, because it is no loss: a crash during
-    retention leaves gaps there.
+    incomplete. Nor are they checked if recovery found damage in the segment. `live` means that another process writes
+    the log: it is no problem if that process has not completed and trimmed an index after a roll. Damage wholly below
+    `log_start_offset` is a note, because it is no loss: a crash during retention leaves gaps there.
 
     `report` is called with the size in bytes of each run or damage that was read. Raises `OSError`, and `Gone` if
     files leave the log meanwhile.
@@ -303,8 +304,8 @@ class _IndexAudit:
     """The audit of one index while the log is read. The entries after a wrong entry are not checked."""
 
     dtype: np.dtype[np.void]
-    # The fields that rise from entry to entry, each with a value below that of the first entry: no entry stands for
-    # the first batch, at position 0 (kafka-storage 3.3). The first of the fields is the key.
+    # The fields that rise from entry to entry, each with a bound that the first entry must exceed: no entry stands
+    # for the first batch, at position 0 (kafka-storage 3.3). The first field is the key by which `_take` selects.
     rising: Sequence[tuple[str, int]]
     # Whether entries were left out at the end.
     _is_cut_short = False
@@ -506,7 +507,7 @@ def _sound_indexes(segment: Segment, *, live: bool) -> Generator[Finding, None, 
 
 
 class _TransactionAudit:
-    """The check that every aborted transaction of a segment's log is in its index (kafka-storage 9.5)."""
+    """The check that a segment's transaction index has the aborted transactions of its log (kafka-storage 9.5)."""
 
     def __init__(self, segment: Segment, account: Account) -> None:
         self._segment = segment
@@ -560,7 +561,7 @@ class _TransactionAudit:
         for producer_id, offset in sorted(wrong)[:1]:
             text = f"the entry of producer {producer_id} that ends at offset {offset} matches no abort in the log"
             yield _index_error(self._segment, index.path, text)
-        # A marker that follows another marker of the producer ends no transaction.
+        # A marker that follows another marker of the producer, with no data between them, ends no transaction.
         account.missing += [
             AbortedTransaction(producer_id, first, offset, -1)
             for (producer_id, offset), (before, first) in self._aborts.items()

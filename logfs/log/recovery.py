@@ -2,11 +2,12 @@
 
 One difference is deliberate. Kafka cuts the log at the first bad batch and deletes every later segment, which is
 right if replicas hold the data, but loses data on a single node. Here only a torn tail is cut off, as
-`_LogLoader._is_torn` decides: invalid bytes at the end of a log that was not closed properly, at or after the
-recovery point, which do not begin with a whole batch; or such bytes at the end of an earlier segment, if no offset is
-missing there. A torn tail is kept in a `.torn` file, unless it is all zeros. Segments at the end without a batch are
-dropped if an offset is missing before them. Damage anywhere else stays where it is: reading its offsets raises
-`Corrupt`, and everything after it stays readable.
+`_LogLoader._is_torn` decides: in a log that was not closed properly, invalid bytes at the end of a segment that do
+not begin with a whole batch. In the last segment they must be at or after the recovery point. In an earlier segment,
+the next segment must begin at the offset that follows the last batch. A torn tail is kept in a `.torn` file, unless
+it is all zeros. Segments at the end without a batch are dropped if they begin at or after the recovery point and an
+offset is missing before them. Damage anywhere else stays where it is: reading its offsets raises `Corrupt`, and
+everything after it stays readable.
 
 For example, the offsets 0 to 19 are in the bytes 0 to 799 of the last segment, and 200 bytes of an unfinished batch
 follow. With a recovery point of 20 they are a torn tail, and the next append gets offset 20. With a recovery point of
@@ -135,6 +136,8 @@ def load(
 ) -> Loaded:
     """Load a partition directory. If it was not closed cleanly, recover it from the recovery point on.
 
+    With `start.rebuild`, all of it is recovered. Segments without usable indexes are recovered in any case.
+
     `progress` is called while .log files are recovered, each time with the number of bytes read since its last call.
     `kind` is the class of the segments, and `now_ms` is the present time.
     Raises `OSError`, `Corrupt` for a leader epoch file that cannot be read, and `InvalidName` for a file whose stem
@@ -196,7 +199,7 @@ class _LogLoader:
             log_end_offset = max(deleted, self.start.recovery_point)
             segments = [self._new_segment(log_end_offset)]
         log_start_offset = max(deleted, segments[0].base_offset)
-        # A snapshot at the first local offset has the producers of the remote segments before it.
+        # In a tiered log, a snapshot at the first local offset has the producers of the remote segments before it.
         first = deleted if self.start.is_tiered else log_start_offset
         producers = self._load_producers(segments, first, log_end_offset)
         for segment in segments:
@@ -326,7 +329,7 @@ class _LogLoader:
         kept = segments[:1]
         for segment in segments[1:]:
             before = kept[-1]
-            # In a read-only store the file of a swap still has the suffix `.swap`.
+            # In a read-only store the file of a swap still has the suffix `.swap`, so the path may not exist.
             with suppress(FileNotFoundError):
                 is_empty = not self.disk.stat(segment.path).size_bytes
                 if is_empty and self._ends_after(before.base_offset, segment.base_offset):

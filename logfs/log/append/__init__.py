@@ -26,6 +26,6 @@ A record written to `append` or `append.jsonl` may be refused for these reasons,
 If lines before the refused one were appended, write(2) returns their size, and the next write fails with the error.
 docs/filesystem.md ("Errors") has the errno of each class of error. The classes are `NotWritable`, `UnknownPartition`
 and `PartitionFailed` in steps 1 and 6, and `InvalidEnvelope`, `InvalidRecord` and `RecordTooLarge` in steps 2 to 4.
-In step 5, the `OSError` of a full disk keeps its own errno. A producer's batch (`append_batch`, Python only) is
-refused by `validator.check_batch` and by `state/producers`.
+Step 5 raises the `OSError` itself for a full disk or too many open files, and `PartitionFailed` for other errors. A
+producer's batch (`append_batch`, Python only) is refused by `validator.check_batch` and by `state/producers`.
 """

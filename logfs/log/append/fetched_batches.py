@@ -65,9 +65,10 @@ def append_fetched(
 def _take(
     partition: Partition, view: memoryview, source: str, *, may_have_gaps: bool
 ) -> tuple[int, int, bool]:
-    """Append the whole batches in `view`; without `may_have_gaps`, only those before the first missing offset.
+    """Append the whole batches in `view`, run by run; without `may_have_gaps`, stop before a run that has a gap.
 
-    Returns the positions in `view` at which the appended batches begin and end, and whether a gap stopped the call.
+    A run has a gap if offsets are missing before it or between its batches. Returns the positions in `view` at which
+    the appended batches begin and end, and whether a gap stopped the call.
     """
     with partition.disk.hold(partition.lock):
         partition.check_mirror(source)
@@ -90,7 +91,7 @@ def _has_gap(run: ScannedBatches, end: int) -> bool:
 
 
 def _skip_known(partition: Partition, view: memoryview) -> int:
-    """Return the position of the first batch in `view` that the log does not have."""
+    """Return the position of the first batch in `view` that the log does not have. Raises `Diverged`."""
     end, position = partition.log_end_offset, 0
     for header in whole_batches(view):
         if header.base_offset >= end:
@@ -166,9 +167,9 @@ def _write(partition: Partition, run: ScannedBatches, interval_bytes: int) -> No
 def begin_at(partition: Partition, offset: int, source: str = "") -> None:
     """Drop all records and begin the log at `offset`, where the other log begins (kafka-storage 10.5).
 
-    The caller has made the log end durable as the log start. Leader epochs and producers are dropped too.
-    Raises `OffsetOutOfRange` if `offset` is below the log end; `NotWritable`, `PartitionFailed`, `UnknownPartition`;
-    and `OSError`.
+    The caller has made the log end durable as the log start. If `offset` is above the log end, leader epochs and
+    producers are dropped too. Raises `OffsetOutOfRange` if `offset` is below the log end; `NotWritable`,
+    `PartitionFailed`, `UnknownPartition`; and `OSError`.
     """
     end = partition.log_end_offset
     if offset < end:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from logfs.log.recovery import Loaded
     from logfs.log.segment.segment import Segment
 
-# Segments stay open until they are durable. A flush is due once this many last segments have no durable record.
+# Files that are not flushed stay open. A flush is due once none of the last 16 segments has a durable record.
 _MOST_UNFLUSHED = 16
 
 
@@ -45,7 +45,7 @@ class Flusher:
         """Whether a flush is due, because at least `flush.messages` records or 16 segments are not flushed.
 
         One sealed segment is enough if the unflushed segments of all partitions hold too many descriptors.
-        `flush.messages` is the value that was in force at the last append.
+        `flush.messages` is the value that was in force at the last append, or at the opening if there was none.
         """
         state, point = self._log.state, self.recovery_point
         segments = state.segments
@@ -92,9 +92,9 @@ class Flusher:
     def flush(self) -> int:
         """Make everything that is in the log now durable, and return the new recovery point (an offset).
 
-        Appends go on during the sync: the lock of the log is held only to note where the log ends. Callers share a
+        Appends go on during the sync: the partition's lock is held only to note where the log ends. Callers share a
         sync: a caller that has waited for another caller's sync returns at once if that sync covered its records.
-        Raises `PartitionFailed` if the sync fails, or the failure that ended the appends before: there is no retry.
+        Raises `PartitionFailed` if the sync fails. A failed partition raises its failure again, without a retry.
         Raises `OSError` for too many open files; nothing has failed then, and a later flush may succeed.
         """
         log = self._log

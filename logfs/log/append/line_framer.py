@@ -25,10 +25,10 @@ class LineFramer:
     the rest of the line is consumed only up to its newline, so that the next write begins with the good lines.
 
     The kernel divides a write(2) of about 1 MiB or more. If the first part is refused, the caller gets the error, and
-    the kernel does not send the other parts, which may have the newline: the next write begins a new line. If the
-    second part is refused, write(2) returns the size of the first part, and the caller writes the second part again,
-    perhaps in smaller pieces. `refused_rest` is the end of such a refused line, whose beginning was in an earlier
-    part. It is refused each time that the caller writes it.
+    the kernel does not send the other parts, which may have the newline: the next write begins a new line. If a
+    later part is refused, write(2) returns the size of the parts before it, and the caller writes the rest again,
+    perhaps in smaller pieces. If the refused line began in an earlier part, `refused_rest` is the end of the line,
+    from the refused part on. `refused_rest` is refused each time that the caller writes it.
     """
 
     def __init__(self, partition: Partition) -> None:
@@ -38,10 +38,10 @@ class LineFramer:
         self.carry = b""
         self.skipped: LogfsError | None = None
         self.refused_rest = b""
-        # Where in `refused_rest` the next write may begin: at the start or at the end of the last refused piece.
+        # Where in `refused_rest` the next write may begin: where a refused piece began, or where it ended.
         self._rest_from = {0}
         self._refusal: LogfsError | None = None
-        # The size of the last write, 0 if not all of it was consumed: then no other part of a divided write follows.
+        # The size of the last write. It is 0 if some bytes were not consumed: the kernel then sends no further part.
         self._last_size = 0
 
     def write(self, data: bytes) -> AppendResult:
@@ -179,5 +179,6 @@ class EnvelopeFramer(LineFramer):
 
     @property
     def limit(self) -> int:
-        # Escapes and base64 make the text longer than the record, by a factor of six at most.
+        # Escapes and base64 make the text longer than the record, by a factor of six at most. 4096 bytes are left for
+        # the other text of an envelope.
         return super().limit * 6 + 4096

@@ -63,9 +63,9 @@ LEADER_EPOCH = 0
 class Partition(Log):
     """A partition's log that this process writes.
 
-    One append runs at a time, under `lock`; readers take no lock. After a failed write or fsync, appends are refused
-    until the store is opened again (rule 7). Times are ms since the epoch, from the `clock` that the store was given
-    (rule 5).
+    One append runs at a time, under `lock`; readers take no lock. After a failed fsync, or a failed write whose errno
+    is not in `EXHAUSTED`, appends are refused until the store is opened again (rule 7). Times are ms since the epoch,
+    from the `clock` that the store was given (rule 5).
     """
 
     # A store may have 10,000 partitions, most of which stay as they were loaded. Attributes that begin with a default
@@ -99,7 +99,8 @@ class Partition(Log):
         The records are readable at once, and durable after `flush`. `RecordTooLarge` and `InvalidRecord` leave the
         log unchanged. A crash or the `OSError` of a full disk leaves only whole batches: if the records need several,
         the first ones may stay. With `in_one_batch`, records that need several batches raise `RecordTooLarge`. Raises
-        `NotWritable`, `PartitionFailed` or `UnknownPartition` if the partition takes no appends at all.
+        `NotWritable`, `PartitionFailed` or `UnknownPartition` if the partition takes no appends at all. Raises
+        `PartitionFailed` also if the write or a due flush fails.
         """
         wanted = [as_record(item) for item in records]
         now_ms, config = self._clock(), self.config
@@ -147,8 +148,8 @@ class Partition(Log):
         """Append one record batch as its producer made it, checked as a leader checks it (kafka-storage 2.9, 9.2).
 
         The log assigns the offsets, the leader epoch and, for LogAppendTime, the timestamps. The batch is compressed
-        again only if `compression.type` names another codec. A batch that its producer has sent before is not
-        appended again. With `coordinator`, sequences are not checked, as for a group coordinator.
+        again only if `compression.type` names another codec. A repetition of one of the producer's last five batches
+        is not appended again. With `coordinator`, sequences are not checked, as for a group coordinator.
 
         Raises `Corrupt`, `Unsupported`, `RecordTooLarge`, `InvalidRecord`, `InvalidProducerEpoch`,
         `OutOfOrderSequence`, `InvalidTransactionState`, `NotWritable`, `PartitionFailed`, `UnknownPartition`,
@@ -190,7 +191,11 @@ class Partition(Log):
         return done.first_offset
 
     def _prepare(self, new: NewBatch, config: LogConfig, now_ms: int) -> None:
-        """Roll if the batch needs it. As in Kafka this precedes the producer's check, so a refused batch may roll."""
+        """Roll if the batch needs it.
+
+        As in Kafka, the roll comes before the producer's check: a batch that this check refuses may cause a roll.
+        Raises the errors of `check_appendable` and of a failed write.
+        """
         self.check_appendable()
         try:
             self._make_room(new, config, now_ms)
@@ -209,10 +214,11 @@ class Partition(Log):
         return AppendedBatch(first_offset, self.log_end_offset - 1, duplicate=False)
 
     def note_producer(self, batch: Batch, size: int) -> None:
-        """Note a batch in the state of its producer; it is among the last `size` bytes that were appended.
+        """Note a batch, which is among the last `size` bytes that were appended, in the state of its producer.
 
-        If the transaction that it aborts cannot be indexed, these bytes are cut off: without the index entry, other
-        processes would read the marker and treat the aborted records as committed.
+        If the batch aborts a transaction that cannot be indexed, these bytes are cut off: without the index entry,
+        other processes would read the marker and treat the aborted records as committed. Raises `PartitionFailed`
+        then.
         """
         aborted = self.producers.update(batch)
         if aborted is not None:
@@ -340,7 +346,10 @@ class Partition(Log):
         self.flusher.note_append(config, now_ms)
 
     def failed_append(self, error: OSError) -> OSError | PartitionFailed:
-        """Undo a failed write and return the error to report. Refuse appends unless its errno is in `EXHAUSTED`."""
+        """Undo the write that failed with `error`, and return the error to report.
+
+        Later appends are refused if the errno of `error` is not in `EXHAUSTED`, or if the undo fails too.
+        """
         try:
             self.active.cut_back()
         except OSError as second:
@@ -442,7 +451,7 @@ class Partition(Log):
         return self.flusher.flush()
 
     def flush_if_due(self) -> None:
-        """Flush if at least `flush.messages` records or 16 segments are not flushed."""
+        """Flush if a flush is due (`Flusher.is_due`). Raises `PartitionFailed`; too many open files are no error."""
         if self.flusher.is_due():
             try:
                 self.flush()
@@ -454,8 +463,8 @@ class Partition(Log):
     def close(self, ended: UnknownPartition | None = None) -> bool:
         """Flush, trim and close the files; return whether the next opening can trust them without recovery.
 
-        If the flush fails, returns False and leaves the files open. Later appends raise `ended`, or `PartitionFailed`
-        if `ended` is None.
+        Writes a producer snapshot at the log end if there is none. If a step fails, returns False and leaves the
+        files open. Later appends raise `ended`, or `PartitionFailed` if `ended` is None.
         """
         closed = ended or PartitionFailed(f"{self.directory}: the store is closed")
         with self.flusher.lock, self.lock:
@@ -481,7 +490,8 @@ class Partition(Log):
         """Make everything below `offset` unreadable; retention drops the segments that lie wholly below it.
 
         Nothing changes if `offset` is not above the log start. Raises `OffsetOutOfRange` if `offset` is beyond the
-        log end, and `OSError`, after which the log is as it was.
+        log end; `PartitionFailed` or `UnknownPartition` for a log that takes no changes; and `OSError`, after which
+        the log is as it was.
         """
         self.check_changeable()
         with self.flusher.lock, self.lock:
@@ -498,7 +508,8 @@ class Partition(Log):
         """Drop every record at or after `offset` (kafka-storage 10.4); return whether anything changed.
 
         A batch that straddles `offset` is dropped whole. The log then ends after the last batch that is left, which
-        may be below `offset`. The caller has lowered the recovery point in the checkpoint.
+        may be below `offset`. The caller has lowered the recovery point in the checkpoint. Raises `OffsetOutOfRange`
+        as `check_truncatable`, and `PartitionFailed` or `UnknownPartition`.
         """
         self.check_changeable()
         with self.flusher.lock, self.lock:
@@ -522,7 +533,7 @@ class Partition(Log):
             pass
 
     def check_truncatable(self, offset: int) -> None:
-        """Raise `OffsetOutOfRange` if the log cannot be truncated to `offset`, which only the object store has."""
+        """Raise `OffsetOutOfRange` if `offset` is below the local segments: remote segments are not truncated."""
         if self.state.segments[0].is_tiered and offset < self.local_start_offset:
             raise OffsetOutOfRange(
                 f"{self.name.directory}: offset {offset} is below {self.local_start_offset}, where the local "
@@ -545,7 +556,7 @@ class Partition(Log):
         start = min(before.log_start_offset, offset)
         local = [segment for segment in kept if not segment.is_tiered]
         self._producers = self.snapshots.restore(local, start, offset, now_ms)
-        # Readers see the shorter log before its files are cut. A transaction whose marker is cut off is then open.
+        # Readers see the shorter log before its files are cut. A transaction whose marker is cut off is open again.
         self.state = before._replace(
             segments=tuple(kept),
             log_start_offset=start,
@@ -576,8 +587,8 @@ class Partition(Log):
         The caller has made the new log start offset durable. A segment that reaches above the log start is kept:
         records may have been appended to it, or compaction may have merged others into it, since the caller counted.
         A log that would lose all its segments gets an empty one at the log end. After an error, the segments whose
-        files were not renamed stay in the log; the others have left it. Objects in an object store stay; the store
-        deletes them.
+        files were not renamed stay in the log; the others have left it. The objects of remote segments stay in the
+        bucket until `store/maintenance/remote_log_manager` deletes them.
         """
         self.check_changeable()
         self.views.pin()
@@ -616,12 +627,12 @@ class Partition(Log):
             raise self.fail("the names of dropped segments could not be synced", error) from error
 
     def release_local(self, copies: Sequence[Segment]) -> Sequence[Segment]:
-        """Read the oldest local segments from `copies`, which are in an object store, and drop their local files.
+        """Replace the oldest local segments by `copies`, which are in an object store, and drop the local files.
 
         Returns the segments that were dropped; their files stay for `file.delete.delay.ms`, and longer if a reader
-        holds them. The copies are adjacent, and begin with the first local segment; the active segment is not among
-        them. If the first rename fails, the log is as before. If a later one fails, the log reads from the copies and
-        refuses appends. After an error of the sync that follows, the segments are dropped.
+        holds them. Raises `Corrupt` unless the copies are adjacent, begin with the first local segment, and leave out
+        the active segment. If the first rename fails, the log is as before. If a later one fails, the log reads from
+        the copies and refuses appends. After an error of the sync that follows, the segments are dropped.
         """
         self.check_changeable()
         self.views.pin()
@@ -665,9 +676,9 @@ class Partition(Log):
         """Replace the adjacent segments `old` by `new`, which compaction has made of them.
 
         The files of `new` are durable and end in `.cleaned`. Uses Kafka's renames (kafka-storage 8.8): after a crash,
-        recovery finishes the replacement if all files of `new` end in `.swap`, and otherwise drops `new`. `check` is
-        called first, under `Flusher.lock`; it raises if the old segments have changed since `new` was made. Raises
-        `PartitionFailed` if a rename fails.
+        recovery drops `new` if a file of it still ends in `.cleaned`, and otherwise finishes the replacement. `check`
+        is called first, under `Flusher.lock`; it raises if the old segments have changed since `new` was made. Raises
+        `PartitionFailed` if a rename or a sync fails.
         """
         self.views.pin()
         # While this lock is held, nothing else changes sealed segments. Appends go on while the renames are synced.

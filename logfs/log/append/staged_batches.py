@@ -357,7 +357,8 @@ def reconcile(disk: Disk, directory: Path, part: CommitPart) -> tuple[CommitPart
 
     There are three cases:
 
-    - All of its batches are in the log, or the log now starts above them: returns the part as `done`, and False.
+    - All of its batches are in the log, or the first segment now begins above its place: returns the part as `done`,
+      and False.
     - Batches of another writer are at or after its place: changes no file, and returns the part with `skip` set to
       the number of its batches that are in the log, and False.
     - Nothing is at or after its place, except perhaps batches of the part that a crash has left, whole or cut short:

@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 BATCH_BYTES = 16384
 """After so many bytes, records without a key go to another partition: the producer's `batch.size`."""
 
-# Upper bounds of the encoded bytes of a record besides key, value and headers, and of a header besides its contents.
+# An upper bound of the encoded bytes of a record besides its key, value and headers.
 _RECORD_BYTES = 64
+# An upper bound of the encoded bytes of a header besides its name and value.
 _HEADER_BYTES = 10
 
 
@@ -39,7 +40,7 @@ class Partitioner:
         self.count = count
         self._choose = choose
         self.current = choose(count)
-        # After at least so many more bytes, records without a key go to another partition.
+        # Once this many more bytes have gone to `current`, records without a key go to another partition.
         self.left = BATCH_BYTES
 
     def partition(self, key: bytes | None, size: int) -> int:

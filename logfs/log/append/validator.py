@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 def check_record(record: Record, config: LogConfig, now_ms: int) -> InvalidRecord | None:
     """Return why the topic refuses a record, or None if it accepts the record.
 
-    It refuses a record without a key if it is compacted, and a timestamp that is negative or, unless the log sets the
-    timestamps (LogAppendTime), too far from `now_ms`.
+    A compacted topic refuses a record without a key. Every topic refuses a negative timestamp other than -1 (none)
+    and, unless the log sets the timestamps (LogAppendTime), a timestamp too far from `now_ms`.
     """
     if config.is_compacted and record.key is None:
         return InvalidRecord(
@@ -97,8 +97,8 @@ def check_batch(batch: Batch, config: LogConfig, now_ms: int, *, trusted: bool) 
 def check_staged(batch: Batch, config: LogConfig, now_ms: int) -> None:
     """Raise an error for a staged batch that `check_batch` would refuse or would have to rebuild.
 
-    The batch was built for the topic's settings, and cannot be rebuilt any more. Raises `RecordTooLarge`,
-    `InvalidRecord`, and `Corrupt` for malformed records.
+    A batch with a producer id is refused, too. The batch was built for the topic's settings, and cannot be rebuilt
+    any more. Raises `RecordTooLarge`, `InvalidRecord`, and `Corrupt` for malformed records.
     """
     header = batch.header
     _check_size(len(batch.data), config)

@@ -190,7 +190,7 @@ class _Round:
             partition.replace(group, new, lambda: self._check(group))
             self.segments = self.segments[len(group) :]
         except PartitionFailed:
-            # Some of the files have their new names already: recovery finishes the exchange.
+            # Files may have their new names already: recovery finishes or undoes the exchange.
             raise
         except BaseException:
             # Once the renames have begun, the new files hold the records: recovery finishes the exchange here too.

@@ -55,8 +55,8 @@ _KEPT_BITS = 0x7F
 class CleanedTransactions:
     """The state of all transactions during a pass over a log from its start (Kafka's CleanedTransactionMetadata).
 
-    `aborted` has the entries of all transaction indexes of the log. `kept` are the aborted transactions whose markers
-    stay. They make the transaction index of the new segment.
+    `aborted` has the entries of all transaction indexes of the log. `kept` has the aborted transactions whose markers
+    stay, for the transaction index of the new segment. The caller clears `kept` before each new segment.
     """
 
     def __init__(self, aborted: Iterable[AbortedTransaction]) -> None:
@@ -68,6 +68,7 @@ class CleanedTransactions:
     def discarded(self, scanned: ScannedBatches) -> NDArray[np.bool_]:
         """Return bool[rows]: True for batches of aborted data, and for markers whose transaction has no data left.
 
+        A control batch without records counts as such a marker.
         The call advances the state of the transactions: call it once for each run of batches, by ascending offset.
         """
         data, rows = scanned.data, scanned.rows
@@ -181,7 +182,11 @@ class RecordFilter:
             yield self._write(scanned, part, actions, gets_horizon, keep, kept)
 
     def _retained(self, scanned: ScannedBatches, control: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Return which batches keep at least their header: a producer's last one, and the last one of the round."""
+        """Return bool[rows]: True for batches that keep at least their header.
+
+        They are the last batch below `first_uncleanable` if it ends there, the batch with a producer's last offset
+        and, for a producer without a last offset, the markers of its epoch.
+        """
         rows = scanned.rows
         retained: NDArray[np.bool_] = rows[:, NEXT_OFFSET] == self.first_uncleanable
         last = rows[:, NEXT_OFFSET] - 1
@@ -244,7 +249,10 @@ class RecordFilter:
 def _packed(
     batch: Batch, part: PlainBatches, base: int | None, keep: NDArray[np.uint8], kept: int
 ) -> bytearray:
-    """Return a compressed batch with the kept records only, compressed again at the codec's default level."""
+    """Return a compressed batch with the kept records only, compressed again at the codec's default level.
+
+    `base` is the delete horizon of the new batch (ms), None for none.
+    """
     header = batch.header
     attributes = header.attributes & _KEPT_BITS
     late = bool(attributes & LOG_APPEND_TIME_BIT)

@@ -56,7 +56,7 @@ T = TypeVar("T")
 class WouldBlock(Exception):
     """Raised instead of waiting, in a thread that must not wait: repeat the call in a worker thread.
 
-    With `on_network`, the call may wait for an object store, for any length of time.
+    With `on_network`, the call may wait for any length of time: for an object store, or for a lock.
     """
 
     def __init__(self, *, on_network: bool = False) -> None:
@@ -86,7 +86,8 @@ def _must_not_fetch() -> bool:
 
 
 _STANDARD_ERROR = 2
-# How many times a read is tried while files disappear. On a busy machine, compaction may be faster many times.
+# How many times a read is tried while files disappear. On a busy machine, compaction may remove the files of many
+# tries before they are opened.
 TRIES = 100
 
 
@@ -155,8 +156,8 @@ class Disk:
     """Files and directories below a log directory. Raises `OSError` as the system does.
 
     Any thread may call any method. `read`, `hold`, `check_may_block` and `check_may_fetch` can raise `WouldBlock` in
-    the thread that called `forbid_blocking`. Within `run_without_network`, `hold` and `check_may_fetch` can raise it,
-    and in an object store all four.
+    the thread that called `forbid_blocking`. Within `run_without_network`, `hold` and `check_may_fetch` can raise it.
+    More methods of a `BucketDisk` can raise it.
     """
 
     writable = True
@@ -496,7 +497,7 @@ class Disk:
 
 
 class ReadOnlyDisk(Disk):
-    """A read-only `Disk`: every call that would change a file or directory raises `NotWritable`."""
+    """A read-only `Disk`: every call that would change or sync a file or directory raises `NotWritable`."""
 
     writable = False
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 # The first class ends at 1.024 us. Each further class ends at twice the time at which the class before ends.
 _UNIT_BITS = 10
 _CLASSES = 64
+# The first and the last class whose upper bounds `buckets` yields.
 _FIRST_SHOWN = 3
 _LAST_SHOWN = 24
 

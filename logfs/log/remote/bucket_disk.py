@@ -52,7 +52,7 @@ T = TypeVar("T")
 
 # How old a listing may be, in seconds: a request of a listing costs as much as ten of a chunk.
 _LISTING_SECONDS = 30.0
-# A listing is not repeated within this time, even if an object of it is missing.
+# A listing is not repeated within this time, even if it seems to be outdated.
 _DOUBT_SECONDS = 1.0
 _SECOND_NS = 1_000_000_000
 
@@ -75,7 +75,7 @@ class _Listing(Generic[T]):
     """
 
     def __init__(self, disk: Disk, what: Path, look: Callable[[], T]) -> None:
-        """Call `look` for a listing of `what`. `disk` knows which thread must not wait."""
+        """Cache the results of `look`, which lists `what`. `disk` knows which thread must not wait."""
         self._disk = disk
         self._what = what
         self._look = look
@@ -87,7 +87,7 @@ class _Listing(Generic[T]):
         self.changed_ns = 0
 
     def get(self) -> T:
-        """Return the listing. Raises `WouldBlock`, and the errors of the first one."""
+        """Return the listing. Without an earlier listing, raises `WouldBlock` and the errors of `look`."""
         found = self.found
         if found is not None and not self._is_old():
             return found
@@ -106,7 +106,7 @@ class _Listing(Generic[T]):
             self._lock.release()
 
     def doubt(self) -> None:
-        """Note that an object of the listing is missing: the next use lists again if the listing is over 1 s old."""
+        """Note that the listing may be outdated: the next use lists again if the listing is over 1 s old."""
         if time.monotonic() - self._when > _DOUBT_SECONDS:
             self._when = 0.0
 
@@ -156,7 +156,7 @@ class _Partition(NamedTuple):
 def _partition_of(place: PartitionPlace, segments: Sequence[BucketSegment]) -> _Partition:
     metadata = format_partition_metadata(text_to_uuid(place.topic_id))
     files = {names.PARTITION_METADATA: StoredEntry(None, "", content=metadata)}
-    # Without a complete copy there is no segment.
+    # Not strict: without a complete copy there is no segment, but the second list still has one item.
     for segment, following in zip(segments, [*segments[1:], None], strict=False):
         for suffix in segment.files:
             entry = StoredEntry(segment, suffix, following)
@@ -180,8 +180,8 @@ class BucketFile(File):
 class BucketDisk(ReadOnlyDisk):
     """The directory tree of a bucket. Every method may raise `RemoteStorageError`.
 
-    Methods that need a listing or an object raise `WouldBlock` in the thread that called `forbid_blocking`, unless
-    what they need is already here: a listing that is known, or a chunk that is open.
+    In the thread that called `forbid_blocking`, and within `run_without_network`, methods that need a listing or an
+    object raise `WouldBlock`, unless the listing is known or the chunk is open.
     """
 
     is_remote = True
@@ -212,7 +212,7 @@ class BucketDisk(ReadOnlyDisk):
         self._partitions: dict[str, _Listing[_Partition]] = {}
 
     def check_may_block(self) -> None:
-        """Raise `WouldBlock` in a thread that must not wait for the network, as most long calls of this disk do."""
+        """Raise `WouldBlock` in a thread that must not wait for the network: most long calls here wait for it."""
         self.check_may_fetch()
 
     def release(self) -> None:
@@ -369,14 +369,14 @@ class BucketDisk(ReadOnlyDisk):
 
     @contextmanager
     def _noticing_loss(self, file: File) -> Iterator[None]:
-        """Raise `Gone` for an object that is missing, and have its partition listed again."""
+        """Raise the error of `lost` for an object that is missing."""
         try:
             yield
         except FileNotFoundError as error:
             raise self.lost(file, error) from None
 
     def lost(self, file: File, error: FileNotFoundError) -> Exception:
-        """Return the error for a file whose object is missing."""
+        """Return the error for a file whose object is missing, and have its partition listed again."""
         self._partition(file.path.parent).doubt()
         return Gone(f"{error.filename}: was deleted in the bucket; read again")
 
@@ -387,7 +387,7 @@ class BucketDisk(ReadOnlyDisk):
         return bytes(self.chunks.read(stored, 0, stored.size, lambda: None))
 
     def _following(self, file: File) -> StoredFile | None:
-        """Return the .log file after that of a segment."""
+        """Return the .log file that follows `file`; None if `file` is the last, or no .log file."""
         entry = _entry(file)
         if entry.following is None or entry.suffix != names.LOG:
             return None

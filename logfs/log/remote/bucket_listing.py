@@ -2,7 +2,8 @@
 
 Both layouts are recognised, that of Aiven's plugin and that of Kafka's `LocalTieredStorage`, also side by side. A
 segment counts if its copy is complete: in Aiven's layout with its log, indexes and manifest, in the other with every
-file but the `.txnindex`. Of several copies that begin at the same offset, the newest counts.
+file but the `.txnindex` and the text index, which are optional. Of several copies that begin at the same offset, the
+newest counts.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class PartitionPlace(NamedTuple):
 
 
 def find_partitions(store: ObjectStore, place: str) -> dict[TopicPartition, list[PartitionPlace]]:
-    """Return the partitions below the key `place`, each with its places: one for each id that the topic has had.
+    """Return the partitions below the key `place`, each with its places: one for each topic id and layout.
 
     `place` may be a directory of keys, or a directory followed by a prefix of the names of the topics' directories.
     """

@@ -39,11 +39,13 @@ logger = logging.getLogger(__name__)
 
 # The chunks that stay open. At 4 MiB each, they need no memory but the page cache.
 _MOST_OPEN = 128
+# The chunks that stay open after `read_afresh`, which keeps them in memory only.
 _MOST_OPEN_IN_MEMORY = 16
-# The chunks that are fetched ahead of a sequential reader: at first one, then twice as many with each that was used.
+# The most chunks that are fetched ahead of a sequential reader. It begins at one, and each use of a chunk doubles it.
 _MOST_AHEAD = 8
 # A chunk that proves wrong is fetched at most this often. If it stays the same, the object was stored like that.
 _MOST_TRIES = 3
+# `fetch_again` allows so many tries of a chunk within this time.
 _TRY_SECONDS = 10.0
 # Nothing is fetched ahead while so many requests run.
 _MOST_REQUESTS = 16
@@ -121,7 +123,7 @@ class ChunkReader:
 
         `following` returns the file that a sequential reader reads next, None if there is none. Raises `WouldBlock`
         in a thread that must not wait, if a chunk is not open; `RemoteStorageError`; `Corrupt` for a chunk that
-        cannot be decompressed or has another size; and `FileNotFoundError` if the object is missing.
+        cannot be decrypted or decompressed, or has another size; and `FileNotFoundError` if the object is missing.
         """
         if position < 0:
             raise Corrupt(
@@ -272,7 +274,10 @@ class ChunkReader:
         return (self._cache.save if is_certain else self._cache.hold)(name, data)
 
     def _request(self, stored: StoredFile, number: int) -> tuple[memoryview | bytes, bool]:
-        """Fetch a chunk; return its bytes, and False if their MD5 is not the object's version, otherwise True."""
+        """Fetch a chunk; return its bytes, and whether they are certain.
+
+        They are not certain if no CRC of them is known, and their MD5 is not the object's version.
+        """
         chunk = stored.chunks[number]
         start = stored.begin + chunk.stored_at
         data: memoryview | bytes = self._store.get(stored.key, start, chunk.stored_size)

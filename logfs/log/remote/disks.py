@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def read_only_disk(log_dir: Path) -> Disk:
     """Return a disk that reads a log directory; a process has one for each bucket, which caches its listings.
 
-    Raises `InvalidStore` if a bucket cannot be used.
+    The first request raises `InvalidStore` if a bucket cannot be used.
     """
     return _bucket(log_dir) if isinstance(log_dir, BucketPath) else ReadOnlyDisk()
 

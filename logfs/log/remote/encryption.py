@@ -36,7 +36,7 @@ _KEY_ID = re.compile(r"[A-Za-z0-9._-]{1,200}")
 
 
 class DataKey(NamedTuple):
-    """The key of one segment, the data that is authenticated with each chunk, and the wrapped key of the manifest."""
+    """The key of one segment, the data that is authenticated with each chunk, and the key wrapped by an RSA key."""
 
     key: bytes
     aad: bytes
@@ -75,7 +75,10 @@ class DataKey(NamedTuple):
 
 
 def new_data_key(key_id: str) -> DataKey:
-    """Return a key for a new segment, wrapped by the RSA key of that id. Raises `InvalidStore` without that key."""
+    """Return a key for a new segment, wrapped by the RSA key `key_id`.
+
+    Raises `InvalidStore` if the RSA key cannot be read, and `Corrupt` if `key_id` is malformed.
+    """
     key = os.urandom(_KEY_BYTES)
     wrapped = _oaep(key_id).encrypt(key)
     text = f"{key_id}:{base64.b64encode(wrapped).decode()}"
@@ -85,8 +88,8 @@ def new_data_key(key_id: str) -> DataKey:
 def unwrap(fields: Mapping[str, Any]) -> DataKey:
     """Return the key of a segment from the `encryption` of its manifest.
 
-    Raises `InvalidStore` without the RSA key, `Corrupt` if a field is malformed or that key did not wrap the
-    segment's key, and `Unsupported` if that is no AES-256 key.
+    Raises `InvalidStore` without the RSA key, `Corrupt` if a field is malformed or the RSA key cannot decrypt the
+    segment's key, and `Unsupported` if the segment's key is no AES-256 key.
     """
     try:
         wrapped = fields["dataKey"]
@@ -121,7 +124,10 @@ def _path(key_id: str) -> Path:
 
 @lru_cache(maxsize=16)
 def _oaep(key_id: str) -> Any:
-    """Return the RSA-OAEP cipher with the RSA key `key_id`. Raises `InvalidStore` if the key cannot be read."""
+    """Return the RSA-OAEP cipher with the RSA key `key_id`.
+
+    Raises `InvalidStore` if the key cannot be read or pycryptodomex is missing, and `Corrupt` for a malformed id.
+    """
     path = _path(key_id)
     try:
         from Cryptodome.Cipher import PKCS1_OAEP

@@ -85,7 +85,7 @@ class BucketSegment:
 
     @classmethod
     def of(cls, segment: RemoteSegment, stored: StoredSegment, place: str) -> Self:
-        """Make the object of a segment that is in the bucket, without a request to the bucket.
+        """Return the `BucketSegment` of a segment that is in the bucket, without a request to the bucket.
 
         `segment` describes it, `stored` has the sizes of its objects, and `place` is the prefix of their keys.
         """
@@ -112,7 +112,7 @@ class BucketSegment:
         return [suffix for suffix in self.suffixes if suffix != names.TEXT_INDEX]
 
     def _whole(self, suffix: str) -> StoredFile:
-        """Return all of an object as a file of one chunk. Raises `Corrupt` above 256 MiB, except for a .log file."""
+        """Return all of an object as a file of one chunk. Raises `Corrupt` above 1 GiB, except for a .log file."""
         found = self.objects[suffix]
         size = found.size
         if suffix != self.stored[0] and size > _MOST_SMALL_BYTES:
@@ -145,7 +145,10 @@ class BucketSegment:
 
 
 class AivenSegment(BucketSegment):
-    """A copy as Aiven's plugin makes it: the manifest tells where in two other objects each file is."""
+    """A copy as Aiven's plugin makes it: the manifest tells where in two other objects the files are.
+
+    The text index, which logfs adds, is an object of its own.
+    """
 
     suffixes = (names.LOG, *IN_MANIFEST, names.TEXT_INDEX)
     stored = (

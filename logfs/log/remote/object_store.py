@@ -33,14 +33,17 @@ _CONNECT_SECONDS = 5
 # A request is repeated after an error of the network or of the server (500, SlowDown) for as long as this.
 _RETRY_SECONDS = 30
 _MOST_RETRIES = 8
+# The pause before this module repeats a request.
 _PAUSE_SECONDS = 0.2
+# How often an object that the store says is missing is requested, with `looks_again`.
 _MOST_LOOKS = 3
 
-# What a user may set for Amazon's own tools, as the names of obstore's options.
+# The files of Amazon's own tools: the variable with the path, the usual path, and what precedes a profile's name.
 _AWS_FILES = (
     ("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials", ""),
     ("AWS_CONFIG_FILE", "~/.aws/config", "profile "),
 )
+# The settings in these files, each with the name of obstore's option.
 _AWS_KEYS = {
     "aws_access_key_id": "access_key_id",
     "aws_secret_access_key": "secret_access_key",
@@ -49,9 +52,10 @@ _AWS_KEYS = {
     "endpoint_url": "endpoint",
 }
 
-# In the text of an obstore error: the server has responded with an error, and the error may pass. obstore has
-# repeated the request a few times by then.
+# The text of an obstore error matches this if the server has responded with an error. By then, obstore has repeated
+# the request a few times.
 _REFUSED = re.compile(r"non-2xx status code|status: [345]\d\d|range was invalid")
+# The server's error may pass.
 _MAY_PASS = re.compile(r"(status code|status): (5\d\d|429)")
 # The store refuses the credentials, or they do not permit the request: 401, 403, 400 for an expired token.
 _DENIED = re.compile(r"(status code|status): 40[13]|<Code>(ExpiredToken|InvalidToken)</Code>")

@@ -57,8 +57,9 @@ def upload(
 ) -> StoredSegment:
     """Copy a segment as the settings say, and return how it was stored, once it has been read back.
 
-    `spend` is called with the number of bytes before they are sent or read back; it may wait, and raise an error to
-    stop. Raises `RemoteStorageError`, also if the bytes read back differ; objects that were stored by then stay.
+    `spend` is called with the number of bytes before a chunk of the .log file is read, and before any bytes are read
+    back; it may wait, and raise an error to stop. Raises `RemoteStorageError`, also if the bytes read back differ;
+    objects that were stored by then stay.
     """
     sender = _Sender(disk, segment, content, spend, Layout(broker.remote_storage_layout))
     if sender.layout is Layout.LOCAL:
@@ -91,7 +92,7 @@ class _Sender:
     chunk_bytes: int = CHUNK_BYTES
     # Whether the chunks are compressed with zstd.
     compress: bool = False
-    # The name of an RSA key, with which everything but the manifest is encrypted; "" for none.
+    # The id of the RSA key that wraps the segment's key; "" if nothing is encrypted. The manifest is never encrypted.
     key_id: str = ""
     # The CRC-32C of each part of each object, by its suffix: the chunks of the .log file, or the whole object.
     crcs: dict[str, list[int]] = field(default_factory=dict)

@@ -189,7 +189,7 @@ def read(segment_split: SegmentSplit, since: int | None = None) -> Iterator[Colu
 
     For each damage it yields a `DamagedRange`. It leaves out control records, aborted transactions and, with `since`
     (ms), each batch whose records are all earlier than `since`; a batch that stays may have earlier records, too.
-    `Gone` is raised by this call, never by the iterator.
+    `Gone` is raised by this call; by the iterator only if an object of a remote segment is deleted meanwhile.
     """
     segment = segment_split.segment.open()
     if segment.is_tiered:

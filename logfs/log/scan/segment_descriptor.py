@@ -78,7 +78,7 @@ class SegmentDescriptor:
         return as_path(self.directory) / (names.stem(self.base_offset) + names.LOG)
 
     def open(self) -> Segment:
-        """Return the segment, with its file open and checked; close it after use.
+        """Return the segment; the file of a local segment is open and checked. Close the segment after use.
 
         Raises `Gone` if the file is missing, is another file, or is shorter than planned. Raises `OSError`. For a
         segment in an object store, sends at most a listing, if another program has copied it.
@@ -246,7 +246,7 @@ def describe_segments(
 def describe_segment(reader: Reader) -> list[tuple[Segment, SegmentDescriptor]]:
     """Return all segments of a partition, in order, each with its description for other processes.
 
-    If a file leaves the log meanwhile, refreshes the reader and tries again, up to five times. Raises `Gone` or
+    If a file leaves the log meanwhile, refreshes the reader and tries again, with five tries in all. Raises `Gone` or
     `OSError`.
     """
     for _ in range(_TRIES - 1):
