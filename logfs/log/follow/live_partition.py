@@ -46,8 +46,8 @@ _KEPT_OPEN = 256
 def load(disk: Disk, directory: Path, start: LoadStart) -> Loaded:
     """Load a partition that another process is writing, reading only its directory and the end of its last segment.
 
-    Raises `OSError`; `Gone` if files vanish during each of 100 tries; `Corrupt` for a leader epoch file that cannot
-    be read.
+    Raises `OSError`; `Gone` if files vanish during each of 100 tries; `Corrupt` for a malformed leader epoch file,
+    except in a bucket.
     """
     for _ in range(TRIES - 1):
         with suppress(Gone):
@@ -382,9 +382,9 @@ class LivePartition(Log):
                 segment.hold_open(indexes=False)
         following = [each.base_offset for each in local if each.base_offset > before.base_offset]
         if dropped and dropped[-1] is before and following:
-            # Its writer sealed and dropped it between two looks. Readers finish it, then continue with the next one.
+            # The writer sealed and dropped `before` between two looks. Readers finish it, and then read the next one.
             with suppress(OSError, Gone):
-                # Compaction may have merged segments after it, which were never seen, into one that begins before.
+                # If compaction has merged later segments, never seen, into an earlier one, the next base is higher.
                 before.advance()
                 before.seal_at(min(before.next_offset, following[0]))
         changed = segments != self.segments

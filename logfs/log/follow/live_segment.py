@@ -50,8 +50,8 @@ class LiveSegment(Segment):
 
     def __init__(self, disk: Disk, directory: Path, base_offset: int) -> None:
         super().__init__(disk, directory, base_offset)
-        # The identities by suffix. Empty until `identify`: the files are then those that loading found under the
-        # path, but for the transaction index, which is empty until then.
+        # The identities by suffix. Empty before `identify`: the files are then opened by their paths, and the
+        # transaction index has no entries.
         self.identities: Files = {}
         self.last_timestamp = -1
         # Whether its bytes were cut off, and perhaps written again: nothing of it may be shown any more.
@@ -133,7 +133,7 @@ class LiveSegment(Segment):
     # Growing.
 
     def follow_end(self) -> None:
-        """Find the end of the last segment. In a large file, the search begins at an index entry near the end.
+        """Find the end of the segment in its files. In a large file, begin the search at an index entry near the end.
 
         In a bucket, the description of the segment has the end. A segment that cannot be read there counts as one
         offset, so that readers do not mistake its start for the log end.
@@ -302,7 +302,7 @@ class LiveSegment(Segment):
         return super().offset_before(timestamp)
 
     def _time_before(self, timestamp: int) -> TimeEntry:
-        """Return an entry of the time index before `timestamp` whose batch is in the log.
+        """Return an entry of the time index before `timestamp` whose batch is in the log, or else (-1, base offset).
 
         The entry is before `timestamp`, not at it: an old entry may have the timestamp of a batch that is not the
         first with that timestamp.
@@ -419,7 +419,7 @@ class LiveSegment(Segment):
         return self._measured
 
     def _index_text(self, still: Segment, now: SegmentEnd) -> None:
-        """Extend the text index up to an end: in memory or, for a sealed segment, from the user's cache.
+        """Extend the text index to the end `now`. For a sealed segment, use the user's cache.
 
         The index object is replaced and not changed, because readers use it without a lock.
         """

@@ -45,7 +45,7 @@ class TieredSegment(LiveSegment):
         self.source = str(disk.home), disk.prefix
         found = disk.add(directory, remote, stored)
         self.identity = found.identity
-        # The identity that a process sees which opens the bucket itself as a log directory.
+        # The identity in a process that opens the bucket itself as a log directory.
         self.directory_identity = identity_of(type(found).directory(remote.partition, disk.place))
         self.identify(
             {suffix: found.identity for suffix in found.files if suffix in names.SEGMENT_FILES}

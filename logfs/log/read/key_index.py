@@ -2,9 +2,10 @@
 
 A key index has two tables of hashes. One is in a file and covers the log up to some offset; the other is in memory
 and covers what came after. The file is written whole and renamed into place (`key_tables`), and never changed. A new
-file replaces it when the log has grown by about as many bytes as the file has. A crash therefore leaves a valid file,
-and when a log is opened again, only the records that the file does not cover have to be read. The file is
-`logfs.keys` in the partition directory; a store that only reads keeps its own in the user's cache directory.
+file replaces it when the log has grown by the size of the file and by at least 16 MiB, or when the table in memory is
+full. A crash therefore leaves a valid file, and when a log is opened again, only the records that the file does not
+cover have to be read. The file is `logfs.keys` in the partition directory, or `logfs.keys.committed` for the index of
+committed records. A store that only reads keeps its own files in the user's cache directory.
 
 Three checks keep the answers right. Every block of the file is checked when it is read. The last batch that a table
 covers must still be where it was, which reveals a truncated log or another log. The record that a table leads to must
@@ -83,9 +84,11 @@ class KeyIndex:
         self._lock = make_lock(Level.KEYS)
         self._base: FileTable | None = None
         self._tail: MemoryTable | None = None
-        # The first offset that the tables do not cover, the last batch before it, and the log's generation then.
+        # The first offset that the tables do not cover.
         self._end = 0
+        # The last batch that the tables cover.
         self._anchor = _NOTHING
+        # The log's generation at the last check of the anchor.
         self._generation = -1
         self._secret = secrets.token_bytes(16)
         # The secrets of index files that have failed a check: such a file is not used again.
@@ -188,7 +191,7 @@ class KeyIndex:
                 return
 
     def _load(self) -> None:
-        """Use the valid index file that covers most of the log, or begin with empty tables if there is none."""
+        """Use the valid index file that covers the log furthest, or begin with empty tables if there is none."""
         from logfs.log.read.key_tables import FileTable, MemoryTable, warm_up
 
         warm_up()
@@ -246,7 +249,7 @@ class KeyIndex:
         """Make the next lookup rebuild the tables, and remove the index files that are on writable disks."""
         log = self._reader.log
         log.check_may_block()
-        # Compaction may have removed a record of the index, such as one of an aborted transaction: nothing is wrong.
+        # Without an exception nothing is wrong: compaction may have removed the record, such as an aborted one.
         level = logging.WARNING if isinstance(why, Exception) else logging.INFO
         logger.log(level, "%s: the key index is rebuilt: %s", log.directory, why)
         if self._base is not None:
@@ -311,7 +314,8 @@ class KeyIndex:
     ) -> Iterator[tuple[int, Header | None]]:
         """Put the keys of a segment with offsets in [start, end) into the table in memory.
 
-        Yields for each part of the segment its size in bytes, and the header of its last batch in that range or None.
+        Yields for each part of the segment its size in bytes, and the header of its last batch in that range (None if
+        there is none).
         """
         for found in scan_from(segment, start):
             if isinstance(found, Damage):
@@ -338,7 +342,7 @@ class KeyIndex:
         try:
             for part in scanned.plain_batches(wanted):
                 # A transaction may be aborted. Compaction then removes its null values, and older values become the
-                # newest. So the entry of such a null does not tell that it is one: `newest` reads the record.
+                # newest. So the entry of such a record does not say that the value is null: `newest` reads it.
                 may_abort = attributes[part.first : part.end] & TRANSACTIONAL_BIT != 0
                 may_abort &= self._reader is self._reader.log
                 cuts = np.flatnonzero(may_abort[1:] != may_abort[:-1]) + 1
@@ -364,7 +368,7 @@ class KeyIndex:
     # Writing the file.
 
     def _write(self) -> None:
-        """Write both tables to a file and begin an empty one in memory. If that fails, keep the one in memory."""
+        """Merge both tables into a new file, and begin an empty table in memory. If that fails, keep both tables."""
         from logfs.log.read.key_tables import MemoryTable, write_table
 
         log = self._reader.log
@@ -397,7 +401,7 @@ class KeyIndex:
     # For the audit.
 
     def _words(self) -> NDArray[np.uint64]:
-        """Return an entry for each key with a value, by offset: uint64[keys, 3], hash (two words), offset + 1."""
+        """Return an entry for each key with a value, in offset order: uint64[keys, 3], hash (2 words), offset + 1."""
         from logfs.log.read.key_tables import MemoryTable
 
         with self._lock:

@@ -103,8 +103,8 @@ class MemoryTable:
 def _moved(old: NDArray[np.uint64], slots: NDArray[np.uint64], used: int) -> int:
     """Put the keys of the table `old` into the table `slots`, which has `used` keys; return how many are new.
 
-    Raises `Corrupt` if they do not fit. `slots` is as large as the header of a file says, and nothing else confirms
-    the number of keys in that header.
+    Raises `Corrupt` if they do not fit: the size of `slots` may come from the number of keys in a file's header,
+    which nothing else confirms.
     """
     added = int(compaction_kernels.move_slots(old, slots, used))
     if added < 0:

@@ -44,11 +44,14 @@ class Log(Reader):
 
     # The error that every change of the log raises from now on; None while it accepts changes. Reads still succeed.
     failure: LogDirFailed | PartitionFailed | UnknownPartition | None = None
-    # Values for metrics and status reports; they change only in a process that writes the log. In order: the time of
-    # the last compaction (ms), the error that prevents it, whether upkeep is paused, and what was appended.
+    # These values change only in a process that writes the log.
+    # The time of the last compaction (ms).
     cleaned_ms: int | None = None
+    # The error that prevents compaction.
     uncleanable: LogfsError | OSError | None = None
+    # Whether upkeep is paused.
     is_paused = False
+    # What was appended since the partition was opened, for metrics.
     appended_records = 0
     appended_bytes = 0
     _committed: CommittedReader | None = None
@@ -123,7 +126,7 @@ class Log(Reader):
 
     @property
     def recovery_point(self) -> int:
-        """The offset below which all records are durable; where another process writes the log, as it was loaded."""
+        """The offset below which all records are durable; if another process writes the log, its value at loading."""
         raise NotImplementedError
 
     @property
@@ -135,8 +138,9 @@ class Log(Reader):
     def attach_remote(self, segments: Sequence[Segment], log_start_offset: int) -> None:
         """Add `segments`, which are only in an object store, before the local ones, and set the log start offset.
 
-        The log then starts at `log_start_offset`, or at the first of `segments` if that is higher. `segments` end
-        where the first local segment begins. Called once, before the log is read.
+        The log then starts at `log_start_offset`, or at the first of `segments` if that is higher, but not above the
+        log end. `segments` end where the first local segment begins. Does nothing without `segments`. Called once,
+        before the log is read.
         """
         if segments:
             first = max(log_start_offset, segments[0].base_offset)
@@ -182,14 +186,17 @@ class Log(Reader):
     def stable_state(self) -> LogState:
         """The log at this moment, with its `stable_end`.
 
-        Where another process writes the log, may read what was appended since the last call: raises `WouldBlock`
-        in a thread that must not wait, and `OSError`.
+        If another process writes the log, the call may read what was appended since the last call. It then raises
+        `WouldBlock` in a thread that must not wait, and `OSError`.
         """
         return self.state
 
     @property
     def last_stable_offset(self) -> int:
-        """The first offset of the oldest open transaction, or the log end offset (kafka-storage 9.4)."""
+        """The first offset of the oldest open transaction, or the log end offset (kafka-storage 9.4).
+
+        It is at least the log start offset.
+        """
         return self.stable_state.last_stable_offset
 
     def await_truncation(self) -> None:
@@ -221,7 +228,8 @@ class Log(Reader):
     def forget_keys(self) -> None:
         """Drop the key indexes, and remove their files unless the log is read-only.
 
-        Called before a truncation, when the log is reindexed, and when the partition has moved.
+        Called before a truncation, after one by another process, when the log is reindexed, and when the partition
+        has moved.
         """
         for reader in filter(None, (self, self._committed)):
             reader.drop_keys()
@@ -270,7 +278,8 @@ class CommittedReader(Reader):
     def shown(self, state: LogState) -> Callable[[Header], bool]:
         """Return a function as `Reader.shown` does: readers see neither control batches nor aborted ones.
 
-        The function may read the transaction indexes, and raises `OffsetOutOfRange` if the log was truncated since.
+        The function may read the transaction indexes. It then raises `OffsetOutOfRange` if the log was truncated to
+        an end below that of `state`.
         """
         aborted: Aborted | None = None
 
@@ -294,7 +303,7 @@ class CommittedReader(Reader):
                     found.setdefault(entry.producer_id, []).append(entry[1:3])
             aborted = found
             self._aborted = state.segments, newest, found
-        # After a truncation, the indexes may lack transactions that were aborted in `state`; then this raises.
+        # Raise `OffsetOutOfRange` after a truncation: the indexes may lack transactions that were aborted in `state`.
         self._check_left(state.log_end_offset, state)
         return aborted
 

@@ -5,8 +5,8 @@ offset), where the time of a record is the greatest timestamp so far in its log.
 an earlier time, must not move text that readers have seen. The text is therefore a sequence of slices. Each slice has
 the records appended to all logs between two checks of their ends, merged by time, and does not change any more.
 
-A read in the middle of a slice first searches for the last time whose records begin at or before the wanted byte. The
-time indexes and the text indexes of the logs give the bytes of text that each log has before a time.
+A read in the middle of a large slice first searches for the last time whose records begin at or before the wanted
+byte. The time indexes and the text indexes of the logs give the bytes of text that each log has before a time.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class _Slice(NamedTuple):
 
 
 class _Cursor:
-    """A position where a read may continue: `data` is the bytes [start, end), `rows` yields the rest of the slice."""
+    """A position where a read may continue: `data` is the bytes [start, end), `rows` the rest of slice `number`."""
 
     def __init__(self, start: int, number: int, rows: Iterator[MergedRows]) -> None:
         self.start = self.end = start

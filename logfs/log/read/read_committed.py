@@ -191,7 +191,7 @@ class CommittedText:
         return columns.select(~hidden) if hidden.any() else columns
 
     def offset_for_time(self, timestamp: int, start: int, end: int) -> int | None:
-        """Return the first shown record in [start, end) with a time, as `TextView.offset_for_time` does."""
+        """Return the offset of the first shown record from a time on, as `TextView.offset_for_time` does."""
         _ = self.size
 
         def shows(header: Header) -> bool:
@@ -262,8 +262,8 @@ class CommittedText:
         """Add the ranges of the batches of `aborted` transactions with offsets in [start, end).
 
         In the segments that have `left` the log, also hide transactional batches that the log does not have any more:
-        another process may have aborted their transaction and compacted the log since the last search. An error, such
-        as `WouldBlock` for a segment in a bucket, adds no range; the next search adds them.
+        another process may have aborted their transaction and compacted the log since the last search. If an error is
+        raised, such as `WouldBlock` for a segment in a bucket, no range was added, and the next search adds all.
         """
         ranges = self._hidden_ranges[-1:]
         for segment in segments:
@@ -320,8 +320,8 @@ Text = TextView | CommittedText
 def _aborted_between(start: int, end: int, *several: Sequence[Segment]) -> Aborted:
     """Return the aborted transactions that may have records in [start, end).
 
-    Each item of `several` is a list of segments of the log that begins with the segment of `start`. The markers may
-    lie at or after `end`.
+    Each item of `several` is a list of segments. Its first segment is the one that holds `start`. The markers may lie
+    at or after `end`.
     """
     found: dict[int, set[tuple[int, int]]] = {}
     for segments in several:

@@ -78,7 +78,7 @@ def _last_batch_before(segment: Segment, offset: int) -> Batch | None:
 
 
 def _offset_of_record(segment: Segment, number: int) -> int:
-    """Return the offset of a segment's record by its number, counted from 0 without gaps."""
+    """Return the offset of record `number` (from 0) of a segment; `next_offset` if it has no such record."""
     index = segment.text_index
     entry = index[index.number_of_record(number)]
     seen = entry.before.records
@@ -133,7 +133,8 @@ class Reader:
         def state(self) -> LogState:
             """The log at this moment; its `log_end_offset` is the end of the records that this reader shows.
 
-            For committed records it is `LogState.stable_end`. No record is shown if that is below the log start.
+            In a `CommittedReader`, `log_end_offset` is `LogState.stable_end`. If it is below the log start, no record
+            is shown.
             """
 
         @property
@@ -246,9 +247,10 @@ class Reader:
         """Yield whole batches: from the one that holds `offset` to the last that begins before `end` or the log end.
 
         Control batches are included. With `state`, reads the log as of that state instead of the current one. If
-        another process has deleted a file of the log, reading continues with the current state. Raises
-        `OffsetOutOfRange`, also if the log is truncated meanwhile to an end below the next batch. Raises
-        `DamagedRange` (a `Corrupt`) at damage; reading can continue after the damage, at the error's `next_offset`.
+        another process has deleted a file of the log, reading continues with the current state, and raises `Gone`
+        only if files keep vanishing. Raises `OffsetOutOfRange` if `offset` is outside the log (not checked with
+        `state`), or if a truncation meanwhile cuts off the next batch or a part of it. Raises `DamagedRange` (a
+        `Corrupt`) at damage; reading can continue after the damage, at the error's `next_offset`.
         """
         at, left = offset, TRIES
         while True:
@@ -324,7 +326,8 @@ class Reader:
     def columns_as_of(self, state: LogState, offset: int, end: int) -> Columns:
         """Return the records in [offset, end) of `state` as `columns` does.
 
-        Also those in segments that have left the log since. Raises `Gone` if another process has deleted one of them.
+        Includes the records in segments that have left the log since. Raises the errors of `columns`, and `Gone` if
+        another process has deleted such a segment.
         """
         return self._columns(self._batches(offset, end, state), offset, end, state)
 
@@ -378,7 +381,7 @@ class Reader:
             raise self._damage_of(batch, state, error) from None
 
     def _damage_of(self, batch: Batch, state: LogState, error: Corrupt) -> Corrupt:
-        """Return the `DamagedRange` of a batch whose records cannot be read because of `error`."""
+        """Return the `DamagedRange` of a batch whose records cannot be read because of `error`, or else `error`."""
         segment = state.segments_from(batch.header.base_offset)[0]
         for found in segment.batches_from(batch.header.base_offset):
             if not isinstance(found, Damage):
@@ -479,7 +482,8 @@ class Reader:
         Also takes `LATEST`, `EARLIEST` and `MAX_TIMESTAMP`; raises `InvalidRecord` for other negative values. Returns
         None if there is no such record. Without `shown`, only the first segment whose largest timestamp is at least
         `timestamp` is searched, and the answer may be a control record, as in Kafka (kafka-storage 3.10). With
-        `shown`, later segments are searched too, and the answer is a record that readers see.
+        `shown`, later segments are searched too, and the answer is a record that readers see. `shown` changes nothing
+        for the special values.
         """
         return self.until_found(self._offset_for_time, timestamp, shown)
 
@@ -503,16 +507,17 @@ class Reader:
     ) -> OffsetAndTimestamp | None:
         """Return what `offset_for_time` returned when the log was as in `state`.
 
-        The records that count as shown are those of the batches for which `shows` returns true.
+        `shows` returns whether readers see the records of a batch. None stands for `shown=False`.
         """
         # Records below the log start are not readable, even while their files exist: they were deleted by offset, and
         # their files are removed later.
         for segment in state.segments_from(state.log_start_offset):
             if not segment.size_bytes and not segment.gaps:
-                # The records of this segment are lost: the mtime of its file is not the time of a record.
+                # Empty, but not by compaction: the segment is new, or its records are lost. The mtime of its file is
+                # not the time of a record.
                 continue
-            # A segment that compaction emptied counts, too, with the mtime of its file. Without `shows`, the later
-            # segments are not searched then.
+            # A segment that compaction emptied counts, too, with the mtime of its file. If that is late enough, the
+            # later segments are not searched without `shows`.
             if segment.largest_timestamp >= timestamp:
                 found = self._first_at(segment, timestamp, state.log_start_offset, shows or _is_any)
                 if found is not None and found.offset >= state.log_end_offset:

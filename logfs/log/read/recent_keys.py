@@ -16,15 +16,17 @@ if TYPE_CHECKING:
     from logfs.log.segment.segment import Segment
     from logfs.log.state.log_state import LogState
 
-# How many bytes at the end of the log are read, and from how many segments at most.
+# About how many bytes at the end of the log are read.
 TAIL_BYTES = 256 << 10
+# The limit of segments that are read.
 _SEGMENTS = 4
 
 
 def recent_keys(reader: Reader, limit: int) -> list[bytes]:
     """Return at most `limit` keys of the newest records, newest first, without keys whose newest value is null.
 
-    Only about the last 256 KiB of the log are read. Raises `WouldBlock` in a thread that must not wait.
+    Only about the last 256 KiB of the log are read, from at most four segments. Raises `Corrupt` for a batch that
+    cannot be decoded, `WouldBlock` in a thread that must not wait, and `OSError`.
     """
     found: dict[bytes, bool] = {}
     state = reader.state
@@ -42,7 +44,7 @@ def recent_keys(reader: Reader, limit: int) -> list[bytes]:
 
 
 def _newest_batches(reader: Reader, state: LogState) -> Iterator[Batch]:
-    """Yield the visible batches of the last `TAIL_BYTES` of the log, the newest first."""
+    """Yield the batches that readers see in about the last `TAIL_BYTES` of the log, the newest first."""
     shows = reader.shown(state)
     end, left = state.log_end_offset, TAIL_BYTES
     used = [

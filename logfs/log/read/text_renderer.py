@@ -32,17 +32,18 @@ if TYPE_CHECKING:
     from logfs.log.segment.segment_end import SegmentEnd
     from logfs.log.segment.text_index import TextEntry, TextIndex
 
-# How many bytes of a .log file are rendered at once. More bytes cost latency, fewer bytes cost calls. A sequential
-# read renders `_AHEAD_BYTES`, which is what the kernel asks for in one request.
+# How many bytes of a .log file are rendered at once. More bytes cost latency, fewer bytes cost calls.
 BLOCK_BYTES = 256 * 1024
+# The same for a sequential read: the kernel asks for this much in one request.
 _AHEAD_BYTES = 1024 * 1024
+# The limit of a process's `BlockCache`.
 _CACHE_BYTES = 32 * 1024 * 1024
 # The most text that a block may make, unless the batches between two index entries make more.
 _BLOCK_TEXT_BYTES = 16 * 1024 * 1024
 # The memory of a block besides its bytes. While lines are being appended there are very many small blocks.
 _BLOCK_COST_BYTES = 1024
-# Up to this many bytes of log are rendered in a thread that must not wait, unless they are compressed. Rendering them
-# takes a third of a millisecond.
+# Up to this many bytes of log are rendered in a thread that must not wait, unless they are compressed, damaged or in
+# an old format. Rendering them takes a third of a millisecond.
 _INLINE_BYTES = {View.LINES: _AHEAD_BYTES, View.ENVELOPES: BLOCK_BYTES // 2}
 
 
@@ -262,7 +263,7 @@ class TextRenderer:
         return self._render_carefully(segment, entry, end, at, stop)
 
     def _render_scanned(self, scanned: ScannedBatches, size: int) -> memoryview | None:
-        """Return the text of scanned batches; None if its size is not the one in the index."""
+        """Return the text of scanned batches; None if records are malformed, or if its size is not `size`."""
         lines = self.view is View.LINES
         whole = scanned.render_lines(size) if lines else scanned.render_envelopes(self.prefix, size)
         if whole is not None:

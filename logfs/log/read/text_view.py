@@ -105,11 +105,11 @@ class TextView:
         return self.log.state.truncations is not self._truncations
 
     def follow_truncation(self, has_shown: Callable[[int], bool]) -> tuple[int, bool] | None:
-        """Follow a truncation of the log since the last call.
+        """Follow the truncations of the log since the last call. The lowest offset of them counts.
 
-        `has_shown` takes the log end that the truncation has left, and returns whether readers have been told of a
-        record at or after it. If so, the view ends at that offset. Otherwise it continues with the next appends.
-        Returns the offset, and whether the view ends there; None if the log was not truncated.
+        `has_shown` takes this offset, and returns whether readers have been told of a record at or after it. If so,
+        or if the offset is below `first_offset`, the view ends at the offset. Otherwise the view continues with the
+        next appends. Returns the offset, and whether the view ends there; None if the log was not truncated.
         """
         known, state = self._truncations, self.log.state
         if state.truncations is known:
@@ -248,7 +248,7 @@ class TextView:
             later = self.log.state.segments_from(end)
             following = [segment for segment in later if segment.base_offset >= end]
             if len(following) < len(later):
-                # Compaction has merged segments that the view has not reached into one that begins before its end.
+                # Compaction has merged segments that the view has not reached into one that begins before `end`.
                 first = self.log.first_offset_from(end)
                 if first is not None and (not following or first < following[0].base_offset):
                     raise Gone(f"{self.log.directory}: records from offset {end} on were compacted")
@@ -309,7 +309,7 @@ class TextView:
         )
 
     def _find_origin(self) -> int | None:
-        """Return the byte, from the first segment's start, at which the view begins; None if the log ends before."""
+        """Return the byte, from the first segment's start, at which the view begins; None if the log ends below."""
         if self._origin is None and self.first_offset <= self.log.state.log_end_offset:
             self._extend()
             self._origin = self._position_of(self.first_offset)

@@ -269,10 +269,10 @@ class Walk:
     def _contents(self, position: int, expected: int) -> tuple[int, int, bool]:
         """Return the probable end position of a damaged batch, its last offset, and whether its length is reliable.
 
-        The messages in a wrapper may lie in it uncompressed (snappy and LZ4 keep what they cannot shorten), and must
-        not be mistaken for messages of the log. If the wrapper's length agrees with the lengths of its fields, it is
-        right, and all of these bytes belong to the wrapper. Otherwise its offset, which is the last one in it, is the
-        bound.
+        What looks like a batch inside the damaged one must not be mistaken for a batch of the log. For example, the
+        messages in a wrapper may lie in it uncompressed (snappy and LZ4 keep what they cannot shorten). If the length
+        of a wrapper agrees with the lengths of its fields, the length is right, and all of these bytes belong to the
+        wrapper. Otherwise the bound is the wrapper's offset, which is that of its last message.
         """
         head = self._get(position, HEADER_SIZE)
         end = position + _size_at(head)

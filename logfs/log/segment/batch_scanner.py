@@ -235,8 +235,9 @@ class ScannedBatches(NamedTuple):
     def render_envelopes(self, prefix: bytes, size: int) -> memoryview | None:
         """Return the envelopes of all records in the batches; `size` is their size in bytes by the text index.
 
-        `prefix` is the beginning of each envelope. Returns None if the envelopes have another size, if records are
-        malformed, if the batches have several types of timestamps, or for a batch of an old format.
+        `prefix` is the beginning of each envelope. Returns None if the envelopes have another size, if `size` is
+        above 32 MiB, if records are malformed, if the batches have both types of timestamps, or for a batch of an old
+        format.
         """
         from logfs.format.kernels import text_kernels
 
@@ -415,7 +416,7 @@ def _first_wrong_crc(data: memoryview, rows: NDArray[np.int64]) -> int:
 
 
 def scan_one(position: int, batch: Batch) -> ScannedBatches:
-    """Return a valid batch at `position` of its file as a run of one: `scan` stops at messages of an old format."""
+    """Return a valid batch at `position` of its file as a run of one, also of an old format, where `scan` stops."""
     header = batch.header
     if header.magic == MAGIC:
         return scan(batch.data, header.base_offset, gaps=True)[0]._replace(position=position)
@@ -509,7 +510,7 @@ def position_to_scan_from(segment: Segment, offset: int) -> int:
 
 
 def scan_from(segment: Segment, offset: int) -> Iterator[ScannedBatches | Damage]:
-    """Yield the batches in runs, and each `Damage`, from at or shortly before the batch that holds `offset` on."""
+    """Yield batches in runs, and each `Damage`. The first batch is that of `offset`, or one shortly before it."""
     position = position_to_scan_from(segment, offset)
     head = segment.header(position) if position else None
     first = segment.base_offset if head is None else head.base_offset
@@ -549,7 +550,7 @@ def _sums(values: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int6
 
 
 def text_size(found: tuple[int, Batch] | Damage) -> TextSize:
-    """Return the records of a batch or of damage, as a walk yields them, and their bytes in each text view.
+    """Return the text size of a batch or of damage, as a walk yields it: records, and bytes in each text view.
 
     Damage has no records, and as many bytes in the views as in the file, so that readers can go past it. A batch
     whose records cannot be decoded counts as damage.

@@ -77,7 +77,7 @@ class SparseIndex(NamedFile):
 
     @property
     def is_full(self) -> bool:
-        """Whether no further entry fits, which rolls the segment (kafka-storage 4.1)."""
+        """Whether no further entry fits. A full offset or time index rolls the segment (kafka-storage 4.1)."""
         return self.room <= 0
 
     @property
@@ -106,9 +106,10 @@ class SparseIndex(NamedFile):
         return bytes(data[: len(data) - len(data) % self.entry.size])
 
     def preallocate(self, max_bytes: int) -> None:
-        """Make space for the entries of an active segment: the file grows to at most `max_bytes`, filled with zeros.
+        """Make space for the entries of an active segment, filled with zeros.
 
-        A read-only store collects the entries in memory instead, which has no such limit.
+        The file gets at most `max_bytes`, or the size of its entries if that is greater. A read-only store collects
+        the entries in memory instead, which has no such limit.
         """
         count = len(self)
         if self._disk.writable:
@@ -157,7 +158,7 @@ class SparseIndex(NamedFile):
         if writer is None or len(packed) > (writer.capacity - entries.length) * self.entry.size:
             raise ValueError(f"{self.path}: the index is full with {entries.length} entries")
         self._entries = writer.add(entries, packed)
-        # After the write: a flush in another thread that does not include it leaves the index dirty.
+        # Set after the write: if a flush in another thread misses these entries, the index is dirty again.
         self._is_dirty |= isinstance(writer, IndexWriter)
 
     def keep(self, count: int) -> None:
@@ -197,7 +198,7 @@ class SparseIndex(NamedFile):
     def _written(self, file: File) -> int:
         """Return the number of entries before the first one of zeros.
 
-        No entry is all zeros, except in the time index of a segment whose only batch has the timestamp 0.
+        No entry is all zeros, except that of a time index for the timestamp 0 at the segment's base offset.
         """
         width = self.entry.size
         return bisect_left(
@@ -343,8 +344,8 @@ class SparseIndex(NamedFile):
     def _forget_cut(self, entries: Entries) -> None:
         """Make the next use open the file again, because the file is shorter than `entries` says.
 
-        Raises `Gone` if the index cannot open it, as in a read-only store. The caller then repeats the read
-        (`Reader.until_found`), for which the log is listed again.
+        Raises `Gone` if the index cannot open the file again, as in a read-only store. The caller then repeats the
+        read (`Reader.until_found`), for which the log is listed again.
         """
         if self._entries is entries:
             if not (self._disk.writable and entries.reopens):
@@ -411,7 +412,8 @@ class OffsetIndex(SparseIndex):
     def append(self, offset: int, position: int) -> None:
         """Add an entry for the batch that starts at `position` and whose last offset is `offset`.
 
-        Raises `ValueError` if the index is full, or if `offset` is not above that of the last entry.
+        Raises `ValueError` if the index is full, or if `offset` is not above that of the last entry; `OverflowError`
+        for an offset that the segment cannot have; and `OSError` if the disk is full.
         """
         relative, count = self._relative(offset), len(self)
         if count and relative <= self._get(count - 1)[0]:

@@ -166,7 +166,7 @@ class LookupBuilder:
 
 
 class IndexBuilder:
-    """A builder of the three indexes of a segment, with `index_limits`. The entries stay in memory until `save`."""
+    """A builder of the three indexes of a segment, with `index_limits`. `save_indexes` writes them to files."""
 
     def __init__(self, segment: Segment, interval_bytes: int, max_bytes: int) -> None:
         for index, limit in zip(segment.indexes, index_limits(max_bytes), strict=True):

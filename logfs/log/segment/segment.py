@@ -57,7 +57,7 @@ class Segment(SegmentFiles):
 
     A sealed segment does not change (rule 4) unless a truncation makes it active again. Any thread reads it without a
     lock. An active segment has one writer, and readers see it up to its `end`, which is set after the bytes are in
-    the file. `size_bytes` is less than the file's length if a read-only store ignores a torn tail.
+    the file. The file may be longer than `size_bytes`, for example if a read-only store ignores a torn tail.
     """
 
     # Whether the segment is in an object store, and not in the directory of its partition.
@@ -135,7 +135,7 @@ class Segment(SegmentFiles):
             return self._lookups[number]
 
     def _statuses(self, paths: Sequence[Path]) -> list[Status]:
-        """Return the statuses of those of some files that exist."""
+        """Return the statuses of the files among `paths` that exist."""
         return [self._disk.stat(path) for path in paths if self._disk.exists(path)]
 
     def _recreated(
@@ -454,9 +454,10 @@ class Segment(SegmentFiles):
     # From active to sealed. Appends are in `SegmentWriter`.
 
     def begin(self, config: LogConfig, now_ms: int) -> SegmentWriter:
-        """Make the segment new and empty, and return its writer. Existing index and .log files are emptied.
+        """Make the segment new and empty, and return its writer.
 
-        After an `OSError`, call `discard` to remove the files that exist by then.
+        An existing .log file and the three index files are emptied; a .txnindex file is removed. After an `OSError`,
+        call `discard` to remove the files that exist by then.
         """
         self._begin_writing()
         self._file = self._disk.open(self.path, write=True, create=True)

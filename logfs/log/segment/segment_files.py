@@ -28,10 +28,11 @@ if TYPE_CHECKING:
     from logfs.log.disk.disk import Disk, File
     from logfs.log.segment.segment_listing import Files
 
-# Sealed segments use at most half of the descriptors of the process. A durable segment has four, for the .log file
-# and the three sparse indexes. A segment that waits for its flush may also have one for the transaction index.
+# Sealed segments use at most half of the descriptors of the process.
 SHARE = 2
+# The descriptors of a durable segment: for the .log file and the three sparse indexes.
 _DURABLE_DESCRIPTORS = 4
+# The descriptors of a segment that waits for its flush: it may also have one for the transaction index.
 _UNFLUSHED_DESCRIPTORS = 5
 
 
@@ -63,10 +64,10 @@ class SegmentFiles(NamedFile):
         self._file: File | None = None
         # Held while indexes are rebuilt, and while files are released.
         self._rebuilding = make_lock(Level.REBUILDING)
-        # The files may be closed to free descriptors only if they are durable and not held open. `_is_counted` says
-        # whether the segment is in `_open_segments`.
+        # The files may be closed to free descriptors only if they are durable and not held open.
         self._is_durable = True
         self._is_held_open = False
+        # Whether the segment is in `_open_segments`.
         self._is_counted = False
 
     def __getattr__(self, name: str) -> Any:
@@ -92,7 +93,7 @@ class SegmentFiles(NamedFile):
         return self._disk
 
     def identify(self, files: Files) -> None:
-        """Open the segment's files by these identities, by suffix (".log"). Does nothing here: files open by name."""
+        """Use the files with these identities, by suffix (".log"). Does nothing here: files are opened by name."""
 
     def new_indexes(self) -> tuple[OffsetIndex, TimeIndex, TextIndex]:
         """Return new objects for the three index files, without callbacks."""
@@ -163,7 +164,7 @@ class SegmentFiles(NamedFile):
     def hold_open(self, *, indexes: bool = True) -> None:
         """Open the .log file and, with `indexes`, the indexes, and keep them open when their names are removed."""
         with self._disk.hold(self._rebuilding):
-            # Under the lock of `_release`: one that has begun does not close the file that is opened next.
+            # Under the lock of `_release`: a call that has begun ends before the file is opened below.
             self._is_held_open = True
         _ = self.file
         if indexes:
@@ -255,7 +256,7 @@ _open_segments: deque[ref[SegmentFiles]] = deque()
 
 
 def _count(opened: ref[SegmentFiles]) -> None:
-    """Register a segment that has files open, and close others if there are too many."""
+    """Register a sealed segment that has files open, and close files of other segments if there are too many."""
     segment = opened()
     if segment is None or segment.next_base is None or segment._is_counted:
         return

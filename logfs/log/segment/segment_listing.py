@@ -100,8 +100,8 @@ def open_by_identity(
 ) -> File:
     """Open the file that was listed as `path` with `identity`, even if a swap has renamed it since.
 
-    With `identity` None, any file of that name is opened. With `may_have_left`, a file that a deletion has renamed is
-    found, too. Raises `Gone` if no such file is found.
+    With `may_have_left`, a file that a deletion has renamed is found, too. With `identity` None, the first file found
+    under any of these names is opened. Raises `Gone` if no such file is found.
     """
     # The last try finds a file that was renamed to this name after the first try.
     for suffix in ("", names.SWAP, *([names.DELETED] if may_have_left else []), ""):

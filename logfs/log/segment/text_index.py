@@ -42,7 +42,7 @@ class TextIndex(SparseIndex):
     entry = struct.Struct(">iiiqqI")
     first_field = struct.Struct(">i")
     _facts = struct.Struct(">iiiqq")
-    # Called for damaged entries. Returns `count` entries between two valid ones; none if the log has too few batches.
+    # Called for damaged entries. Returns `count` entries between two valid ones; none if the log does not yield them.
     recreate: Callable[[TextEntry, TextEntry | None, int], Sequence[TextEntry] | None] = (
         staticmethod(lambda before, after, count: None)
     )
