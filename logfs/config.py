@@ -47,9 +47,9 @@ _UNIT_MS = {
 def value_in_force(name: str, topic: Mapping[str, str], broker: Mapping[str, str]) -> str:
     """Return the value that a topic-level setting has under the given overrides, as canonical text.
 
-    `topic` and `broker` are the overrides of the two levels: texts by setting name. The topic's own override is used
-    first, then the broker's, then the default; `_in_force` has the exception for limits of timestamps. Raises
-    `InvalidSetting` for an unknown name or an invalid override.
+    `topic` and `broker` are the overrides of the two levels: texts by setting name. The docstring of this module has
+    the order of precedence, and `_in_force` the exception for limits of timestamps. Raises `InvalidSetting` for an
+    unknown name or an invalid override.
     """
     return topic_setting(name).format(_in_force(name, topic, broker)[0])
 
@@ -77,7 +77,8 @@ def describe_source(name: str, topic: Mapping[str, str], broker: Mapping[str, st
 def _in_force(name: str, topic: Mapping[str, str], broker: Mapping[str, str]) -> tuple[Value, str]:
     """Return a topic-level setting's value in force, and its source as `describe_source` describes it.
 
-    If a before or after limit of timestamps is unlimited, the deprecated `DIFFERENCE_MAX_MS` replaces it.
+    If a before or after limit of timestamps is unlimited, and the deprecated `DIFFERENCE_MAX_MS` is not, the value
+    and source of `DIFFERENCE_MAX_MS` are returned.
     """
     value, source = _first_set(name, topic, broker)
     if name in (BEFORE_MAX_MS, AFTER_MAX_MS) and value == LONG_MAX:
@@ -97,7 +98,7 @@ def _first_set(name: str, topic: Mapping[str, str], broker: Mapping[str, str]) -
             value: Any = BROKER_SETTINGS[synonym].parse(broker[synonym])
             if synonym in _UNIT_MS:
                 value *= _UNIT_MS[synonym]
-            # Any negative number of a broker means unlimited, as only -1 does for a topic.
+            # At the broker level, any negative retention means unlimited; at the topic level, only -1 does.
             if name == RETENTION_MS:
                 value = max(value, -1)
             return value, f"broker {synonym}"
@@ -163,7 +164,7 @@ def _check_texts(broker: Mapping[str, str]) -> dict[str, Value]:
 class LogConfig:
     """The topic-level settings that concern one partition's storage on one machine.
 
-    Each attribute has its setting's name, including the unit (bytes or milliseconds). The values of
+    Each attribute has its setting's name, with `_` for `.`; sizes are in bytes, times in milliseconds. The values of
     an instance made by `resolve` are valid and consistent; the constructor, which is for tests, checks
     nothing.
     """
@@ -259,7 +260,7 @@ class LogConfig:
 class BrokerConfig:
     """The broker-level settings of the whole store: background work, consumer groups, new topics, tiered storage.
 
-    Each attribute has its setting's name; sizes are in bytes. The values of an instance made by
+    Each attribute has its setting's name, with `_` for `.`; sizes are in bytes. The values of an instance made by
     `resolve` are valid and consistent; the constructor, which is for tests, checks nothing.
     """
 

@@ -16,18 +16,18 @@ class LogfsError(Exception):
 
 
 class InvalidName(LogfsError, ValueError):
-    """A text from the user is invalid: a name, an offset, a time, a range, a command or an option."""
+    """An argument is invalid, such as a name, an offset, a time, a range, a number, a command or an option."""
 
 
 class UnknownPartition(LogfsError, KeyError):
-    """The store has no partition of that name."""
+    """The store has no partition or topic of that name."""
 
     def __str__(self) -> str:
         return str(self.args[0])
 
 
 class PartitionExists(LogfsError):
-    """The store already has a partition of that name."""
+    """The store already has the partition, or a log directory already has an entry of its name."""
 
 
 class PartitionNotEmpty(LogfsError):
@@ -39,7 +39,7 @@ class UnknownVolume(LogfsError, LookupError):
 
 
 class OffsetOutOfRange(LogfsError, IndexError):
-    """The offset lies outside [log start offset, log end offset)."""
+    """The offset lies outside the range that the operation allows, or is no longer in the log."""
 
 
 # Raised by appends.
@@ -81,7 +81,10 @@ class CommitPending(LogfsError):
 
 
 class NotWritable(LogfsError):
-    """The store was opened read-only, the topic mirrors a cluster, or the bucket belongs to another store."""
+    """A change is refused: the store is read-only, the topic is a mirror, or the bucket belongs to another store.
+
+    It is also raised if the caller may not write or send requests there.
+    """
 
     @classmethod
     def of_mirror(cls, partition: str, source: str) -> NotWritable:
@@ -92,15 +95,15 @@ class NotWritable(LogfsError):
 
 
 class PartitionFailed(LogfsError):
-    """An earlier write or fsync failed: the partition takes no more writes until it is reopened.
+    """The partition takes no more writes until it is reopened: a write or fsync failed, or the store is closed.
 
-    A failed fsync is not tried again: the kernel may have dropped the dirty pages, and would then report success
-    for data that are lost.
+    Also raised if the partition is offline, or if its load, copy or move was not completed. A failed fsync is not
+    tried again: the kernel may have dropped the dirty pages, and would then report success for data that are lost.
     """
 
 
 class LogDirFailed(PartitionFailed, OSError):
-    """A log directory had a storage error or was removed: its partitions are offline until the store is opened again.
+    """A log directory had a storage error or was removed or replaced; its partitions are offline until a new opening.
 
     It corresponds to Kafka's KafkaStorageException. Its `errno` is None, so callers do not mistake it for a full
     disk.
@@ -123,11 +126,11 @@ class RemoteStorageError(LogfsError):
 
 
 class NotDecodable(LogfsError, ValueError):
-    """A value has no id of a known schema, or its bytes do not fit that schema."""
+    """A value has no id of a known schema, the schema cannot be used, or the value's bytes do not fit it."""
 
 
 class SchemasUnavailable(LogfsError):
-    """The schemas cannot be read: a registry does not answer, or a directory has no schemas."""
+    """The schemas cannot be read, for example because a registry does not answer or a directory has no schemas."""
 
 
 class ClusterError(LogfsError):
@@ -150,7 +153,8 @@ class RequestInterrupted(LogfsError):
 
 
 class InvalidStore(LogfsError):
-    """The log directories cannot form one store, their contents are not a store, or a mount is refused.
+    """The log directories or the bucket cannot be used as one store, or a mount is refused.
 
-    A mount is refused for an unsuitable mountpoint or mount option.
+    For example, the contents of a directory are not a log, or a log directory of the store is missing. A mount is
+    refused for an unsuitable mountpoint or mount option.
     """

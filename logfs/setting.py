@@ -124,7 +124,7 @@ class Setting:
     def parse(self, text: str) -> Value:
         """Return the value of `text`, ignoring whitespace around it.
 
-        Raises `InvalidSetting` for a text of another type or a value out of range.
+        Raises `InvalidSetting` for a text of another type, or a value that `valid` excludes.
         """
         value: Value | None
         try:
@@ -135,7 +135,7 @@ class Setting:
             # Kafka accepts the words of cleanup.policy in any case.
             value = tuple(item.lower() for item in value)
         if value is None or (self.valid is not None and not self.valid.admits(value)):
-            # An invalid value may contain a password, for example in a URL, so it is not shown.
+            # An invalid URL, prefix or name of a key may contain a password, so it is not shown.
             shown = "the value" if self.valid in _UNSHOWN else repr(text)[:80]
             raise InvalidSetting(f"{self.name}: {shown} is refused; give {self.allowed}")
         return value

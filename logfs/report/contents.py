@@ -36,7 +36,8 @@ class PartitionReport(NamedTuple):
     """One partition. Times are in ms since the epoch, -1 if unknown.
 
     `expired_bytes` is the size of the segments that retention would drop now. Of the other segments, `oldest_due_ms`
-    is the time from which retention by time may drop the oldest, None for never, and `stays` says why it is kept now.
+    is the time from which retention by time may drop the oldest, None for never or if it is unknown. `stays` says why
+    that segment is kept now.
     `counts` is None if the log was not read.
     """
 
@@ -100,9 +101,9 @@ def size_of(log_dirs: Sequence[Path]) -> int:
 def read_report(log_dirs: Sequence[Path], *, full: bool, progress: Progress) -> ReportContents:
     """Return the contents of a report about log directories, which are not changed.
 
-    With `full`, the logs are read completely, to audit them and to count records, keys and codecs. Otherwise only
-    indexes are read. Segments that are only in an object store are never read. Raises the errors of opening a store
-    read-only.
+    With `full`, the logs are read completely, to audit them and to count records, keys and codecs. Otherwise little
+    more than their indexes is read. Segments that are only in an object store are never read. Raises the errors of
+    opening a store read-only.
     """
     with Store(log_dirs, read_only=True, create=False) as store:
         names = list(store)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from logfs.report.contents import ReportContents
 
-# The page shows at most so many rows of a table, topics with a drawing of their own, and findings.
+# The most rows of each table, topics with a drawing of their own, and findings that the page shows.
 _MOST_ROWS = 200
 _MOST_TOPICS = 40
 _MOST_FINDINGS = 500

@@ -98,7 +98,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, datetime):
         return value.isoformat().replace("+00:00", "Z")
     if isinstance(value, date | time):
-        # By itself orjson would write these, but 3.13 loses the leading zeros of a fraction of a second.
+        # orjson can write these itself, but orjson 3.13 loses the leading zeros of a fraction of a second.
         return value.isoformat()
     raise TypeError(f"JSON has no form for a value of type {type(value).__name__}")
 

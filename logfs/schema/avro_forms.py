@@ -49,7 +49,8 @@ def has_items_without_bytes(schema: Any, named: Mapping[str, Any]) -> bool:
             return kind in ("array", "map", "enum") or takes_bytes(kind)
         name = form["name"]
         if name not in known:
-            # True ends the recursion for a record that contains itself. Without a union it has no finite values.
+            # True ends the recursion for a record that contains itself. Such a record takes bytes: its values are
+            # finite only if a union, an array or a map is in between.
             known[name] = True
             known[name] = any(takes_bytes(field["type"]) for field in form["fields"])
         return known[name]

@@ -19,8 +19,9 @@ from urllib3.util.retry import Retry
 from logfs.errors import SchemasUnavailable
 from logfs.schema.schemas import AVRO, MOST_BYTES, Schema, parse_references
 
-# The timeouts of connecting and of each read; then the timeout of the whole answer.
+# The timeouts of connecting and of each read.
 _TIMEOUT_SECONDS = (5, 20)
+# The timeout of the whole answer.
 _MOST_SECONDS = 30
 _RETRIES = Retry(
     total=3, backoff_factor=0.2, status_forcelist=(429, 500, 502, 503, 504), raise_on_status=False
@@ -32,7 +33,7 @@ class Registry:
     """The schemas of a registry."""
 
     def __init__(self, url: str) -> None:
-        """Use the registry at `url`. Raises `SchemasUnavailable` for a URL with a user or query, or with no host."""
+        """Use the registry at `url`. Raises `SchemasUnavailable` if it has a user, query or fragment, or no host."""
         parts = urlsplit(url)
         if parts.username is not None or parts.query or parts.fragment or not parts.hostname:
             raise SchemasUnavailable(

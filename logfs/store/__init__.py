@@ -1,6 +1,6 @@
 """Stores of many partitions: log directories, settings, checkpoints, maintenance and the audit.
 
-Each folder and module imports only from those below it in this list; modules may also name each other's types:
+Each folder and module imports only from those below it in this list; annotations may use the types of any:
 
 - `admin`: requests to a store, made through the mount that holds it or in a store opened for them.
 - `observe`: status, metrics and the audit of a store.

@@ -153,9 +153,9 @@ class Groups:
         are durable after `log_of(group).flush()`. They go to the partition of `__consumer_offsets` that Kafka's hash
         selects for the group; if that partition is missing, it is created. Raises `UnknownPartition`,
         `OffsetOutOfRange` outside of [log start offset, log end offset], `InvalidName` for an invalid group name,
-        `InvalidRecord` for metadata longer than `offset.metadata.max.bytes`, `RecordTooLarge` if the batch would be
-        larger than the settings allow, as Kafka refuses it (INVALID_COMMIT_OFFSET_SIZE), and the errors of `log_of`
-        and of an append.
+        `InvalidRecord` for metadata longer than `offset.metadata.max.bytes` or 32767 bytes, `NotWritable`,
+        `RecordTooLarge` if the batch would be larger than the settings allow (Kafka: INVALID_COMMIT_OFFSET_SIZE), and
+        the errors of `log_of` and of an append.
         """
         for name, offset in offsets.items():
             self._registry[name].check_readable(offset)
@@ -180,7 +180,7 @@ class Groups:
     def forget(self, group: str, name: str) -> bool:
         """Remove the commit of a group for a partition, durably, and return whether there was a commit.
 
-        Raises `InvalidName`, and the errors of an append and of a flush.
+        Raises `InvalidName`, `NotWritable`, and the errors of an append and of a flush.
         """
         return self._forget([group], name)
 
@@ -189,7 +189,7 @@ class Groups:
         self._forget(self.of(name), name)
 
     def check_open(self) -> None:
-        """Raise `InvalidStore` if a log directory of the store that is not open here has commits, and `OSError`."""
+        """Raise `InvalidStore` if a log directory not open here has commits, and `OSError` if it cannot be read."""
         self._topic.check_open(may_be_absent=True)
 
     def _forget(self, groups: Iterable[str], name: str) -> bool:
@@ -209,7 +209,7 @@ class Groups:
     def log_of(self, group: str) -> Partition:
         """Return the partition of `__consumer_offsets` to which a group's commits are appended; create a missing one.
 
-        Raises the errors of `Store.create`, and `PartitionFailed` if the partition is offline.
+        Raises as `InternalTopic.log` does.
         """
         with self._registry.disk.hold(self._lock):
             return self._topic.log(self._partition_of(group))

@@ -62,8 +62,8 @@ class InternalTopic:
     def partition_count(self) -> int:
         """Return the number of partitions: the setting, or the number that a broker chose.
 
-        The partitions in this store show the broker's number if they are numbered 0, 1, 2, … without a gap, and the
-        setting was not changed here.
+        If the setting was not changed here, and the partitions that are not offline are numbered 0, 1, 2, … without a
+        gap, they are taken for those that a broker created, and are counted.
         """
         settings = self.registry.settings
         if self.count_setting not in settings.broker_overrides:
@@ -83,7 +83,8 @@ class InternalTopic:
     def log(self, number: int) -> Partition:
         """Return the partition with this number, to append to; create it if it is missing.
 
-        Raises the errors of `Store.create`, `PartitionFailed` if the partition is offline, and those of `check_open`.
+        Raises the errors of `Store.create`, of `check_open` and of changes of settings, and `PartitionFailed` if the
+        partition is offline.
         """
         registry = self.registry
         name = f"{self.topic}-{number}"

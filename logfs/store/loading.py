@@ -155,7 +155,7 @@ class PartitionLoader:
         self._registry = registry
         self._commits = commits
         self._tiered = tiered
-        # The number of bytes that recovery has read so far, and the number of partitions that are recovered.
+        # The number of bytes that recovery has read so far, and the number of partitions that it has recovered.
         self.recovered_bytes = 0
         self.recovered_partitions = 0
         self._counting = make_lock(Level.COUNTING)
@@ -234,10 +234,10 @@ class PartitionLoader:
         self._registry.homes[name.directory] = log_dir
 
     def include(self, name: str) -> None:
-        """Add a partition that `only` excluded to `unloaded`, for a load; do nothing for a leased log directory."""
+        """Add to `unloaded` a partition that `only` excluded, unless its log directory is leased."""
         registry = self._registry
         if name in registry or name in registry.offline or name not in registry.homes:
-            # Checked without the lock: a caller may hold a lock that must not be held when this one is taken.
+            # Checked without `registry.lock`: a caller may hold a lock that must not be held when that one is taken.
             return
         with registry.lock:
             home = registry.homes.get(name)
@@ -276,7 +276,7 @@ class PartitionLoader:
     def load_all(self, *, gently: bool = False) -> None:
         """Execute `Store.load_all`, with several partitions at a time if any may need recovery.
 
-        Returns when all are loaded or offline, or after `stop`. May be called in any thread, and starts others.
+        Returns when a load of each was attempted, or after `stop`. May be called in any thread, and starts others.
         """
         is_clean = not self._recover and all(
             log_dir.clean or log_dir.live for log_dir in self._registry.working
@@ -305,8 +305,9 @@ class PartitionLoader:
     def load(self, unloaded: UnloadedPartition) -> Log:
         """Load a partition, and return it; if another thread is loading it, wait for that thread.
 
-        Raises the error that keeps it offline, and `UnknownPartition` if it was deleted meanwhile. After an `OSError`
-        for too many open files, or `RemoteStorageError`, it stays unloaded, and the next call tries again.
+        Raises the error that keeps the partition offline, `UnknownPartition` if it was deleted meanwhile, and
+        `PartitionFailed` after `stop`. After an `OSError` for too many open files, or `RemoteStorageError`, the
+        partition stays unloaded, and the next call tries again.
         """
         registry, name = self._registry, unloaded.name.directory
         if unloaded.partition is None:
@@ -483,7 +484,10 @@ class PartitionLoader:
         return found
 
     def may_work_now(self, log_dir: LogDir) -> set[str]:
-        """Return the offline partitions of a log directory whose directories have changed since they went offline."""
+        """Return the offline partitions of a log directory whose own directories are missing or have a new mtime.
+
+        A directory whose mtime was unknown when the partition went offline counts as changed, too.
+        """
         changed = set()
         for name in list(self._registry.offline):
             if self._registry.homes.get(name) is log_dir:

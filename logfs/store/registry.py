@@ -56,7 +56,7 @@ class BackgroundOperation:
 class UnloadedPartition:
     """A partition of which only the directory is known so far; `PartitionLoader.load` loads it.
 
-    `partition` is None until the load has ended. The thread that loads the partition holds `lock`.
+    `partition` is None until a load has succeeded. The thread that loads the partition holds `lock`.
     """
 
     name: TopicPartition
@@ -92,7 +92,8 @@ class PartitionRegistry:
     The parts of a store (commits, retention, compaction, …) use this class, not `Store`. Any thread may read.
     `partitions`, `offline` and `homes` change under `lock`; only the end of a load changes them without it. Loops
     over them, and over `deletions`, take a copy first: `list(homes)` or `homes.copy().items()`. The copy
-    `list(homes.items())` is not safe: during it the garbage collector may run, and so another thread.
+    `list(homes.items())` is not safe: it allocates tuples, which may start the garbage collector; another thread may
+    then run and change the mapping.
     """
 
     settings: Settings
@@ -112,7 +113,7 @@ class PartitionRegistry:
         self.partitions: dict[str, Log] = {}
         self.unloaded: dict[str, UnloadedPartition] = {}
         self.offline: dict[str, LogfsError | OSError] = {}
-        # The partitions that `only` excluded, and that the store has loaded for its own use. It does not list them.
+        # The partitions that `only` excluded, but that the store uses itself. Iteration leaves them out.
         self.included: set[str] = set()
         # The log directory of each partition, including those that are offline or were not loaded.
         self.homes: dict[str, LogDir] = {}
@@ -122,7 +123,7 @@ class PartitionRegistry:
         self._settling = make_lock(Level.SETTLING)
         # The operations that run in the background, for status and metrics.
         self.background: list[BackgroundOperation] = []
-        # Whether upkeep is paused, except for its tasks for durability.
+        # Whether upkeep is paused: then only the tasks that are not in `schedule.PAUSABLE` are done.
         self.is_paused = False
 
     def __getitem__(self, name: str) -> Log:
@@ -164,9 +165,10 @@ class PartitionRegistry:
             return None
 
     def include(self, name: str) -> Log | None:
-        """Load and return a partition, even one that `only` excluded, which the store still does not list.
+        """Load and return a partition, even one that `only` excluded; the store still does not list such a one.
 
-        Return None if it is unknown or offline, or if only a lease for another partition opened its log directory.
+        Return None if the partition is unknown or offline, if it cannot be loaded, or if its log directory was opened
+        with a lease for another partition.
         """
         self.loader.include(name)
         return self.find(name)
@@ -206,7 +208,7 @@ class PartitionRegistry:
         return self.homes[name].path
 
     def topic_id(self, topic: str) -> uuid.UUID | None:
-        """Return the id that all partitions of a topic share, or None if no `partition.metadata` file has it."""
+        """Return the id that all partitions of a topic share, or None if no readable `partition.metadata` has it."""
         for name in self.partitions_of(topic):
             log_dir = self.homes.get(name)
             if log_dir is not None and log_dir.failure is None:
@@ -245,8 +247,9 @@ class PartitionRegistry:
     def log_dir_failed(self, log_dir: LogDir) -> None:
         """Take all partitions of a log directory offline (Kafka's handleLogDirFailure).
 
-        The thread that got the error may hold any locks, so this waits for none. The partitions refuse all calls from
-        now on. They are moved to `offline` at once if `lock` is free, or else by the next `take_failed_offline`.
+        The thread that got the error may hold other locks, so this does not wait for `lock`. The partitions refuse
+        all calls from now on. They are moved to `offline` at once if `lock` is free, or else by the next
+        `take_failed_offline`.
         """
         if log_dir.disk.is_disowned:
             # In a forked child, the threads that held these locks do not exist: make new locks.

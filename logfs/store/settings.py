@@ -50,10 +50,10 @@ _NOTHING: Mapping[str, str] = MappingProxyType({})
 class Settings:
     """The overrides of a store's topics and of the broker level, and the settings in force.
 
-    Every log directory has a copy of each file, with the changed settings only. Only the copy in
-    the first directory that has one is read. The first directory is written last, so its copy is unchanged if a
-    change fails or crashes half-way. (If no directory had a copy before, the next opening may read the
-    unfinished change.) The next change makes all copies equal again.
+    A change writes a file with the overrides to every log directory. Only the copy in the first directory that has
+    one is read. The first directory is written last, so its copy is unchanged if a change fails or is interrupted by
+    a crash. (If no directory had a copy before, the next opening may read the unfinished change.) The next change
+    makes all copies equal again.
 
     Any thread may read and change settings: a mapping, once returned, never changes. A topic need
     not have partitions. Methods that read a file raise `OSError` as the disk does, `Corrupt` for a
@@ -73,7 +73,7 @@ class Settings:
         self.broker_overrides = self._read(BROKER_FILE, broker_setting)
         # The broker-level settings in force, without those that are defaults of topics.
         self.broker_config = BrokerConfig.resolve(self.broker_overrides)
-        # Incremented by every change, so that callers can tell that settings have changed.
+        # Incremented by `change_topic` and `change_broker`, so that callers can tell that settings have changed.
         self.version = 0
         # By file name: when a settings file was removed (ns since the epoch), which no mtime of a file shows.
         self._removed_ns: dict[str, int] = {}
@@ -105,9 +105,10 @@ class Settings:
     def change_topic(self, topic: str, changes: Mapping[str, str | None]) -> None:
         """Change settings of a topic, all or none, durably and at once; None or a blank text removes an override.
 
-        Raises `InvalidSetting`, before anything is written, for an unknown name, a text that is not
-        valid, or one that contradicts another setting; `LogDirFailed` while a log directory is offline; and
-        `InvalidStore` if one that is not open here has a copy of the settings.
+        Raises, before anything is written, `InvalidSetting` for an unknown name, an invalid text, one that
+        contradicts another setting, tiering without a bucket, or a change that `LogConfig.check_change` refuses;
+        `LogDirFailed` while a log directory is offline; and `InvalidStore` if a log directory that is not open here
+        has a copy of the settings.
         """
         if not changes:
             return

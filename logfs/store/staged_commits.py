@@ -57,10 +57,11 @@ logger = logging.getLogger(__name__)
 
 # Kafka keeps a transactional id for the same time (transactional.id.expiration.ms).
 EXPIRATION_MS = 7 * 86_400_000
-# The age (ms) at which upkeep removes staged files that no commit has named. No task of a writer takes so long.
+# The age (ms) at which upkeep removes staged files that no decided commit needs. No task of a writer takes so long.
 ORPHAN_MS = 86_400_000
+# The time (ms) between two searches of upkeep for such files.
 _LOOK_MS = 3_600_000
-# Write errors after which a partition still works: exhausted resources (a full disk), and a missing staged file.
+# Write errors after which a partition still works: a full disk, other exhausted resources, a missing staged file.
 _HARMLESS = EXHAUSTED | {errno.ENOENT}
 
 
@@ -190,8 +191,8 @@ class Commits:
     def _home_of(self, writer: str, name: str | None) -> LogDir:
         """Return the log directory whose commit file records the commits of a writer.
 
-        This is the directory that records them already, if it has not failed, or else that of the partition `name`.
-        If `name` is None, it is the first directory that works.
+        This is the directory that records them already, if it works. Otherwise it is that of the partition `name` or,
+        if `name` is None, the first directory that works.
         """
         known = [home for home, log in self._known.items() if writer in log.writers]
         if known and known[0].failure is None:
@@ -323,7 +324,7 @@ class Commits:
         """Finish the commits that are decided but not done.
 
         Raises `CommitPending` with the reason if one cannot be finished, for example because its partition is not
-        loaded.
+        loaded. Also raises the errors of its partitions and of reading its staged files.
         """
         with self._lock:
             for home, pending in self.pending().items():

@@ -85,9 +85,9 @@ class Store:
     """The partitions of one or several log directories, by name: `store["orders-0"]`.
 
     A store is a context manager; after a clean close the next opening needs no recovery. `registry` has the state
-    that the parts of the store share. Methods that add or remove partitions, or change checkpoints, take its lock;
-    reading needs no lock. A partition that cannot be loaded is in `offline` with the reason; the others work. In a
-    forked child, calls raise `LogDirFailed`, because the parent holds the lock of the log directory.
+    that the parts of the store share. Methods that add or remove partitions, or change checkpoints, take the lock of
+    `registry`; reading needs no lock. A partition that cannot be loaded is in `offline` with the reason; the others
+    work. In a forked child, calls raise `LogDirFailed`, because the parent holds the lock of the log directory.
     """
 
     def __init__(
@@ -109,15 +109,16 @@ class Store:
         log directory, and with `create` a missing one, too, if its parent directory exists. Any other path that is
         not a log directory raises `InvalidStore`, and nothing in it is changed.
         `progress` is called with (partition, bytes read, bytes in all) during recovery, by several threads. `only` is
-        the name of the one partition to load, or a function that selects partitions by name; other partitions are not
-        loaded or changed. `recover` recovers even after a clean shutdown. With `lazy`, a partition is loaded, and
-        recovered if necessary, at its first use or by `load_all`; otherwise the constructor loads all. `clock`
-        returns the time in ms since the epoch. A `Lease` may be given in place of a log directory that another
-        process has locked: it permits work on one partition. The URL of a bucket, such as `s3://bucket/prefix`, may
-        be given alone, with `read_only`: its partitions are those that brokers have copied there.
+        the name of the one partition to load, or a function that selects partitions by name. Other partitions are not
+        listed, and are loaded only if a decided commit or an internal topic needs them. `recover` recovers even after
+        a clean shutdown. With `lazy`, a partition is loaded, and recovered if necessary, at its first use or by
+        `load_all`; otherwise the constructor loads all. `clock` returns the time in ms since the epoch. A `Lease` may
+        be given in place of a log directory that another process has locked: it permits work on one partition. The
+        URL of a bucket, such as `s3://bucket/prefix`, may be given alone, with `read_only`: its partitions are those
+        that brokers have copied there.
 
-        Raises `StoreLocked` with the holder's pid, `InvalidStore`, `InvalidSetting` and `Corrupt` for settings
-        files, and `OSError`.
+        Raises `StoreLocked` with the holder's pid, `InvalidStore`, `NotWritable` for a bucket without `read_only`,
+        `InvalidSetting` and `Corrupt` for settings files, and `OSError`.
         """
         log_dirs = [log_dirs] if isinstance(log_dirs, (str, os.PathLike)) else list(log_dirs)
         check_log_dirs(log_dirs, may_be_empty=not read_only, may_be_made=create and not read_only)
@@ -267,7 +268,8 @@ class Store:
         gives `mirror_of`, as in `truncate`, and `mirrored_id`, the id of the topic in that cluster. The partition
         then gets this id, and no leader epoch before its first batch.
 
-        Raises `InvalidName`, `PartitionExists`, `NotWritable`, `LogDirFailed`, and the errors of `Groups.forget`.
+        Raises `InvalidName`, `PartitionExists`, `NotWritable`, `PartitionFailed` in a closed store, `OSError`, such
+        as `LogDirFailed`, and the errors of `Groups.forget`.
         """
         parsed = names.parse_directory(name)
         self._check_writable(name)
@@ -287,7 +289,7 @@ class Store:
             self.registry.homes[name] = log_dir
             self.registry.partitions[name] = partition
             if parsed in log_dir.recovery_points or parsed in log_dir.log_starts:
-                # These are entries of a deleted partition of that name, which could not be removed at its deletion.
+                # The entries are those of a deleted partition of that name; their removal at its deletion failed.
                 self.checkpoints.write()
             log_dir.set_cleaner_offset(parsed, None)
         return partition
@@ -395,7 +397,8 @@ class Store:
         """Drop the records of a partition at or above an offset, for good, and return whether anything changed.
 
         Only the mirror of a cluster may change the topics that it mirrors. It gives their `logfs.mirror.source` as
-        `mirror_of`. Raises `OffsetOutOfRange` for a negative offset, and `NotWritable`.
+        `mirror_of`. Raises `NotWritable`, and `OffsetOutOfRange` for an offset that is negative or only in the object
+        store.
         """
         if offset < 0:
             raise OffsetOutOfRange(f"{name}: cannot truncate at offset {offset}: give 0 or more")
@@ -479,7 +482,7 @@ class Store:
         """Copy the sealed segments of a tiered partition into the object store now, and return how many were copied.
 
         Segments beyond the last stable offset are not copied. Raises `NotWritable`, `InvalidSetting` if the topic is
-        not tiered, and `RemoteStorageError`. `RemoteLogManager.copy` also reports progress.
+        not tiered, and the other errors of `RemoteLogManager.copy`, which can also report progress.
         """
         self._check_writable(name)
         return len(self.remote_log_manager.copy(name).segments)
@@ -662,8 +665,8 @@ def open_store(
     during recovery. `only` is the name of the one partition to load, or a function that selects partitions by name.
     `recover` recovers even after a clean shutdown.
 
-    Raises `StoreLocked` with the holder's pid, `InvalidStore`, `InvalidSetting` and `Corrupt` for settings files, and
-    `OSError`.
+    Raises `StoreLocked` with the holder's pid, `InvalidStore`, `NotWritable` for a bucket without `read_only`,
+    `InvalidSetting` and `Corrupt` for settings files, and `OSError`.
     """
     return Store(
         log_dirs,

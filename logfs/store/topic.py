@@ -76,7 +76,10 @@ class Topic:
         return [self._store.create(name) for name in reversed(self.missing(partitions))][::-1]
 
     def delete(self, *, only_empty: bool = False) -> None:
-        """Delete all partitions of the topic, its settings and its committed offsets. Raises as `Store.delete`."""
+        """Delete all partitions of the topic, its settings, and the offsets that groups committed for it.
+
+        With `only_empty`, all partitions are checked for records before any is deleted. Raises as `Store.delete`.
+        """
         partitions = self.partitions
         for partition in partitions if only_empty else ():
             writable(partition).check_empty()
@@ -88,8 +91,8 @@ class Topic:
 
         For each record, the result has (partition number, offset). A record with a key goes to the partition of the
         key's hash. Records without a key go to one partition until they fill a batch, and then to another. The
-        records are readable at once, and durable after `flush`. Raises as `Partition.append` and `check_partitions`
-        do; after an error, records for other partitions may have been appended.
+        records are readable at once, and durable after `flush`. Raises as `partitions`, `Partition.append` and
+        `check_partitions` do; after an error, records for other partitions may have been appended.
         """
         partitions = self.partitions
         check_partitions(self.name, partitions)

@@ -34,8 +34,8 @@ _Answer = TypeVar("_Answer")
 
 _READ_BYTES = 1 << 20
 _WRITE_BYTES = 64 * 1024
-# The pauses between two reads of an answer that is not complete yet: a tenth of the time since the request, within
-# these limits, so that an answer waits for at most a tenth of the time that it took.
+# The limits of the pause between two reads of an answer that is not complete yet. Within them, the pause is a tenth
+# of the time since the request, so that it delays the answer by little.
 _SHORTEST_PAUSE_SECONDS = 0.002
 _LONGEST_PAUSE_SECONDS = 0.1
 # The longest pause before a request is sent again.

@@ -63,7 +63,8 @@ def create(log_dirs: LogDirs, partitions: Sequence[str], *, seconds: float = 60.
     """Create the partitions that do not exist yet, through a mount or directly.
 
     A log directory may be empty, but must exist. Waits up to `seconds` for another process that holds the
-    directories. Raises `StoreLocked` if it still holds them then, `InvalidName`, and the errors of opening a store.
+    directories. Raises `StoreLocked` if it still holds them then, `InvalidName`, and the errors of opening a store
+    and of `Store.create`; through a mount, an `OSError` stands for those of `Store.create`.
     """
     for name in partitions:
         names.parse_directory(name)

@@ -61,7 +61,7 @@ class Request:
         return None
 
     def grows(self) -> Collection[str]:
-        """Return the partitions to which the request appends, even if only at a later opening; no internal ones."""
+        """Return the partitions to which the request appends, now or by a decided commit later; no internal ones."""
         return ()
 
     def run(self, store: Store, report: Report) -> Answer:
@@ -229,7 +229,7 @@ class Tier(Request, operation="tier"):
 class Configure(Request, operation="configure"):
     """Change settings of a topic or, if `topic` is empty, of the store, all or none.
 
-    An empty value restores the default.
+    An empty value removes the override. The answer is empty.
     """
 
     settings: dict[str, str]

@@ -87,7 +87,8 @@ class Lock:
             # The directory has failed. Closing the descriptor releases the lock all the same.
             logger.warning("%s: the lock file could not be removed: %s", self._path, error)
         finally:
-            # If the file could not be removed, this close would also release a lock that another thread takes on it.
+            # `_taking` is held because, if the file was not removed, another thread could lock it now, and the close
+            # would release that lock, too.
             with _taking:
                 _held.pop(self.identity, None)
                 self._file.close()

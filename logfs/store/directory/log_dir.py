@@ -145,7 +145,7 @@ class LogDir:
         # `follow`, because the directory may be given as a symlink.
         self.found, is_settled = disk.stat_settled(path, follow=True)
         self._seen = self.found.mtime_ns if is_settled else None
-        # The lock uses the disk inside `CheckedDisk`: `close` ends all changes by the latter before it removes .lock.
+        # The lock does not use this `CheckedDisk`, which refuses changes before `close` removes `.lock`.
         self._lock = Lock(disk.disk, path) if disk.writable else None
         self.live = self._is_live()
         self.clean = disk.exists(path / CLEAN_SHUTDOWN)

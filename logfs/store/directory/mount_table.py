@@ -20,7 +20,7 @@ _T = TypeVar("_T")
 
 # The type of logfs in the mount table: `fuse`, and the subtype `logfs`.
 FILESYSTEM_TYPE = "fuse.logfs"
-# The type of a write-behind mount, which collects appends for a logfs mount. Its source is that mountpoint.
+# The type of a write-behind mount, which collects appends for a logfs mount. Its source is that mount's mountpoint.
 WRITE_BEHIND_TYPE = "fuse.logfs-write-behind"
 _TYPES = (FILESYSTEM_TYPE, WRITE_BEHIND_TYPE)
 # The errnos of every access to a mount whose daemon has died.

@@ -46,9 +46,11 @@ class PathKind(enum.Enum):
     EMPTY = enum.auto()
     MISSING = enum.auto()
     PARTITION = enum.auto()
-    # A mountpoint of logfs, one whose daemon has died, and a path inside a mount of logfs.
+    # A mountpoint of logfs.
     MOUNTPOINT = enum.auto()
+    # A path that is, or lies in, a mount of logfs whose daemon has died.
     DEAD_MOUNT = enum.auto()
+    # A path that lies in a mount of logfs.
     IN_MOUNT = enum.auto()
     FILE = enum.auto()
     # Any other path, such as a directory with other files.
@@ -101,7 +103,7 @@ _MOST_HINTS = 3
 
 
 def recognise(path: str | os.PathLike[str]) -> RecognisedPath:
-    """Determine whether a path is a log directory or, if not, what it is. Changes and raises nothing."""
+    """Determine what a path is. Changes nothing. Raises `InvalidStore` only for a URL that is not of a bucket."""
     path = as_path(path).absolute()
     if isinstance(path, BucketPath):
         return RecognisedPath(path, PathKind.BUCKET, "is a bucket, not a directory")
@@ -132,7 +134,7 @@ def _recognise_local(path: Path) -> RecognisedPath:
     except OSError as error:
         return RecognisedPath(path, PathKind.UNKNOWN, f"cannot be examined: {error.strerror}")
     if kind is PathKind.EMPTY and (around := _around(path)):
-        # An empty partition, or `lost+found` of a log directory: neither may become a log directory.
+        # An empty directory in a log directory, such as a partition or `lost+found`, may not become a log directory.
         named = _is_partition_name(path.name) and Path(around) == path.parent
         kind = PathKind.PARTITION if named else PathKind.OTHER
     match kind:
@@ -152,7 +154,7 @@ def check_log_dirs(
     may_be_empty: bool = False,
     may_be_made: bool = False,
 ) -> None:
-    """Raise `InvalidStore` for the first path that is not a log directory.
+    """Raise `InvalidStore` for the first path that is neither a log directory nor a bucket.
 
     With `may_be_empty` an empty directory is accepted: it becomes a log directory. With `may_be_made` a missing
     directory is accepted, too, if its parent directory exists. An empty or missing directory in a log directory is
@@ -220,8 +222,8 @@ def _kind_of(path: Path) -> PathKind:
     rest = [name for name in inside if name not in _NOTHING]
     if not rest:
         return PathKind.LOG_DIR if lock.FILE_NAME in inside else PathKind.EMPTY
-    # Partitions may be empty after `mkdir`, or after a crash during their creation. Nothing else may be there, for
-    # their names alone prove nothing.
+    # Partitions may be empty after `mkdir`, or after a crash during their creation. Names of partitions alone prove
+    # nothing: besides, `.lock` must exist or all the directories must be empty, and there must be no other names.
     named = all(map(_is_partition_name, rest))
     bare = named and (lock.FILE_NAME in inside or _all_empty(path, rest))
     return PathKind.LOG_DIR if bare else PathKind.OTHER

@@ -80,7 +80,7 @@ def plan_compaction(
         bound = min(bound, next(young, bound))
     bound = max(bound, first_dirty)
     # Only whole segments are cleaned, so the bound moves down to the base offset of the segment that it lies in.
-    # If the log starts within a segment, the bound may then be below the first dirty offset, and nothing is due.
+    # If the log starts within a segment, the bound may then be below the first dirty offset: nothing is cleanable.
     bound = max(s.base_offset for s in log.segments if s.base_offset <= bound)
     cleanable = sum(segment.size_bytes for segment in dirty if segment.base_offset < bound)
     clean = sum(segment.size_bytes for segment in sealed if segment.base_offset < first_dirty)
@@ -109,7 +109,7 @@ class Compactor(Maintenance):
         self.running = make_lock(Level.COMPACTION)
         # The time of the last search for logs that are due, and the wait until the next search.
         self.timer = Timer(context.registry.opened_ms, 0)
-        # Totals since the opening of the store, the result of each log's last round, and whether `run_due` failed.
+        # Totals since the store was opened, the last result of each log, and whether the last `run_due` failed.
         self.rounds = 0
         self.aborted = 0
         self.bytes_read = 0
@@ -259,7 +259,7 @@ class Compactor(Maintenance):
             self._commits.clear_place(name)
             plan = self.plan(name)
             if self._checkpoints.cleaner_offset(name) is None:
-                # Before a round removes records: in a log without a checkpoint, recovery takes gaps for damage.
+                # Before the round removes records: recovery takes gaps for damage in a log without a cleaner offset.
                 self._checkpoints.set_cleaner_offset(partition, plan.dirty.first_dirty)
             began = time.monotonic()
             with registry.doing("compacting", name, plan.work_bytes) as work:

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Appends wait only for the last round of copying: once so few bytes are missing, or after so many rounds.
+# Appends wait only for the last round of copying. It begins once at most `_LITTLE_BYTES` are missing, or after
+# `_ROUNDS` earlier rounds.
 _LITTLE_BYTES = 1024 * 1024
 _ROUNDS = 16
 

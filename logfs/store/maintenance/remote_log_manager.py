@@ -2,9 +2,9 @@
 
 A copy begins with a durable record of its start. Then its objects are stored and read back. It counts as a copy once
 the record of its end is durable. The next run deletes an interrupted copy. A durable record also precedes the
-deletion of a segment; its objects are deleted once `file.delete.delay.ms` has passed and no reader holds them. Only
-the owner of the bucket stores and deletes objects: `logfs.store.tiering.bucket_owner`. Retention (`Retainer`) drops
-the local segments that were copied.
+deletion of a segment. Its objects are deleted once `file.delete.delay.ms` has passed and, unless the partition was
+deleted, no reader holds them. Only the owner of the bucket stores and deletes objects:
+`logfs.store.tiering.bucket_owner`. Retention (`Retainer`) drops the local segments that were copied.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class RemoteLogManager(Maintenance):
         return self._plan(partition, self._log_of(partition))
 
     def lag_of(self, partition: Log) -> CopyPlan:
-        """Return the segments to copy; none if the partition is not tiered, or if it is unknown what was copied."""
+        """Return the segments to copy; none if the topic copies no segments, or if it is unknown what was copied."""
         try:
             log = self._tiered.of(partition) if partition.config.copies_segments else None
             if log is not None:

@@ -6,9 +6,10 @@ begins at the oldest segment that is left, and ends at the first segment that th
 
 The passes for size and age end at the first record that a group of `logfs.retention.groups` has not read.
 
-In a tiered log these passes go over the remote segments and the local ones, each counted once, and end at the first
-segment that is not copied yet. Two more passes, with `local.retention.bytes` and `local.retention.ms`, then find the
-segments to drop from the local disk; readers use their copies from then on (KIP-405).
+In a tiered log these passes go over the remote segments and the local ones, each counted once. Unless
+`remote.log.copy.disable` is true, they end at the first segment that is not copied yet. Two more passes, with
+`local.retention.bytes` and `local.retention.ms`, then find the segments to drop from the local disk; readers use
+their copies from then on (KIP-405).
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ def plan_retention(
     since the epoch. In a tiered log, `copied_end` is the offset after the last segment that was copied. Records at or
     after the offset of `unread` are not dropped by size or age.
     """
-    # Read before the timestamps: the new log start must not be above records that are appended meanwhile.
+    # Read these offsets before the timestamps: the new log start must not be above records appended meanwhile.
     starts = [log_start_offset, *(segment.next_offset for segment in segments)]
     reason = f"it lies below the log start offset {log_start_offset}"
     below = takewhile(lambda pair: pair[1].base_offset <= log_start_offset, pairwise(segments))
@@ -111,7 +112,7 @@ def plan_retention(
         left = segments[len(expired) :]
         stays = _why_it_stays(left, config, now_ms)
         return RetentionPlan(expired, stays, starts[len(expired)])
-    # Size and age drop only segments that were copied (if the log is tiered) and that the groups have read.
+    # Size and age drop only segments that the groups have read and, if the topic copies segments, were copied.
     copied = copied_end if copied_end is not None and config.copies_segments else LONG_MAX
     end = copied if unread is None else min(copied, unread.offset)
     limits = config.retention_bytes, config.retention_ms
@@ -190,7 +191,7 @@ def _why_it_stays(
     unread: Unread | None = None,
     copied_end: int = LONG_MAX,
 ) -> str:
-    """Return why the oldest segment stays: users often ask why an old record is still there. "" if there is none.
+    """Return why the oldest segment stays: users often ask why an old record is still there. "" without segments.
 
     Only segments that end at or below `copied_end` may be dropped by size or age.
     """
@@ -236,7 +237,10 @@ def _why_it_stays(
 
 
 class Retained(NamedTuple):
-    """What the last retention of a partition dropped, when (ms since the epoch), and the log start offset then."""
+    """The last retention that dropped segments of a whole log: its time, what it dropped, the new log start offset.
+
+    The time is in ms since the epoch. Segments dropped only from the local disk are not included.
+    """
 
     when_ms: int
     segments: int
@@ -257,7 +261,7 @@ class Retainer(Maintenance):
     def plan(self, name: str) -> RetentionPlan:
         """Return what `retain` would do to a partition now, and why, without doing it.
 
-        The caller must not hold the registry's lock. Raises the errors of `Groups.committed`.
+        The caller must not hold the registry's lock. Raises the errors of `Groups.committed` and `TieredLogs.of`.
         """
         return self._plan(name, self._unread(name))
 

@@ -36,7 +36,8 @@ class MaintenanceTask(Enum):
     TIERING = "tiering"
 
 
-# The tasks that a pause stops. Tasks for durability go on: flushes that settings ask for, commits, and checkpoints.
+# The tasks that a pause stops. Tasks for durability go on (flushes that settings ask for, commits and checkpoints),
+# and so does the expiry of producers.
 PAUSABLE = frozenset(MaintenanceTask) - {
     MaintenanceTask.FLUSH,
     MaintenanceTask.COMMIT,

@@ -204,7 +204,10 @@ class MaintenanceScheduler(Maintenance):
             logger.info("%s: removed", path)
 
     def _forget_remote(self, disk: Disk, path: Path) -> None:
-        """Record (again, if no crash prevented it) that a deleted partition's remote segments are to be deleted."""
+        """Record that a deleted partition's remote segments are to be deleted, in case `Store.delete` did not do so.
+
+        A crash or an error may have prevented it there.
+        """
         name = names.classify_directory(path.name)[1]
         topic_id = read_topic_id(disk, path)
         home = self._registry.homes.get(name.directory)

@@ -75,7 +75,7 @@ def check(log_dirs: Path | Sequence[Path], progress: Progress | None = None) -> 
 def _check_until_sure(
     store: Store, log_dirs: Path | Sequence[Path], name: str, report: Progress
 ) -> Iterator[Finding]:
-    """Audit a partition; repeat the audit if another process has written the files in which it found an error.
+    """Audit a partition; repeat the audit while another process changes files in which errors were found.
 
     An error is yielded if the files that it concerns have not changed during the audit, or if all audits have found
     it.

@@ -46,7 +46,7 @@ class BucketOwner:
         self._disk = disk
         # Held while the tokens in the log directories and in the bucket are read and replaced.
         self._claiming = make_lock(Level.OWNER)
-        # Whether the last `claim` succeeded, and if not, the reason in words.
+        # Whether the last `claim` or `take_over` succeeded, and why it was refused; "" if it was not refused.
         self.is_claimed = False
         self.refusal = ""
 

@@ -154,9 +154,9 @@ class TieredLogs:
         return RemotePartition(topic_id, partition.topic, partition.partition)
 
     def of(self, partition: Log) -> TieredLog | None:
-        """Return the remote segments of a partition as a `TieredLog`; None if its topic is not tiered.
+        """Return the remote segments of a partition as a `TieredLog`; None if it is not tiered or has no topic id.
 
-        A read-only store may lack the topic's settings: then the topic counts as tiered if it has remote segments.
+        A read-only store may lack the topic's settings: then a partition counts as tiered if it has remote segments.
         Raises `InvalidStore` if there is no `remote.storage.url`, and the errors of the metadata.
         """
         if partition.topic == TOPIC or partition.disk.is_remote:
