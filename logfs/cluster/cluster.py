@@ -41,15 +41,19 @@ OWN_TOPICS = frozenset(
 
 # The last version of Fetch that identifies topics by name, not by id. It has every field that a follower needs.
 _FETCH_VERSION = 12
+# The replica id of a consumer, and the session epoch of a fetch without a session.
 _CONSUMER = -1
 _FULL_SESSION = -1
-# How long a broker may wait for new records, and the most bytes of an answer and of one partition in it.
+# How long a broker may wait for new records.
 FETCH_WAIT_MS = 500
+# The most bytes of an answer, and of one partition in it.
 _FETCH_BYTES = 16 << 20
 _PARTITION_BYTES = 4 << 20
+# The timestamps in ListOffsets that stand for the log start offset and the high watermark.
 _EARLIEST, _LATEST = -2, -1
-# The last version of Produce that identifies topics by name, not by id. acks=-1 waits for all replicas in sync.
+# The last version of Produce that identifies topics by name, not by id.
 _PRODUCE_VERSION = 12
+# The value of acks with which the broker waits for all replicas in sync, and for how long it waits.
 _ALL_IN_SYNC = -1
 _PRODUCE_TIMEOUT_MS = 20_000
 
@@ -58,8 +62,8 @@ NONE = 0
 OFFSET_OUT_OF_RANGE = 1
 _MOVED = frozenset({3, 5, 6, 9, 56, 74, 75, 100, 103})
 """The errors of a partition that has another leader now, or soon will have."""
-# After one of these errors a batch may be in the log or not: the leader moved, the request timed out, or too few
-# replicas were in sync.
+# After one of these errors a batch may be in the log or not: the leader moved, the request timed out, the connection
+# broke, or too few replicas were in sync.
 _UNSURE = _MOVED | {7, 13, 19, 20}
 
 
@@ -146,7 +150,7 @@ _Part = TypeVar("_Part", Wanted, Outgoing)
 
 
 class EpochEnd(NamedTuple):
-    """The answer for a partition: the leader's greatest epoch up to the requested one, and the end of that epoch."""
+    """The answer for a partition: an error code, the leader's greatest epoch up to the one asked for, and its end."""
 
     topic: str
     partition: int

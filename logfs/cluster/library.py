@@ -81,7 +81,7 @@ class _Socket(socket.socket):
 
 
 class Failures(logging.Handler):
-    """A handler of kafka-python's log that keeps why the last connection failed. Its exceptions do not say it."""
+    """A handler of kafka-python's log that keeps why the last connection failed, which exceptions do not tell."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)

@@ -42,7 +42,7 @@ class Fetcher:
         """Start the thread.
 
         `connect` opens a connection for this thread alone. `led` returns the partitions whose leader is the given
-        node. `ask_metadata` is called when the metadata are out of date; it requests new ones and returns at once.
+        node. `ask_metadata` is called when the metadata may be out of date; it requests new ones and returns at once.
         """
         self.node = node
         self.problem = ""
@@ -102,7 +102,7 @@ class Fetcher:
     def _turn(self, cluster: Cluster) -> bool:
         """Send one round of requests: compare the logs that need it with the leader's, and fetch for the others.
 
-        Return False if the metadata are out of date.
+        Return False if the metadata may be out of date.
         """
         led = [each for each in self._led(self.node) if not each.is_waiting]
         mine = [each for each in led if each.goal is None or not each.has_reached_goal]
@@ -158,7 +158,7 @@ class Fetcher:
         return pairs
 
     def _guarded(self, mirror: PartitionMirror, work: Callable[[], bool]) -> bool:
-        """Return the result of `work`. If it raises any error but `ClusterError`, fail the partition, return True."""
+        """Return the result of `work`. If it raises any error but `ClusterError`, mark the partition as failed."""
         try:
             return work()
         except ClusterError:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# How often the topics, their settings and the groups are read from the cluster.
+# How often the topics, their leaders and settings, and the groups are read from the cluster.
 _METADATA_SECONDS = 5.0
 _TICK_SECONDS = 0.1
 # A partition with so many unflushed bytes is flushed. That bounds what is fetched again after a power cut.
@@ -82,12 +82,13 @@ class Mirror:
         self._problems: dict[str, str] = {}
         # The topics for which a warning was logged that their settings cannot be read.
         self._unread: set[str] = set()
-        # The bytes that were fetched for partitions that are no longer mirrored.
+        # The bytes that were fetched for partitions that are no longer mirrored, and for copies that were deleted.
         self._past_bytes = 0
         # The problems of the last progress: only a problem that is not among them is logged, so each is logged once.
         self._told: Mapping[str, str] = {}
-        # The partitions of the store by topic, as of the last refresh, and the topic ids of copies that were checked.
+        # The partitions of the store by topic, as of the last refresh.
         self._homes: dict[str, list[str]] = {}
+        # The ids of the topics whose copies were found to have the same id.
         self._known_ids: dict[str, uuid.UUID] = {}
         self._asked = threading.Event()
         try:
@@ -245,7 +246,7 @@ class Mirror:
         self._mirror_groups()
 
     def _settings(self, topics: Sequence[str]) -> Mapping[str, Mapping[str, str]] | None:
-        """Return the settings of topics by topic; None if the cluster refuses, for example without permission."""
+        """Return the settings of topics by topic; None if the request fails, for example without permission."""
         try:
             found = self._cluster.settings(topics)
         except ClusterError as error:

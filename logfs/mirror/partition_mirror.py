@@ -1,8 +1,8 @@
 """One partition of a mirror: compares it with its leader's log, and appends the batches that the leader sends.
 
-The rules are those of a follower (kafka-storage 10.5). Before the first fetch from a leader, and whenever the
-leader finds a difference, the leader epochs decide up to which offset the two logs are the same. Later records of
-the copy are dropped.
+The rules are those of a follower (kafka-storage 10.5). Before the first fetch from a leader, after an error, and
+whenever the leader finds a difference, the leader epochs decide up to which offset the two logs are the same. Later
+records of the copy are dropped.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class PartitionMirror:
     # What the leader answers.
 
     def compare(self, found: EpochEnd, cluster: Cluster) -> bool:
-        """Drop the records that the leader's log does not have; return False if the metadata are out of date.
+        """Drop the records that the leader's log does not have; return False if the metadata may be out of date.
 
         The rules are those of kafka-storage 10.5. If the leader does not know the last epoch of the copy, an earlier
         epoch must be compared next: `must_compare` stays True. `cluster` is asked for the bounds of the source's log
@@ -180,9 +180,9 @@ class PartitionMirror:
     def take(self, found: Fetched, cluster: Cluster) -> bool:
         """Append the fetched batches, and raise the log start to the source's.
 
-        Return False if the metadata are out of date.
-        `cluster` is asked for the bounds of the source's log if the offset is out of range. Raises `ClusterError`,
-        and the errors of `fetched_batches.append_fetched`.
+        Return False if the metadata may be out of date. `cluster` is asked for the bounds of the source's log if the
+        offset is out of range. Raises `ClusterError`, the errors of `fetched_batches.append_fetched`, and those of
+        raising the log start and of dropping records.
         """
         if found.error == OFFSET_OUT_OF_RANGE:
             self._return_to_range(cluster)
@@ -217,7 +217,8 @@ class PartitionMirror:
     def _return_to_range(self, cluster: Cluster) -> None:
         """Begin again at the source's log start if it is above the copy's end; otherwise record an error.
 
-        The source has then deleted all records of the copy, and the copy drops them, too (kafka-storage 10.5).
+        A log start above the copy's end means that the source has deleted all records of the copy. The copy drops
+        them, too (kafka-storage 10.5).
         """
         first, end = cluster.offset_range(*self.place)
         ours = self.partition.log_end_offset
@@ -254,7 +255,7 @@ class PartitionMirror:
             self._store.delete_records(self.name, start, mirror_of=self._source)
 
     def _note_gap(self) -> None:
-        """Record that offsets may be missing. This comes before a gap: otherwise loading would take it for damage."""
+        """Record that offsets may be missing, before a gap is appended: otherwise, loading takes it for damage."""
         checkpoints = self._store.checkpoints
         if checkpoints.cleaner_offset(self.name) is None:
             checkpoints.set_cleaner_offset(self.partition, self.partition.log_start_offset)

@@ -1,4 +1,4 @@
-"""The filesystem over a store. Only this package imports pyfuse3 and trio; the modules of `nodes` import neither.
+"""The filesystem over a store. Only this package imports pyfuse3 and trio; the modules in `nodes` do not.
 
 - `session`: one mount from beginning to end: store, FUSE, upkeep, signals. Begin here.
 - `mounting`: mounting and unmounting, for the main mount and for write-behind mounts.
@@ -9,8 +9,8 @@
 - `admin_requests`: the administrative requests in progress.
 - `growing_sizes`: which size of a growing file the kernel is told, and how long the kernel may keep it.
 - `sharers`: the threads that may share an open file.
-- `threads`: worker threads, most of them started before the mount serves requests.
-- `watchdog`: the process that aborts the connection if the daemon is killed.
+- `threads`: worker threads, 24 of which are started before the mount serves requests.
+- `watchdog`: the process that aborts the FUSE connection if the daemon is killed.
 - `handler_guard`: the error boundary: only an errno leaves a handler.
 - `errnos`: the mapping from errors to errno, and the last errors for `.logfs/errors`.
 - `mounted_mirror`: the mirror of a Kafka cluster that a mount runs (`--mirror`).

@@ -37,7 +37,7 @@ class RunningRequest:
         self._next_progress = 0.0
 
     def cancel(self) -> None:
-        """Make the request's next `report` of its progress end it with an error."""
+        """Make the next call of `report` raise `RequestInterrupted`, which ends the request."""
         self._is_cancelled = True
 
     def report(self, done: int, total: int) -> None:
@@ -68,7 +68,7 @@ class AdminRequests:
     ) -> RunningRequest:
         """Begin to execute a request in a worker thread; call `done` there if it succeeds.
 
-        Raises `OSError` (EAGAIN) if no thread runs and none can be started.
+        Raises `OSError` (EAGAIN) if no worker thread runs and none can be started.
         """
         running = RunningRequest()
 
@@ -99,7 +99,7 @@ class AdminRequests:
         return running
 
     def stop(self) -> None:
-        """Cancel all requests, and wait until they have ended."""
+        """Cancel all requests, and wait until they have ended. Requests that start later are cancelled, too."""
         with self._changed:
             self._is_stopped = True
             for running in self._running:

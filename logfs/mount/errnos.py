@@ -59,7 +59,7 @@ ERRNO: dict[type[Exception], int] = {
 }
 
 _KEPT = 1000
-# The longest line that is kept, in characters.
+# A longer line is cut to this number of characters.
 _LONGEST = 4000
 
 
@@ -97,7 +97,7 @@ class ErrorLog:
         if number not in _EVERYDAY:
             reason = str(error) if known else f"internal error: {error!r}"
             if isinstance(error, OSError) and error.strerror:
-                # Path and errno have their own columns.
+                # `str(error)` would repeat the path and the errno, which have their own columns.
                 reason = error.strerror
             name = errno.errorcode.get(number, str(number))
             when = format_time(self._clock())

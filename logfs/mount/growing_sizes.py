@@ -1,8 +1,8 @@
 """Sizes of growing files in the kernel: which size the kernel is told, when, and how long it may keep it.
 
-One `tail -f` asks for the size by GETATTR and gets the grown size in the answer, on the trio thread (`grow`). If the
-kernel may keep a size, an append makes the kernel forget the size before the writer gets its answer, also on the trio
-thread (`pop_stale`). If other threads share the descriptor, a worker thread pushes the size to the kernel
+A single `tail -f` asks for the size by GETATTR and gets the grown size in the answer, on the trio thread (`grow`). If
+the kernel may keep a size, an append makes the kernel forget the size before the writer gets its answer, also on the
+trio thread (`pop_stale`). If other threads may share the descriptor, a worker thread pushes the size to the kernel
 (`_grow_for_all`). The reasons are as follows.
 
 A cached read that reaches the end of a file fills the rest of the last page with zeros. The kernel reads the file's
@@ -11,11 +11,12 @@ of 4,000 bytes, with 96 zeros at its end; a line of 50 bytes is appended, and th
 sees 50 zeros as data. While several open files share a kernel inode, no order of the daemon's answers can prevent
 this. Therefore:
 
-- A kernel inode belongs to one open file. A lookup returns a new inode, unless the last inode of the name is not open
-  and its size is still the size that the kernel was told; then the pages of the last reader serve the next one. An
-  open of an inode that was opened since the lookup fails with ESTALE, and the kernel repeats the lookup.
-- If only one thread can use the open file, it is told a larger size at once: it cannot ask for the size and read at
-  the same time.
+- A kernel inode belongs to one open file. A lookup returns a new inode, unless the last inode of the name is not
+  open, is not reserved for another thread, and has the size that the kernel was told; then the pages of the last
+  reader serve the next one. An open of an inode that is open already fails with ESTALE, and the kernel repeats the
+  lookup.
+- If only one thread can use the open file, the thread is told a larger size at once: it cannot ask for the size and
+  read at the same time.
 - If other threads or processes may share the descriptor, the kernel's pages are dropped first. The size grows only
   after each of these threads has left the kernel's read path (`logfs.mount.sharers`).
 
@@ -25,15 +26,15 @@ flight, and a reader that waits for such an answer uses the previous size. The k
 if the previous size is equally valid, that is, if all of the following hold:
 
 - The kernel was told the size at least `CONFIRMED_SECONDS` ago, and the size has not changed since.
-- The size is told by a GETATTR. Attributes told by a lookup cannot be invalidated while the lookup is in progress.
+- The size is not told by a lookup: the attributes cannot be invalidated while the lookup is in progress.
 - The thread that has the file open is alone, so no other thread reads without asking for the size.
 - Only writers of `append` and `.logfs/admin` make the log grow. This excludes the logs of committed offsets and of
-  remote segments, which have many sources of appends, the logs that mirror a cluster, and all logs while a decided
-  commit is not done: it may be done at any time.
+  remote segments, which have many sources of appends, the logs that mirror a cluster, and all logs while a commit of
+  staged files is decided but not done, because its appends may happen at any time.
 
 Sizes of segment files, of the text of a topic, of ranges that do not grow any more, and of files in a read-only store
 are never kept. The files of the active segment, and texts whose openers are not visible here, are opened with
-direct_io, but splice and sendfile use the kernel's page cache nevertheless. There is no FUSE `poll`.
+direct_io, but splice and sendfile use the kernel's page cache nevertheless. The mount does not implement FUSE's POLL.
 """
 
 from __future__ import annotations
@@ -55,14 +56,16 @@ if TYPE_CHECKING:
     from logfs.log.read.reader import Reader
     from logfs.mount.nodes.growing import GrowingFile
 
-# The kernel may keep a size that it was told this long ago and that has not changed since: the answer has arrived by
-# then, within microseconds.
+# The kernel may keep a size that it was told this long ago and that has not changed since: an answer reaches the
+# kernel within microseconds, so it has arrived by then.
 CONFIRMED_SECONDS = 0.1
+# For how long the kernel may keep such a size, unless an append invalidates it.
 KEEP_SECONDS = 3600.0
-# The most growths in progress at a time. Each waits for its own threads, and must not wait for another growth.
+# The most growths in progress at a time. The limit is high: a growth that waits for threads must not delay others.
 _WAITING = 256
 # The longest time for which a stopping mount answers requests, so that no growth is left waiting in the kernel.
 _STOP_SECONDS = 20.0
+# The pause between two checks whether a growth is in progress.
 _STOP_POLL_SECONDS = 0.01
 # Above this number of threads per inode, the threads that have ended are dropped.
 _MOST_THREADS = 64
@@ -105,10 +108,10 @@ class GrowingSizes:
         self._is_stopped = False
 
     async def stop(self) -> None:
-        """Tell the kernel no more larger sizes of inodes that threads share, and wait until no growth is in progress.
+        """Let inodes that threads share grow no more in the kernel, and wait until no growth is in progress.
 
-        A growth waits for pages that readers have locked, so requests must still be answered meanwhile. The wait ends
-        after 20 s at the latest.
+        A growth waits for pages that readers have locked, so requests must still be answered meanwhile. This call
+        waits for 20 s at most.
         """
         self._is_stopped = True
         end = trio.current_time() + _STOP_SECONDS
@@ -151,8 +154,8 @@ class GrowingSizes:
         """Return the size to tell the kernel in the answer to a GETATTR by `thread`, as soon as that is safe.
 
         `size` is the present size of the file in bytes. If other threads may share the file, a growth waits until
-        they have left the kernel's read path. While the mount is being stopped, the result is the
-        size that the kernel was told before.
+        they have left the kernel's read path. While the mount is being stopped, such a file does not grow: the result
+        is the size that the kernel was told before.
         """
         if not node.is_growing:
             return size
@@ -173,7 +176,7 @@ class GrowingSizes:
 
     @staticmethod
     def _is_alone(node: GrowingFile, thread: int, asked: set[int]) -> bool:
-        """Whether `thread` has the file open once, no other is in `asked`, and none shares its descriptors."""
+        """Whether only `thread` has the file open, once, only it is in `asked`, and none shares its descriptors."""
         openers = [handle.opener for handle in node.handles]
         return openers == [thread] and asked == {thread} and sharers.is_alone(thread)
 
@@ -215,7 +218,7 @@ class GrowingSizes:
 def _grow_for_all(node: GrowingFile, size: int, threads: set[int]) -> None:
     """Tell the kernel a larger size once no thread that shares the inode uses a page from before the growth.
 
-    Answers to READs reach the new size from now on, so the kernel may keep their pages. This function may wait long.
+    Answers to READs extend to the new size already, so the kernel may keep their pages. This function may wait long.
     """
     with suppress(OSError):
         # `invalidate_inode` waits for the READs in progress. ENOENT: the kernel has forgotten the inode.

@@ -38,7 +38,7 @@ class RequestCounts:
 # The counts of each handler by its name. One table is enough, because pyfuse3 cannot serve two mounts in a process.
 REQUESTS: dict[str, RequestCounts] = {}
 
-# The type that each handler must return. Handlers that are not listed have an empty answer and return None.
+# The type that each handler must return. Handlers that are not listed return None.
 RETURNS: dict[str, type | tuple[type, ...]] = {
     "access": bool,
     "create": tuple,

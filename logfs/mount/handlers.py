@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
 _BLOCK = 512
 _INT64_MAX = 2**63 - 1
-# The handlers whose first argument is a handle, and those whose second argument is a name in a directory.
+# The handlers whose first argument is a handle, except `fsyncdir`, which never fails.
 _BY_HANDLE = frozenset({"read", "write", "flush", "fsync", "release", "readdir", "releasedir"})
+# The handlers whose second argument is a name in a directory.
 _BY_NAME = frozenset({"lookup", "mkdir", "create", "mknod", "symlink", "unlink", "rmdir", "rename"})
 
 
@@ -51,7 +52,7 @@ class Handlers(pyfuse3.Operations, Generic[N]):
         return self._errors.note(self._path_of(name, arguments), error)
 
     def _node_of(self, name: str, arguments: tuple[Any, ...]) -> N | None:
-        """Return the node on which the handler `name` was called; None if its inode or handle is not known."""
+        """Return the node on which the handler `name` was called; None for an unknown inode, or no file's handle."""
         key = arguments[0] if arguments else None
         if name not in _BY_HANDLE:
             return self._inodes.get(key)

@@ -26,10 +26,10 @@ class NumberedNode(Protocol):
 
 N = TypeVar("N", bound=NumberedNode)
 
-# The kernel keeps names that were only looked up for as long as it has memory. Above this number of evictable nodes
-# the oldest are evicted, so that a scan of a million offsets does not leave a million nodes here.
+# The kernel keeps a name that was looked up until it needs the memory. Above this number of evictable nodes, the
+# kernel is asked to forget the oldest, so that a scan of a million offsets does not leave a million nodes here.
 _MOST_EVICTABLE = 20_000
-# The number of names evicted at a time. A thread of pyfuse3 evicts them, and waking it costs as much as a lookup.
+# How many names the kernel is asked to forget at a time. Waking pyfuse3's thread that asks costs as much as a lookup.
 _EVICTED = 256
 
 

@@ -45,7 +45,7 @@ def families(errors: ErrorLog) -> Iterator[Family]:
 
 
 def _open_handles() -> int:
-    """Return the number of open files: each successful open is followed by one release."""
+    """Return the number of open files: each successful open or create is followed by one release."""
 
     def count(name: str) -> int:
         return sum(REQUESTS[name].times.counts)

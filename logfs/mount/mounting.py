@@ -41,9 +41,10 @@ def prepare_mountpoint(
     """Check a mountpoint and the paths to mount there, and return the absolute path of the mountpoint.
 
     A dead mount on the mountpoint is unmounted. `check_sources` raises an error if `sources`, the paths that are to
-    be mounted, are unsuitable. Raises the error of `check_sources`, and `InvalidStore` if logfs is already mounted
-    there or the mountpoint is unsuitable. A dead mount may have been unmounted before an error is raised: the
-    directory below it can be checked only afterwards. Nothing else changes.
+    be mounted, are unsuitable. Raises the error of `check_sources`, `InvalidStore` if logfs is already mounted there
+    or the mountpoint is unsuitable, and `OSError` (EBUSY) if a dead mount cannot be unmounted. A dead mount may have
+    been unmounted before an error is raised: the directory below it can be checked only afterwards. Nothing else
+    changes.
     """
     mountpoint = Path(os.path.abspath(mountpoint))
     found = mounted_at(mountpoint)
@@ -63,7 +64,11 @@ def prepare_mountpoint(
 
 
 def _check_mountpoint(mountpoint: Path, sources: Sequence[Path], *, nonempty: bool) -> None:
-    """Raise `InvalidStore` if `mountpoint` is no directory, or if the mount would hide its contents."""
+    """Raise `InvalidStore` if `mountpoint` is unsuitable.
+
+    It is unsuitable if it is no directory, has a source in it, is a log directory or a partition, lies in another
+    mount of logfs, or, without `nonempty`, is not empty.
+    """
     if not mountpoint.is_dir():
         if mountpoint.exists():
             raise InvalidStore(f"{mountpoint}: the mountpoint is not a directory")
@@ -127,7 +132,7 @@ class _Option(str):
 
 @contextmanager
 def one_stop() -> Iterator[Callable[[], Awaitable[None]]]:
-    """Yield a function that waits for SIGTERM, SIGINT or SIGHUP. All further ones are ignored until the process ends.
+    """Yield a function that waits for SIGTERM, SIGINT or SIGHUP. After the first one, they have no effect.
 
     Otherwise a second Ctrl-C would end the daemon before it has unmounted and closed the store.
     """
@@ -143,7 +148,7 @@ def one_stop() -> Iterator[Callable[[], Awaitable[None]]]:
     try:
         yield stop_wanted
     finally:
-        # Unlike a function, this stays in force while the interpreter ends.
+        # Unlike a handler in Python, SIG_IGN stays in force while the interpreter ends.
         for each in _STOP:
             signal.signal(each, signal.SIG_IGN)
 
@@ -195,7 +200,7 @@ def statvfs_of(path: Path) -> pyfuse3.StatvfsData:
 
 
 def start_notifier() -> None:
-    """Start pyfuse3's notification thread now, so that no request waits for its start. Raises `OSError` (EAGAIN)."""
+    """Start pyfuse3's notification thread, so that no request waits for its start. Raises EAGAIN if that fails."""
     try:
         # The first call starts the thread. No lookup returns this name, so the kernel has nothing to forget.
         name = pyfuse3.FileNameT(b".logfs.none")

@@ -45,10 +45,11 @@ logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
-# The most requests in worker threads at a time: reads that wait for the disk, changes, and reads that may wait for
-# the network. Fsyncs do not count: `_sync` makes at most one at a time for each partition.
+# The most requests at a time that run in worker threads, change nothing and do not wait for the network.
 _WORKERS = 8
+# The most changes at a time in worker threads. Fsyncs have a limit of their own.
 _CHANGING_WORKERS = 8
+# The most requests at a time that change nothing and may wait for the network.
 _FETCHING_WORKERS = 384
 # A record of up to this size is put into the kernel's page cache at its first open. A reader of a larger record may
 # want only a part of it.
@@ -82,7 +83,11 @@ class Operations(Handlers[Node]):
         self._sync_locks: WeakKeyDictionary[Partition, trio.Lock] = WeakKeyDictionary()
 
     def failed(self, name: str, arguments: tuple[Any, ...], error: Exception) -> int:
-        """Record an error and return its errno; count failed appends and reads, except for ENOENT, in the metrics."""
+        """Record an error and return its errno. Except for ENOENT, count failed appends and reads in the metrics.
+
+        Any failed request on an `append` file counts as an append. Reads are counted for the records of partitions,
+        their texts and the directories with them.
+        """
         number = super().failed(name, arguments, error)
         node = self._node_of(name, arguments)
         if number == errno.ENOENT:
@@ -152,10 +157,10 @@ class Operations(Handlers[Node]):
                 )
 
     async def stop_growth(self) -> None:
-        """Tell the kernel no more larger sizes of files that several threads share, and wait for growths in progress.
+        """Let files that several threads share grow no more in the kernel, and wait for growths in progress.
 
-        The wait ends after 20 s. Call this before the mount ends: in a growth, a thread of the mount waits in the
-        kernel for readers.
+        This call waits for 20 s at most. Call it before the mount ends: in a growth, a thread of the mount waits in
+        the kernel for readers.
         """
         await self._sizes.stop()
 

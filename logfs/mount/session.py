@@ -69,7 +69,7 @@ _MADV_PAGEOUT = 21
 
 @dataclass(frozen=True, kw_only=True)
 class MountOptions:
-    """The options of one mount: the log directories, the mountpoint and flags."""
+    """The options of one mount."""
 
     log_dirs: Sequence[Path]
     mountpoint: Path
@@ -132,7 +132,8 @@ def _mount(
     context = Context(store, errors, logfs.__version__, requests, options.isolation, mirror)
     operations = Operations(RootDirectory(context))
     threads.start()
-    # The path as the mount table will show it. After the mount, this thread would wait here for its own answers.
+    # The path as the mount table will show it. Resolve it before the mount: later, the call would wait for an answer
+    # of this thread.
     place = Path(os.path.realpath(mountpoint))
     source, words = source_of(options), _fuse_options(options)
     with mounted(operations, mountpoint, FILESYSTEM_TYPE, source, words):
@@ -147,8 +148,9 @@ def check_paths(options: MountOptions) -> Path:
     """Check the mountpoint and the log directories, and return the absolute path of the mountpoint.
 
     A dead mount on the mountpoint is unmounted. Raises `InvalidStore` if logfs is already mounted there, or if the
-    mountpoint or a log directory is unsuitable. A dead mount may have been unmounted before an error is raised: the
-    directory below it can be checked only afterwards. Nothing else changes.
+    mountpoint or a log directory is unsuitable, and `OSError` (EBUSY) if a dead mount cannot be
+    unmounted. A dead mount may have been unmounted before an error is raised: the directory below it can be checked
+    only afterwards. Nothing else changes.
     """
     writable = not options.read_only
     return prepare_mountpoint(
@@ -183,8 +185,8 @@ def _raise_file_limit() -> None:
 def warm_up(stopping: threading.Event | None = None) -> None:
     """Compile the loops over batches and keys, or load them from the cache; the compilation takes many seconds.
 
-    The call ends early if `stopping` is set: a mount that ends must not wait for the compiler. At its end, the memory
-    of the compiler is released, and the objects that exist are excluded from garbage collection.
+    The call ends early if `stopping` is set: a mount that ends must not wait for the compiler. If it does not end
+    early, it then releases the compiler's memory, and excludes the existing objects from garbage collection.
     """
     from logfs.format.kernel_warmup import warm_up_steps
     from logfs.log.read import key_tables

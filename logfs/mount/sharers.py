@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-# The pause before the next check. Most threads are outside of the read path at the first check; threads that
-# compute all the time need many checks.
+# The first and the longest pause before the next check. Most threads are outside of the read path at the first check;
+# threads that compute all the time need many checks.
 _FIRST_PAUSE_SECONDS = 0.0005
 _LONGEST_PAUSE_SECONDS = 0.004
 # The kernel accounts CPU time at its timer ticks, which are at most 10 ms apart: a thread that was charged more than
-# this has run since the first check.
+# 30 ms since the first check has run since then.
 _ACCOUNTING_NS = 30_000_000
 _STATUS = re.compile(
     rb"State:\t(?P<state>.).*^Threads:\t(?P<threads>\d+).*^voluntary_ctxt_switches:\t(?P<switches>\d+)",
@@ -65,7 +65,8 @@ def sharers_of(threads: Iterable[int]) -> set[int]:
 def wait_until_outside(threads: Iterable[int]) -> None:
     """Wait until each thread has left the kernel code that it may have been running at the time of the call.
 
-    A thread has left it if the thread has ended, is not runnable, has slept since, or has received CPU time since.
+    A thread has left this code if it has ended, is not runnable, or has slept or received more than 30 ms of CPU time
+    since the call.
     The wait lasts for as long as a runnable thread gets no CPU time.
     """
     waiting = {

@@ -1,8 +1,9 @@
-"""Worker threads of a mount, most of them started before the mount serves requests.
+"""Worker threads of a mount, 24 of which are started before the mount serves requests.
 
 `trio.to_thread` starts a thread when a request needs one. While the machine is out of memory or threads, the start
 fails; if the new thread dies before it runs, `threading.Thread.start` waits for it forever and the daemon hangs. In
-this module a request never depends on a thread that has yet to start: it waits in a queue that running threads empty.
+this module, a request waits in a queue that running threads empty, so it does not depend on a thread that has yet to
+start. Only calls that may wait for the network can depend on one: their threads are started when they are needed.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-# The five loops of upkeep may occupy one thread each; the other threads serve requests.
+# The threads that `start` starts. The five loops of upkeep, a mirror, the loading of partitions and the warm-up may
+# occupy one each; the others serve requests.
 _STARTED_FIRST = 24
 # Threads that were started for a burst of requests end after this time without work. `start` waits this long at most.
 _IDLE_SECONDS = 10.0
@@ -88,8 +90,8 @@ class _Pool:
                     errno.EAGAIN,
                     f"the mount cannot start its {count} threads ({error}); raise the limit of tasks",
                 ) from None
-        # Do not wait for each thread in turn: one that dies before it runs would block this loop forever. It is
-        # only missing in `_running`.
+        # Do not wait for each thread in turn: one that dies before it runs would block the loop above forever. Here,
+        # such a thread is only missing in `_running`.
         end = time.monotonic() + _IDLE_SECONDS
         while self._running < count:
             if time.monotonic() > end:

@@ -36,7 +36,7 @@ _CONNECTIONS = "/sys/fs/fuse/connections"
 
 @contextmanager
 def watchdog() -> Iterator[Callable[[Path], None]]:
-    """Yield a function `watch(mountpoint)`. After its call, the mount is aborted if this process dies in the block.
+    """Yield a function `watch(mountpoint)`. It has the connection aborted if this process dies in the block.
 
     Enter the block only in the main thread of a process that has no other threads. If no watchdog process can be
     started (EAGAIN, ENOMEM), this is logged as a warning, and the mount has no watchdog.
@@ -100,7 +100,7 @@ def _abort(mount: MountEntry) -> None:
         with open(f"{_CONNECTIONS}/{os.minor(mount.device)}/abort", "wb") as file:
             file.write(b"1")
     except OSError:
-        # The FUSE control filesystem is not mounted, so a forced unmount aborts the connection. `place` keeps the
+        # If the FUSE control filesystem is not mounted, a forced unmount aborts the connection. `place` keeps the
         # mount in use, so the mount itself stays.
         with suppress(OSError):
             place = os.open(mount.mountpoint, os.O_PATH)

@@ -40,7 +40,7 @@ def exact_batches(reader: Reader, offset: int, end: int) -> Iterator[Sequence[Ou
 
 def holds_last_batch(reader: Reader, end: int, theirs: bytes) -> bool:
     """Return whether the batch that ends at `end` is also the first batch in `theirs`, except its leader epoch."""
-    # `end` may be at or below the log start, if this lies inside of a batch. A read below the log start would fail.
+    # `end` may be at or below a log start that lies inside of a batch. A read below the log start would fail.
     offset = max(end - 1, reader.log_start_offset)
     ours: Batch | None = next(iter(reader.batches(offset)), None)
     if ours is None or ours.header.next_offset != end:

@@ -23,7 +23,7 @@ _SEQUENCES = "batches whose producer epoch or sequence does not continue, as aft
 
 
 class Obstacles(NamedTuple):
-    """Why a partition cannot be pushed: `reasons` against its batches as they are, and `damage`, "" for none."""
+    """The `reasons` why a partition cannot be pushed as it is, and the `damage` that was found, "" for none."""
 
     reasons: list[str]
     damage: str

@@ -52,9 +52,9 @@ class TopicPlan:
 
     `topic_id` is the id of the topic here, "-" if it has none. `obstacles` say why its batches cannot be pushed as
     they are, `refusals` why it cannot be pushed at all. `is_translated` means that its records get new offsets.
-    `partitions` is the number of partitions in the cluster after the push; `there` maps them to their log ends in the
-    cluster. By partition here, `sent_up_to` has the offsets at which the push begins, and `ends` the log ends.
-    `sent_records` counts the records sent.
+    `partitions` is the number of partitions in the cluster after the push; `there` maps their numbers to their log
+    ends in the cluster, also during the push. By partition here, `sent_up_to` has the offsets at which the push
+    begins, and `ends` the log ends. `sent_records` counts the records sent.
     """
 
     name: str
@@ -83,7 +83,7 @@ class TopicPlan:
 
     @property
     def left(self) -> int:
-        """How many offsets are still to push; an upper bound with a translation, which may have sent some already."""
+        """How many offsets the plan pushes; an upper bound for a translation, which may have sent some already."""
         return sum(self.ends[number] - sent for number, sent in self.sent_up_to.items())
 
 
@@ -205,7 +205,7 @@ class Planner:
                 return
 
     def _examine(self, plan: TopicPlan, checked: Callable[[int], object]) -> None:
-        """Set in `plan` the offsets at which the push begins, the obstacles, the refusals, and `is_translated`."""
+        """Set in `plan` the offsets where the push begins and ends, obstacles, refusals, and `is_translated`."""
         plan.ends = {each.partition: each.log_end_offset for each in plan.readers}
         is_begun = self._map is not None and plan.name in self._map
         for each in plan.readers:

@@ -31,6 +31,7 @@ _QUIET_SECONDS = 2.0
 _PAUSE_SECONDS = 0.3
 # For how long a batch is sent again, or stable log ends are awaited, before an error is raised.
 _GIVE_UP_SECONDS = 120.0
+# For how long `ask` repeats a request after transient errors.
 _ASK_SECONDS = 60.0
 _NO_EPOCH = -1
 
@@ -44,7 +45,7 @@ class Sender:
     """
 
     def __init__(self, connect: Callable[[], Cluster]) -> None:
-        """Connect to a cluster; `connect` is called again if all connections are lost."""
+        """Connect to a cluster; `connect` is called again after an error that may pass."""
         self._connect = connect
         self.cluster = connect()
         self._pool = ThreadPoolExecutor(_BROKERS_AT_ONCE, "sender")
@@ -66,7 +67,7 @@ class Sender:
     def ask(self, work: Callable[[Cluster], _Result]) -> _Result:
         """Call `work` with the cluster, and return its result. After a transient error, repeat it for up to a minute.
 
-        Transient are a broken connection, a change of leaders, and a new cluster that is not ready for groups.
+        Transient errors are those that `may_pass`, such as a broken connection or a change of leaders.
         """
         deadline = time.monotonic() + _ASK_SECONDS
         while True:
@@ -223,7 +224,10 @@ class Sender:
             raise ClusterError(_NOT_ALONE.format(where, batch.offset, answer.base_offset))
 
     def _missing(self, unsure: Sequence[Outgoing]) -> list[Outgoing]:
-        """Return the batches that the log lacks by its end. Raises `ClusterError` if others have written to it."""
+        """Return the batches that are missing in their logs, as the log end offsets tell.
+
+        Raises `ClusterError` if another program has written to a log.
+        """
         ends = self.settled_ends([(batch.topic, batch.partition) for batch in unsure])
         missing = []
         for batch in unsure:

@@ -48,7 +48,7 @@ class Translation:
         self._sizes: dict[int, int] = {}
 
     def batches(self) -> Iterator[Sequence[Outgoing]]:
-        """Yield lists with at most one batch for a partition. The map has their records, durably, before.
+        """Yield lists with at most one batch for a partition, each once the map has its records durably.
 
         Raises the errors of `Topic.read`, and `OSError` for the map.
         """

@@ -4,13 +4,13 @@
 # cluster Qm7v2tVfRk2r8C1nJ4x9eA
 topic,partition,offset,records,to_partition,to_offset,check
 # topic orders 8NbM3dZBRPmN3L0yUxq5Aw
-orders,0,5,100,0,0,3ee36e3c
+orders,0,5,100,0,0,0acae0b6
 ```
 
 In this example, the 100 records of orders-0 at the offsets 5 to 104 have the offsets 0 to 99 of partition 0 in the
 cluster. The topic id is that of the partitions here. `check` is the CRC-32C, as eight hex digits, of the `check`
-before it (none at first) and of all text between them. It reveals changed lines and missing lines. Missing lines at
-the end of the file are found by the log end in the cluster.
+before it (none at first), the topic lines since then, and its own line up to the last comma, which is left out. It
+reveals changed lines and missing lines. Missing lines at the end of the file are found by the log end in the cluster.
 
 A line is durable in the file before its records are sent. After a crash, the log end in the cluster tells for which
 of the last lines the records were sent. So no record is sent twice.
@@ -167,7 +167,7 @@ class TranslationMap:
         self._runs.setdefault((run.topic, run.partition, run.to_partition), []).append(run)
 
     def _lines(self, runs: Iterable[Run], known: set[str]) -> Iterator[str]:
-        """Yield lines to append for runs. The topic ids of `known` are written already, and the others come first."""
+        """Yield lines to append for runs. A topic line comes before the first run of a topic not in `known`."""
         for run in runs:
             head = ""
             if run.topic not in known:
@@ -255,7 +255,7 @@ class TranslationMap:
     def keep_sent(self, topic: str, ends: Mapping[int, int]) -> None:
         """Remove the runs whose records were not sent; `ends` are the log ends in the cluster by partition.
 
-        Raises `ClusterError` if a log does not end where its last run ends: then it has other records, too.
+        Raises `ClusterError` if a log does not end where its last run ends: it has other records, or lines are lost.
         """
         self._check_whole(topic, ends)
         last: dict[int, int] = {}

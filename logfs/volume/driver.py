@@ -53,7 +53,7 @@ class VolumeDriver:
         self._logs, self._state = logs, state
         for path in (state / "mounts", logs):
             path.mkdir(parents=True, exist_ok=True)
-        # Other users must not reach the mounts through this directory: the engine gives each container its own.
+        # Other users must not reach the mounts through this directory: the engine shows each container its volumes.
         state.chmod(0o700)
         # The lock is held for the life of this object; the kernel releases it when the process ends.
         self._claim = os.open(state, os.O_RDONLY | os.O_DIRECTORY)
@@ -89,7 +89,8 @@ class VolumeDriver:
     def create(self, name: str, given: Mapping[str, str]) -> None:
         """Create a volume unless it exists.
 
-        Raises `InvalidName`, and `InvalidSetting` for a wrong option or if the volume exists with other options.
+        Raises `InvalidName`, `InvalidSetting` for a wrong option or if the volume exists with other options, and
+        `OSError`.
         """
         options = parse_options(name, given, self._logs)
         logdir = Path(options.logdir)
@@ -107,7 +108,10 @@ class VolumeDriver:
                 )
 
     def remove(self, name: str) -> None:
-        """Forget a volume; its log directory stays. Raises `UnknownVolume`, and `InvalidStore` while it is used."""
+        """Forget a volume; its log directory stays.
+
+        Raises `UnknownVolume`, `InvalidStore` while it is used, and `OSError`.
+        """
         with self._lock:
             volume = self._known(name)
             if volume.ids:
@@ -160,7 +164,7 @@ class VolumeDriver:
     def unmount(self, name: str, user: str) -> None:
         """End the use of a volume by the id `user`. Unmount the log directory if no other id uses it.
 
-        Raises `UnknownVolume`, and `InvalidStore` if the directory cannot be unmounted.
+        Raises `UnknownVolume`, `InvalidStore` if the directory cannot be unmounted, and `OSError`.
         """
         with self._lock:
             volume = self._known(name)
@@ -171,7 +175,7 @@ class VolumeDriver:
             self._end_unused(volume.options)
 
     def _end_unused(self, options: VolumeOptions) -> None:
-        """Unmount a log directory if no id uses it. The caller holds `LogMounts.lock` of the directory."""
+        """Unmount the log directory of `options` if no id uses that mount. The caller holds the directory's lock."""
         with self._lock:
             used = [
                 each

@@ -87,9 +87,9 @@ class LogMounts:
         return mountpoint
 
     def unmount(self, logdir: str, *, ro: bool) -> None:
-        """Unmount a log directory if this object has mounted it, and wait until it is closed.
+        """Unmount a log directory if it is mounted at `mountpoint`, and wait until it is closed.
 
-        Raises `InvalidStore`.
+        Raises `InvalidStore` if that fails, and `OSError`.
         """
         mountpoint = self.mountpoint(logdir, ro=ro)
         state = mounted_at(mountpoint)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-# The names that Docker allows for volumes.
+# The names that Podman allows for volumes. Docker also refuses names of one character.
 _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]*")
 _MOST_NAME_BYTES = 255
 _YES, _NO = ("", "1", "true", "yes"), ("0", "false", "no")

@@ -31,7 +31,7 @@ class VolumeTable:
     """
 
     def __init__(self, disk: Disk, path: Path) -> None:
-        """Read the table from the file `path`, if there is one. Raises `Corrupt` for a file that is not a table."""
+        """Read the table from the file `path`, if there is one. Raises `Corrupt` if it is no table, and `OSError`."""
         self._disk = disk
         self._path = path
         self._volumes: dict[str, Volume] = {}

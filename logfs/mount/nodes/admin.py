@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from logfs.mount.admin_requests import RunningRequest
 
 
-# The longest request: a commit of several hundred thousand staged files.
+# The most bytes of a request: those of a commit of several hundred thousand staged files.
 _MAX_BYTES = 64 * 1024 * 1024
 
 

@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 
 # A write of lines up to this size is encoded and written to the kernel's page cache on the trio thread, which takes
 # less time than a switch to a worker thread and back, also with lz4 or snappy. Larger writes go to a worker thread.
-# The limit is lower for envelopes, which are parsed, and for codecs that take most of a millisecond for such a write.
 INLINE_BYTES = 160 * 1024
+# The same limit for envelopes, which are parsed, and for the slow codecs.
 INLINE_SLOW_BYTES = 4 * 1024
 _SLOW_CODECS = frozenset({"gzip", "zstd"})
-# The number of writing processes whose last offset is remembered.
+# The number of writing processes whose last offset is remembered for each file.
 _REMEMBERED = 10_000
 
 
@@ -57,7 +57,7 @@ class LastOffsets:
             self._offsets.popitem(last=False)
 
     def get(self, process: int) -> int | None:
-        """Return the offset of the last record that a process has appended; None if it has appended none."""
+        """Return the offset of the last record that a process has appended; None if none is remembered."""
         return self._offsets.get(process)
 
 

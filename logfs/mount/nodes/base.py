@@ -131,7 +131,7 @@ class Node:
 
 
 class Handle:
-    """An open file. Operations that a subclass does not define are refused."""
+    """An open file. Reads and writes that a subclass does not define are refused."""
 
     # With direct_io the kernel sends every read and write to the daemon. Without it the kernel caches pages, and
     # `keep_cache` keeps the pages of earlier opens.
@@ -180,10 +180,10 @@ class FileNode(Node):
 
 
 class SymlinkNode(Node):
-    """A symbolic link. Its mtime is the timestamp of the target's record, 0 if that has none."""
+    """A symbolic link. Its mtime is `timestamp`, but 0 if that is negative."""
 
     def timestamp(self) -> int:
-        """Return the timestamp of the target's record in ms since the epoch; negative if it has none."""
+        """Return the time of the target in ms since the epoch: of a record its timestamp, negative if it has none."""
         raise NotImplementedError
 
     def target(self) -> str:
@@ -297,7 +297,7 @@ class DirectoryNode(Node):
 
 
 class PartitionAccess(Node):
-    """A node of a partition. The partition's permission table `modes` has its mode and owner, under `mode_name`.
+    """A node whose mode and owner are in the permission table `modes` of a partition, under the name `mode_name`.
 
     Files inside a subdirectory such as `offsets/` share the mode and owner of that subdirectory, and cannot have
     their own. `allowed_bits` are the permission bits that the kind of file can have by default.

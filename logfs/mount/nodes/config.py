@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class SettingFile(GeneratedFile):
-    """The file of one setting. Each partition has one for each setting of its topic."""
+    """The file of a setting of the broker or of a topic. `config/` of each partition has one for each setting."""
 
     is_evictable = True
 

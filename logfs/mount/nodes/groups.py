@@ -266,7 +266,7 @@ class GroupHandle(Handle):
         """Commit the offsets in `data`: numbers, `earliest`, `latest`, or times such as `@1638100400000`.
 
         All are committed, or none. Raises `OSError`: EINVAL if `data` is not UTF-8, ERANGE for an offset outside
-        of the log. Raises `InvalidName` for any other text.
+        of the log. Raises `InvalidName` for any other text, and the other errors of `Groups.commit_all`.
         """
         folder, group = self._file.folder, self._file.group
         groups = self._file.context.store.groups

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # The number of keys that `ls` shows. Every key can be looked up.
 _LISTED = 1000
-# The dot of this suffix is encoded in the names of keys, so a name with the suffix is the link to an envelope.
+# In the name of a key that ends with this suffix, the dot is encoded. So a name with the suffix links to an envelope.
 _RESERVED = (JSON,)
 
 
@@ -57,7 +57,7 @@ class KeyLink(SymlinkNode):
         super().__init__(context, name, parent)
         self._folder = parent
         self._key = key
-        # Not the record itself: the kernel keeps names and their nodes for as long as it has memory.
+        # Not the record itself: the kernel may keep names, and so their nodes, for as long as it has memory.
         self._found = _place_of(record), self._state()
 
     def access(self) -> Access:

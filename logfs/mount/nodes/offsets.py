@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from logfs.log.read.reader import Reader
     from logfs.store.directory.permissions import Access, PermissionTable
 
-# A record has exactly one name: its offset without leading zeros.
+# An offset is written in exactly one way: without leading zeros.
 _OFFSET = re.compile(r"(0|[1-9][0-9]{0,18})")
 _RANGE = re.compile(r"(-?(?:0|[1-9][0-9]{0,18}))?\.\.(0|[1-9][0-9]{0,18})?")
 
@@ -28,7 +28,8 @@ LATEST = "latest"
 class OffsetsDirectory(PartitionFolder):
     """A directory in which `N` is the record at offset N, and `A..B` the text of the records [A, B).
 
-    `earliest` and `latest` are links to the first and the last readable record.
+    Without A or B a range has no bound there, and `-N..` has the last N records. `N.json` and `A..B.jsonl` are
+    envelopes. `earliest` and `latest` are links to the first and the last readable record.
     """
 
     def find(self, name: str) -> Node | None:
@@ -45,7 +46,7 @@ class OffsetsDirectory(PartitionFolder):
 
     def is_current(self, node: Node) -> bool:
         if isinstance(node, TextFile):
-            # The records of `-N..`, the last N, change with every append.
+            # The range `-N..` has the last N records, so its start changes with every append.
             return node.is_current and not node.name.startswith("-")
         if isinstance(node, RecordFile):
             # Another process may have truncated the log, and have written another record at the offset.

@@ -27,7 +27,7 @@ JSON = ".json"
 
 
 class RecordFile(PartitionAccess, FileNode):
-    """`offsets/N`, the value of a record, or `offsets/N.json`, its envelope. The mtime is the record's timestamp.
+    """`offsets/N`, a record's value, or `offsets/N.json`, its envelope. The mtime is the record's timestamp, if any.
 
     The lookup of the name reads the record, and the node keeps the record until the file is opened. It does not keep
     the record for longer, because the kernel may keep nodes for as long as it has memory.

@@ -97,7 +97,7 @@ class RootDirectory(DirectoryNode):
         PermissionTable(partition).set("", access)
 
     def rmdir(self, name: str) -> None:
-        """Delete a partition without records as Kafka does. Raises `PartitionNotEmpty` if it has records."""
+        """Delete an empty partition, as `Store.delete` does. Raises `PartitionNotEmpty` if it has records."""
         if name in self._fixed:
             raise refuse(errno.EPERM, f"{self.path}{name}: is reserved for logfs")
         self.context.store.delete(name, only_empty=True)
@@ -162,7 +162,7 @@ class SelfDirectory(DirectoryNode):
         )
 
     def _doing(self) -> bytes:
-        """Return the running and the due tasks of upkeep as text, one line each."""
+        """Return lines of text: whether upkeep is paused, what runs, what is due when, and what has failed."""
         return upkeep_text(self.context.store).encode()
 
     def _command(self, text: str) -> None:

@@ -39,7 +39,7 @@ _HIDDEN = (
 
 
 class SegmentsDirectory(PartitionFolder):
-    """The directory `segments/`, with the files of the partition directory under their own names."""
+    """The directory `segments/`, with the files of the partition directory except temporary ones and caches."""
 
     def find(self, name: str) -> Node | None:
         if name.endswith(_HIDDEN):
@@ -153,7 +153,7 @@ class SegmentFile(GrowingFile):
 
 
 class OtherHandle(Handle):
-    """An open file that has replaced another one, which other handles of the same node still have open.
+    """An open file that has replaced another one, while other handles of the node still have the replaced file open.
 
     The kernel's pages of the node are those of the replaced file, so every read of this handle goes to the daemon.
     """

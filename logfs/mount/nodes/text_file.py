@@ -33,7 +33,7 @@ def view_of(name: str) -> View:
 
 
 class TextFile(GrowingFile):
-    """The text of the records [start, end) of a partition. Without `end` it grows with the log.
+    """The text of the records [start, end) of a partition. It grows with the log, up to `end` if there is one.
 
     All nodes of one name and one generation of the log are one file with one `file_number`. A file of an older
     generation remains readable through its open handles, and its name leads to a new file.

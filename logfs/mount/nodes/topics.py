@@ -156,7 +156,7 @@ class PartitionLink(SymlinkNode):
 class _TopicAccess(PartitionAccess):
     """An entry of a topic. Its mode and owner are those of the entry with the same name in every partition.
 
-    If the partitions differ, only the owner of the log directory has access.
+    If the partitions differ, only the owner of the first log directory has access.
     """
 
     partitions: Sequence[Log]
@@ -299,7 +299,10 @@ class TopicTextFile(_TopicAccess, GrowingFile):
 
 
 class TopicTextHandle(GrowingHandle):
-    """An open `records` or `records.jsonl` of a topic. Its bytes never change, so the kernel keeps its pages."""
+    """An open `records` or `records.jsonl` of a topic. Its bytes never change, so the kernel may keep its pages.
+
+    The kernel keeps none if this process cannot watch the thread that opened the file.
+    """
 
     keep_cache = True
 

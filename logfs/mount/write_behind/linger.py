@@ -2,9 +2,9 @@
 
 The kernel does not tell when a write begins to fill the page cache, and would keep a page for up to 30 s. `syncfs`
 makes it send all pages, at a cost that does not depend on the number of open files. One such call is a round. If
-nothing was written to a file for some rounds, the kernel is made to forget its attributes. The next write(2) then
-asks for them first, which wakes this task. While all open files are idle, there is about one round a second; while no
-file is open for writing, there is none.
+nothing was written to a file for some rounds, the kernel is made to forget the file's attributes. The next write(2)
+then asks for them first, which wakes this task. While all open files are idle, there is about one round a second;
+while no file is open for writing, there is none.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # After `_FORGOTTEN_AFTER` rounds without new bytes, the kernel is made to forget the attributes of a file. After more
-# than `_QUIET_AFTER`, the file is idle. The rounds between serve a write(2) that got the attributes before that.
+# than `_QUIET_AFTER`, the file is idle. The rounds between serve a write(2) that got the attributes just before.
 _FORGOTTEN_AFTER = 2
 _QUIET_AFTER = 5
 # The longest pause between rounds while a file is open for writing, but all files are idle.
 _IDLE_SECONDS = 1.0
-# The most rounds when the mount stops: a write(2) that has begun may add bytes during a round. No other one begins.
+# The most rounds when the mount stops: a write(2) that has begun may add bytes during a round. No new one begins.
 _MOST_LAST_ROUNDS = 10
 
 
 class Linger:
-    """Makes the rounds of a mount. `rounds` is their number so far. Only the trio thread calls the methods.
+    """Makes the rounds of a mount. `rounds` is their number so far. Only the trio thread calls the public methods.
 
-    If `is_stopping` is true, the mount answers requests for attributes of open files with an error, so that each
+    If `is_stopping` is true, the mount answers requests for attributes of open files with an error, so that each new
     write(2) fails.
     """
 
@@ -57,7 +57,7 @@ class Linger:
         self._woken = trio.Event()
 
     def start(self, mountpoint: Path, device: int) -> None:
-        """Set the mountpoint and the `st_dev` of the mount. The rounds begin after this call."""
+        """Set the mountpoint and the `st_dev` of the mount. Rounds begin after this call, once a file is open."""
         self._mountpoint = mountpoint
         self._device = device
         self._woken.set()

@@ -1,4 +1,4 @@
-"""The FUSE handlers of a write-behind mount, and its files: `append` and `append.jsonl` of each partition."""
+"""The FUSE handlers of a write-behind mount, and its tree: the `append` files of partitions, and `.logfs`."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ SELF = ".logfs"
 _PASSED_ON = os.O_ACCMODE | os.O_SYNC | os.O_DSYNC
 # The most requests that wait for the main mount at a time.
 _WORKERS = 32
-# The kernel keeps attributes for this time; then a write(2) asks the daemon for them again. So it fails if the daemon
-# has ended. Without the request, the page cache would accept data that no daemon sends on.
+# The kernel keeps attributes for this time; then a write(2) asks the daemon for them again. So a write(2) fails if
+# the daemon has ended. Without the request, the page cache would accept data that no daemon sends on.
 _ATTR_SECONDS = 1.0
 
 
@@ -116,7 +116,7 @@ class WriteBehindOperations(Handlers[_Node]):
         # Directories and generated files by path; each keeps its inode while the kernel knows it.
         self._known: WeakValueDictionary[str, _Node] = WeakValueDictionary()
         self._files: dict[int, tuple[_AppendFile, int]] = {}
-        # Files opened with O_SYNC or O_DSYNC, each with its descriptor of the file in the main mount.
+        # Files opened for writing with O_SYNC or O_DSYNC, each with its descriptor of the file in the main mount.
         self._direct: dict[int, tuple[_AppendFile, int]] = {}
         self._contents: dict[int, bytes] = {}
         self._listings: dict[int, list[_Node]] = {}
@@ -168,7 +168,10 @@ class WriteBehindOperations(Handlers[_Node]):
         return ["errors", "status.json"] if node.path == f"/{SELF}" else list(APPEND_FILES)
 
     def _numbered(self, node: _Node) -> _Node:
-        """Number a node that `_find` made, and return it; if the kernel knows a node of its path, return that one."""
+        """Number a node that `_find` made, and return it. If the kernel knows a node of its path, return that one.
+
+        An `append` file always gets the new node.
+        """
         if not isinstance(node, _AppendFile):
             known = self._known.setdefault(node.path, node)
             known.found = node.found
@@ -187,7 +190,7 @@ class WriteBehindOperations(Handlers[_Node]):
     async def getattr(self, inode: int, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
         node = self._inodes.node(inode)
         if isinstance(node, _AppendFile):
-            # A write(2) asks for attributes that the kernel has forgotten. An error raised here makes it fail.
+            # A write(2) asks for attributes that the kernel has forgotten. An error raised here makes the write fail.
             with _noted():
                 node.stream.check()
             if node.writers:
@@ -334,7 +337,10 @@ class WriteBehindOperations(Handlers[_Node]):
             raise refuse(errno.ENOTCONN, f"{node.path}: the mount is being stopped")
 
     async def read(self, fh: int, off: int, size: int) -> bytes:
-        """Return the content of a generated file, or accepted bytes of an append file (`Stream.read`)."""
+        """Return the content of a generated file, or accepted bytes of an append file (`Stream.read`).
+
+        A file opened for writing with O_SYNC or O_DSYNC reads as empty.
+        """
         if fh in self._contents:
             return self._contents[fh][off : off + size]
         if fh in self._direct:

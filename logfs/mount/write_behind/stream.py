@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-# A FUSE request holds up to 1 MiB of data, which may begin anywhere in a page. Each request has whole lines only: if
-# the end of a request cut a line, a refusal could not be assigned to this line.
+# The most bytes of lines in one write. A FUSE request holds 1 MiB of pages, and the data may begin inside of a page.
+# A write has whole lines only: if its end cut a line, a refusal could not be assigned to this line.
 _REQUEST_BYTES = (1 << 20) - 4096
 # The longest unfinished line that is kept. `max.message.bytes` decides about shorter ones.
 LONGEST_LINE = 64 << 20
-# The number of bytes before the end that are kept. Bytes that the kernel sends again are compared with them.
+# How many of the last accepted bytes are kept. Bytes that the kernel sends again are compared with them.
 _COMPARED_BYTES = 64 * 1024
 # At an error with one of these errnos, the main mount has refused one line only.
 _REFUSALS = frozenset({errno.EINVAL, errno.EMSGSIZE})
@@ -45,7 +45,7 @@ class Stream:
         self.failure: OSError | None = None
         self._note = note
         self._file = -1
-        # Bytes from after `position`, by their own position: the bytes between have not arrived yet.
+        # Bytes that lie after `position` in the file, by their file position. The bytes between have not arrived yet.
         self._early: dict[int, bytes] = {}
         # The last bytes before `position`: at most `_COMPARED_BYTES`.
         self._accepted = b""
