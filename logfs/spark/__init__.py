@@ -15,7 +15,7 @@ with an example.
 - `splits`: plans what each task reads, and reads it. `arrow`: columns to Arrow batches.
 - `batch`, `stream`: the readers of batch and of streaming queries.
 - `sink`: writing. `jobs`: verify, reindex, compact, stats, export, import.
-- `known_names`: the names of all options and columns. `catalog`: tables of Spark's catalog.
+- `known_names`: the names of all options. `catalog`: tables of Spark's catalog.
 - `progress`: how many offsets a streaming query is behind the log. `group_position`: commits the offsets of a
   streaming query for a consumer group.
 - `decoding`: values of Confluent's serializers as JSON, in a column.
@@ -57,8 +57,8 @@ _STATIC_SETTINGS = {
 def register(spark: SparkSession) -> None:
     """Register `format("logfs")` with a session, and set the recommended settings that a running session accepts.
 
-    Further calls for the same session are allowed. Raises `LogfsError` if the Python of the session's workers
-    cannot import logfs.
+    Further calls for the same session are allowed. Raises `LogfsError` if the Python of the session's workers does
+    not run or lacks logfs, numpy or pyarrow. With Spark Connect, this is not checked.
     """
     _add_format(spark)
     for name, value in _SETTINGS.items():
@@ -84,9 +84,10 @@ def _add_format(spark: SparkSession) -> None:
 def decode(column: Column | str, schemas: str) -> Column:
     """Return a column of structs with the Avro, Protobuf or JSON values of Confluent's serializers as JSON.
 
-    `schemas` is the URL of a schema registry, a directory with files such as `7.avsc`, or a log directory with the
-    topic `_schemas`. The struct has `schema_id` (int), `json` (string) and `error` (string). A value that cannot be
-    decoded has no `json`, and its `error` says why; a null has neither. Unreadable schemas are an error of the query.
+    `schemas` is the URL of a schema registry, a directory with files such as `7.avsc`, or a log directory, mountpoint
+    or bucket with the topic `_schemas`. The struct has `schema_id` (int), `json` (string) and `error` (string). If a
+    value cannot be decoded, `json` is null, and `error` says why. If the value is null, all three fields are null. If
+    the schemas cannot be read, the query fails.
     """
     from logfs.spark.decoding import decode
 
@@ -111,7 +112,8 @@ def offsets_behind_latest(progress: StreamingQueryProgress) -> list[OffsetsBehin
     """Return for each source of a query how far its partitions are behind the end of the log, as of a progress event.
 
     These are the metrics that Kafka's source reports: the minimum, maximum and average number of offsets over the
-    partitions. None stands for a source of another format, and for an event without offsets.
+    partitions. None stands for a source whose offsets have another form than Kafka's, and for an event without
+    offsets.
     """
     from logfs.spark.progress import behind_latest
 
@@ -127,7 +129,7 @@ def session(
     these take precedence over the settings of this function.
 
     Checkpoints are written by plain renames, so they must be on a file system, not in an object store. For an object
-    store, set spark.sql.streaming.checkpointFileManagerClass in `settings`.
+    store, set spark.sql.streaming.checkpointFileManagerClass in `settings`. Raises `LogfsError` as `register` does.
     """
     from pyspark.sql import SparkSession
 
@@ -151,7 +153,10 @@ def session(
 
 
 def _is_local(master: str | None) -> bool:
-    """Whether the workers surely run on this machine: `master` is local, or no environment variable can set one."""
+    """Whether the workers surely run on this machine.
+
+    They do if `master` is local, or if it is not given and no environment variable is set that may select another.
+    """
     elsewhere = (
         "MASTER",
         "PYSPARK_GATEWAY_PORT",

@@ -114,7 +114,7 @@ class BatchMaker:
         from logfs.format.encoding.arrow_layout import gather
 
         counts = [len(run.columns) for run in runs]
-        # Called only if the schema has a column of bytes (key, value or headers); then called once.
+        # Evaluated once, and only if the schema has a column of bytes (key, value or headers).
         joined = functools.cache(lambda: concatenate([run.columns for run in runs]))
 
         def numbers(name: str) -> np.ndarray:

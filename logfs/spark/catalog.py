@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _METADATA = "logfs.options"
-# At CREATE TABLE, Spark adds the properties of the table, such as `provider`, to the options, and passes each option
-# under two names: its own, and with the prefix `option.`.
+# A property of the table. At CREATE TABLE, Spark adds the table's properties to the options.
 _OF_A_TABLE = "provider"
+# At CREATE TABLE, Spark passes each option under two names: its own, and its own with this prefix.
 _OPTION = "option."
 
 
@@ -54,8 +54,8 @@ def with_options(schema: StructType, options: Mapping[str, str]) -> StructType:
 def options_of_table(options: Mapping[str, str], schema: StructType) -> Mapping[str, str]:
     """Return the options of a read of a table: those in the metadata of `schema`, overridden by `options`.
 
-    `options` with a path are not for a table, and are returned unchanged. If `options` have one of `SELECTIONS`, it
-    replaces the selection of the table.
+    If `options` have a path, the read is not of a table, and they are returned unchanged. If `options` have one of
+    `SELECTIONS`, it replaces the selection of the table.
     """
     kept = schema.fields[0].metadata.get(_METADATA) if schema.fields else None
     if kept is None or "path" in options or "paths" in options:

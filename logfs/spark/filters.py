@@ -1,8 +1,9 @@
 """The filters of a query that the log evaluates itself.
 
-Filters on topic, partition and offset are evaluated exactly, except offset filters of more than 100 ranges. For
-timestamps the log has an upper bound for each segment and each batch, so segments and batches that are too early are
-skipped. Other records outside the time range are dropped, and Spark evaluates the filter again on those that remain.
+Filters on topic, partition and offset are evaluated exactly. Only an offset filter of more than 100 ranges is widened
+to one range, and Spark evaluates it again. For timestamps the log has an upper bound for each segment and each batch,
+so segments and batches that are too early are skipped. Other records outside the time range are dropped, and Spark
+evaluates the filter again on those that remain. Filters of other columns or of unknown kinds are left to Spark.
 """
 
 from __future__ import annotations
@@ -90,9 +91,10 @@ class PushedFilters:
     until_us: int = _END
 
     def push(self, filters: Iterable[Filter]) -> Iterator[Filter]:
-        """Add filters, all of which a row must pass, and yield those that Spark must evaluate itself.
+        """Add filters, all of which a row must pass, and yield those that Spark must evaluate.
 
-        A filter is added only when the iterator reaches it, so the caller must exhaust the iterator.
+        Filters on timestamps and wide filters on offsets are both added and yielded. A filter is added only when the
+        iterator reaches it, so the caller must exhaust the iterator.
         """
         for each in filters:
             if not self._answers(each):
@@ -175,7 +177,7 @@ def _ranges(each: Filter) -> Ranges:
 
 
 def _runs(values: Sequence[int]) -> Ranges:
-    """Return the fewest ranges that contain these numbers and no others."""
+    """Return the fewest ranges that contain all of `values` and no other numbers."""
     found: list[tuple[int, int]] = []
     for value in sorted(set(values)):
         first = found.pop()[0] if found and found[-1][1] == value else value

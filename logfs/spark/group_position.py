@@ -43,7 +43,7 @@ class GroupPosition:
         self._failure = ""
 
     def note(self, offsets: Offsets, *, is_last: bool) -> None:
-        """Commit the offsets at which the query continues, in one batch.
+        """Commit the offsets at which the query continues, in one request, unless none has changed.
 
         At most one commit is made in a second, except when `is_last` is true: the query has read everything. After a
         failure, the next attempt comes after 30 seconds. A failure is logged unless the previous one had the same

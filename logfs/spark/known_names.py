@@ -1,4 +1,4 @@
-"""The names of all options and columns. The error for an unknown name suggests the nearest known name."""
+"""The names of all options. The errors for unknown options and columns suggest the nearest known name."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ _OF_SPARK = ("path", "paths", "checkpointLocation", "queryName")
 def check_options(names: Iterable[str]) -> None:
     """Raise `ValueError` for a name that is no option. Names are not case-sensitive.
 
-    A read may have options of writes, and a write those of reads, because a view of Spark's SQL has one set of
-    options for both.
+    Names that begin with "kafka." are not checked. A read may have options of writes, and a write those of reads,
+    because a view of Spark's SQL has one set of options for both.
     """
     known = [*OPTIONS, *_OF_THE_NETWORK, *_OF_SPARK]
     of_name = {name.lower(): name for name in known}

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 LATEST_OFFSET = -1
 EARLIEST_OFFSET = -2
 _DEFAULT_TRIGGER_DELAY_MS = 15 * 60 * 1000
-# Options of Kafka's consumer that Kafka's source also refuses, because the source sets them itself.
+# Options of Kafka's consumer that Kafka's source refuses, too.
 _NOT_SUPPORTED = (
     "auto.offset.reset",
     "key.deserializer",
@@ -138,7 +138,10 @@ def local_path(path: str) -> str:
 
 
 def local_log_dir(path: str) -> str:
-    """Return the plain path of a `file:` URL, or a `file://` URL if it may be a bucket: buckets are opened by URL."""
+    """Return the plain path of a `file:` URL, or a `file://` URL if the path may be a bucket.
+
+    Buckets are opened by URL. A path that is not a `file:` URL is returned as it is.
+    """
     plain = local_path(path)
     is_bucket = plain != path and recognise(plain).kind is PathKind.OTHER
     return f"file://{plain}" if is_bucket else plain
@@ -385,9 +388,9 @@ def _check_batch(starting: Limit, ending: Limit) -> None:
 
 
 def _forbid(limit: Limit, kind: PositionKind, offset: int, words: tuple[str, str]) -> None:
-    """Raise `ValueError` if a limit is `kind`, or if it has `offset` for a partition.
+    """Raise `ValueError` if a limit is of the kind `kind`, or if it has `offset` for a partition.
 
-    `words` begin the messages of Kafka's source: for a limit of all partitions, and for a limit by partition.
+    `words` are the beginnings of the messages in these two cases, as in Kafka's source.
     """
     after = f" can't be {kind.value} for batch queries on Kafka"
     if limit.kind is kind:

@@ -9,9 +9,10 @@ from logfs.spark.topics import from_json
 
 
 class OffsetsBehindLatest(NamedTuple):
-    """The number of offsets from the end of a micro-batch to the end of the log at that time, over all partitions.
+    """The number of offsets from a micro-batch's end to the log end: minimum, maximum and average of the partitions.
 
-    The fields are Kafka's metrics minOffsetsBehindLatest, maxOffsetsBehindLatest and avgOffsetsBehindLatest.
+    The fields are the metrics minOffsetsBehindLatest, maxOffsetsBehindLatest and avgOffsetsBehindLatest of Kafka's
+    source.
     """
 
     min: int
@@ -20,7 +21,7 @@ class OffsetsBehindLatest(NamedTuple):
 
 
 def behind_latest(end: str | None, latest: str | None) -> OffsetsBehindLatest | None:
-    """Return how far the offsets `end` are behind the offsets `latest`, both as JSON of a progress event.
+    """Return how far the offsets `end` are behind the offsets `latest`, both as JSON text of a progress event.
 
     As for Kafka's source, a partition that is only in `latest` is left out: the query does not read it yet. Returns
     None if there are no offsets, or if they have the form of another source.

@@ -32,7 +32,9 @@ class LogfsDataSource(DataSource):
     def schema(self) -> StructType:
         """Return the columns of Spark's Kafka source; with includeHeaders=true also `headers`.
 
-        With the option `columns`, return only those that it names. Raises `ValueError` for a wrong or unknown option.
+        With the option `columns`, return only the columns that it names. At CREATE TABLE, the first column also gets
+        the options as metadata (see `catalog`). Raises `ValueError` for an unknown option, for a wrong value of
+        `includeHeaders` or `columns`, and for a table without a path.
         """
         table = options_to_create(self.options)
         options = self.options if table is None else table
@@ -66,8 +68,8 @@ class LogfsDataSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
         """Return the writer of a batch.
 
-        Raises `ValueError` with `overwrite` and for a wrong schema or option, `InvalidStore` for a path that is not a
-        log directory, and `OSError`.
+        Raises `ValueError` if `overwrite` is true and for a wrong schema or option, `InvalidStore` for a path that is
+        not a log directory, `OSError`, and with createPartitions the errors of `commit_client.create`.
         """
         if overwrite:
             raise ValueError(
@@ -80,7 +82,7 @@ class LogfsDataSource(DataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
         """Return the writer of a streaming query, which always appends, as Kafka's sink does: `overwrite` is ignored.
 
-        Raises `ValueError` for a wrong schema or option, `InvalidStore` for a path that is not a log directory, and
-        `OSError`.
+        Raises `ValueError` for a wrong schema or option, `InvalidStore` for a path that is not a log directory,
+        `OSError`, and with createPartitions the errors of `commit_client.create`.
         """
         return StreamWriter(schema, write_options(self.options))

@@ -1,6 +1,7 @@
 """Splits (Spark's input partitions): planning them in the driver, and reading their records in tasks.
 
-A split is a list of offset ranges, cut at entries of the offset index. Small segments share a split.
+A split is a list of offset ranges, each in one segment. Large segments are divided, if possible at entries of the
+offset index. Small segments share a split.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ logger = logging.getLogger(__name__)
 
 _Item = TypeVar("_Item")
 
-# The least and the greatest size of a split without the option splitBytes. Starting a task costs as much as reading
-# some MB.
+# The least and the greatest size of a split without the options splitBytes and minPartitions. Smaller splits would
+# not pay: starting a task costs as much as reading some MB.
 _LEAST_BYTES = 4 << 20
 _MOST_BYTES = 128 << 20
 # The number of attempts to plan a range while its files are replaced or deleted, and the pause between attempts.
@@ -58,7 +59,7 @@ _PAUSE_SECONDS = 0.05
 
 
 class DataLoss(LogfsError):
-    """Offsets that a query asked for were deleted from the log, or lie after its end."""
+    """Offsets that a query asked for were deleted, lie after the log end, or moved with their partition."""
 
 
 class SplitPart(NamedTuple):
@@ -94,12 +95,12 @@ def report_loss(
 def inside_log(
     name: TopicPartition, reader: Reader, first: int, end: int, *, fail: bool, where: str = ""
 ) -> tuple[int, int]:
-    """Return the offsets of [first, end) that are inside the log as a range, and report the others as a loss.
+    """Return the part of the range [first, end) that is inside the log, and report the other offsets as a loss.
 
-    If none is inside the log, the returned range is empty: its start is not below its end. A loss raises `DataLoss`
-    if `fail` is true, and is logged as a warning otherwise. Offsets that compaction removed, control records and
-    aborted records are no loss: they are inside the log. A task passes the file and the host that show the loss as
-    `where`, which ends the messages.
+    If no offset is inside the log, the returned range is empty: its start is not below its end. A loss raises
+    `DataLoss` if `fail` is true, and is logged as a warning otherwise. Offsets that compaction removed, control
+    records and aborted records are no loss: they are inside the log. The text `where` ends the messages. In it, a
+    task passes its host and the error from opening the planned file.
     """
     start, log_end = reader.log_start_offset, reader.log.state.log_end_offset
     if first < start:
@@ -124,10 +125,10 @@ def plan(
 ) -> list[Split]:
     """Divide the offsets that a query reads into splits, and return these in the order of `wanted`.
 
-    `wanted` has (partition, first, end) for each range of offsets [first, end) to read. `options` determine the
-    number and the size of the splits. Without them, a split has 4 to 128 MiB, and the number is near that of the
-    driver's processors if these sizes permit it. Raises `Gone` if files are replaced or deleted during each of
-    several attempts, and `OSError`.
+    `wanted` has (partition, first, end) for each range of offsets [first, end) to read. The number and the size of
+    the splits depend on `options`. By default, a split has about 4 to 128 MiB, and the number of splits is near that
+    of the driver's processors if these sizes permit it. Raises `Gone` or `FileNotFoundError` if files are replaced or
+    deleted meanwhile, and `OSError`.
     """
 
     def parts_of(split_bytes: int) -> list[SplitPart]:
@@ -245,7 +246,7 @@ def columns(
 
     Batches whose timestamps are all earlier than `since_ms` are left out. Raises `DataLoss` for records that have
     left the log, `Corrupt` for damage, `NotOnHost`, and `OSError`. With failOnDataLoss=false, lost and damaged
-    records are skipped with a warning instead.
+    records are skipped with a warning, but a partition that was moved still raises `DataLoss`.
     """
     try:
         # This opens the file, so a later rename or removal does not affect the read.
@@ -287,7 +288,7 @@ def _columns_again(
         return
     with Store(directory.parent, read_only=True, only=directory.name) as store:
         partition = store[directory.name]
-        # The listing of a bucket may be outdated: a segment that it shows may have been deleted meanwhile.
+        # A bucket is not asked: its listing may be outdated and still show a segment that was deleted.
         if not partition.disk.is_remote and not segment_split.segment.has_left(partition):
             raise NotOnHost.because(gone)
         reader = partition.isolated(options.isolation)
@@ -301,7 +302,7 @@ def _columns_again(
 
 
 def _is_deleted(planned: SegmentDescriptor, gone: Gone) -> bool:
-    """Whether the partition of a planned file has been deleted or moved from its log directory since the plan.
+    """Whether the partition of a planned file has been deleted, recreated or moved away since the query was planned.
 
     Raises `NotOnHost` if this machine does not have the planned log directory, or if the partition is missing here
     and the log directory's recovery point checkpoint lists it or cannot be read.
@@ -316,7 +317,7 @@ def _is_deleted(planned: SegmentDescriptor, gone: Gone) -> bool:
         raise NotOnHost.because(gone)
     if identity is not None:
         return True
-    # logfs and Kafka remove a partition that they delete from this checkpoint.
+    # If logfs or Kafka deletes a partition, it also removes the partition's entry from this checkpoint.
     try:
         known = checkpoint.parse_offsets(disk.read_file(log_dir / RECOVERY_POINTS))
     except (FileNotFoundError, Corrupt):

@@ -57,8 +57,8 @@ def share(backlog: Mapping[TopicPartition, int], limit: int) -> dict[TopicPartit
     """Divide a limit among the partitions in proportion to their backlogs, and return the share of each.
 
     The limit and the backlogs have the same unit: offsets or bytes. If the limit covers all backlogs, each share is
-    the whole backlog. As in Kafka's source, a share below one is rounded up to one, so that a small partition does
-    not starve.
+    the whole backlog. As in Kafka's source, a share between zero and one is rounded up to one, so that a small
+    partition does not starve.
     """
     total = sum(backlog.values())
     if total <= limit:
@@ -80,13 +80,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._topics: Topics | None = None
         # The offsets at which a query with Trigger.AvailableNow ends.
         self._target: Offsets | None = None
-        # When `latestOffset` last ended a micro-batch without waiting for more offsets, by `time.monotonic`.
+        # The time (`time.monotonic`) when `latestOffset` last decided not to wait for minOffsetsPerTrigger.
         self._triggered: float | None = None
         # Partitions that were deleted and recreated under the same name. They stay here for as long as the offsets of
         # the query name the deleted partitions.
         self._remade: set[TopicPartition] = set()
-        # The partitions that were reported as missing last, and the messages of all reported losses.
+        # The partitions that the last check for missing partitions found missing.
         self._lost: frozenset[TopicPartition] = frozenset()
+        # The messages of the losses that were logged.
         self._reported: set[str] = set()
         self._position: GroupPosition | None = None
         if options.group is not None:
@@ -155,9 +156,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     ) -> OffsetsJson:
         """Return the offsets at which the next micro-batch ends; it begins at the offsets `start`.
 
-        The result is `start` if there is nothing to read, or too little yet for minOffsetsPerTrigger. If
-        `limit` is `ReadAllAvailable`, the limits in the options do not apply. Spark calls this at every trigger, so
-        losses are noticed even without new data. Raises `DataLoss`, `ValueError`, `LogfsError`, `OSError`.
+        No offset advances if there is nothing to read, or too little yet for minOffsetsPerTrigger. The limits in the
+        options do not apply if `start` is None or `limit` is `ReadAllAvailable`. Spark calls this at every trigger,
+        so losses are noticed even without new data. Raises `DataLoss`, `ValueError`, `LogfsError`, `OSError`.
         """
         known = {} if start is None else start
         look = self._settled_look(from_json(known))
@@ -188,7 +189,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _settled_look(self, known: Offsets) -> TopicSnapshot:
         """Return a snapshot in which no partition is missing only because it is moving to another log directory.
 
-        Waits for up to `_LOOKS` times `_LOOK_SECONDS` if a partition of `known` is missing.
+        Waits for up to `_LOOKS` times `_LOOK_SECONDS` if a partition of `known` is missing that was not missing
+        before.
         """
         look = self._look()
         for _ in range(_LOOKS):
@@ -205,7 +207,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         A new partition begins at its log start offset. So does each partition of a topic that was deleted and
         recreated, which is reported as a loss. A deleted partition is a loss, too, and has no offset in the result. A
-        partition that is created later under the same name is new. Raises `DataLoss`.
+        partition that is created later under the same name is new. A partition whose log ends before its offset in
+        `start` is read from the log end, and reported as a loss. Raises `DataLoss`.
         """
         known, known_ids = from_json(start), topic_ids_from_json(start)
         now_ids = look.ids_by_topic()
@@ -234,14 +237,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _readable(
         self, look: TopicSnapshot, topic_ids: Mapping[str, str]
     ) -> dict[TopicPartition, Reader]:
-        """Return the existing partitions, except those that replaced a partition that the query was reading."""
+        """Return the existing partitions that the query may read now.
+
+        Partitions of `_remade` are left out. While a topic that the query knows is being recreated, its new
+        partitions are left out, too.
+        """
         agreed = look.ids_by_topic()
         return {
             name: reader
             for name, reader in look.readers.items()
             if name not in self._remade
-            # While a topic is being recreated, some of its partitions have the old id and some the new one. Only the
-            # partitions with the id that the query has read, or without an id, are readable then.
+            # While a topic is being recreated, some of its partitions have the old id and some the new one. Then only
+            # the partitions with the id in `topic_ids`, or without an id, are readable.
             and (
                 name.topic in agreed
                 or look.topic_ids.get(name) in (None, topic_ids.get(name.topic))
@@ -276,7 +283,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _is_too_little(self, backlog: int) -> bool:
         """Whether the backlog is too small for a micro-batch, so that the trigger waits for more offsets.
 
-        As in Kafka's source, the first micro-batch never waits, and the last one of Trigger.AvailableNow may wait.
+        The trigger waits up to maxTriggerDelay. As in Kafka's source, the first micro-batch never waits, and the last
+        one of Trigger.AvailableNow may wait.
         """
         least = self.options.min_offsets_per_trigger
         if least is None or self._triggered is None or backlog >= least:
@@ -460,7 +468,7 @@ def _bytes_between(reader: Reader, first: int, end: int) -> int:
 
 
 def _offset_after(reader: Reader, first: int, end: int, size: int) -> int:
-    """Return an offset X such that the offsets [first, X) take about `size` bytes of .log, and at least one batch.
+    """Return an offset X such that the offsets [first, X) take about `size` bytes of .log. X is above `first`.
 
     X is `end` if the offsets [first, end) take fewer bytes.
     """

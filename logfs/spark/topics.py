@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from logfs.log.read.reader import Reader
     from logfs.spark.options import Limit, ReadOptions
 
-    # As in Spark's checkpoints, and an entry for the id of each topic. For example
+    # Offsets as in Spark's checkpoints, with an additional entry for the id of each topic. For example
     # {"orders": {"0": 23}, "orders#ABEiM0RVZneImaq7zN3u_w": {}}.
     OffsetsJson = dict[str, dict[str, int]]
     Offsets = dict[TopicPartition, int]
@@ -92,7 +92,7 @@ class TopicSnapshot:
     recreated: frozenset[TopicPartition]
 
     def ids_by_topic(self) -> dict[str, str]:
-        """Return the id of each topic whose partitions all have the same id."""
+        """Return the id of each topic whose partitions have the same id; partitions without an id do not count."""
         found: dict[str, set[str]] = {}
         for name, topic_id in self.topic_ids.items():
             found.setdefault(name.topic, set()).add(topic_id)
@@ -113,8 +113,9 @@ class Topics:
             log_dir.path: log_dir.disk.stat(log_dir.path, follow=True).identity
             for log_dir in self.store.registry.working
         }
-        # The identity of each partition directory at the last `look`, and the topic id by directory and identity.
+        # The identity of each partition directory at the last `look`.
         self._identities: dict[Path, int] = {}
+        # The topic id by partition directory and identity.
         self._ids: dict[tuple[Path, int], str] = {}
         # The key and the result of the last call of `plan` in `planned`.
         self._planned: tuple[object, object] | None = None
@@ -122,7 +123,7 @@ class Topics:
     def planned(self, key: object, plan: Callable[[], Plan]) -> Plan:
         """Return `plan()`, or the result of the last call if its `key` was equal.
 
-        `opened` reuses an object only while its partitions have not changed, so the result is still valid.
+        `opened` reuses a `Topics` only while its partitions have not changed, so the result is still valid.
         """
         last = self._planned
         if last is None or last[0] != key:
@@ -242,8 +243,9 @@ def opened(options: ReadOptions) -> Iterator[Topics]:
     """Yield the topics that the options select, as they are now, to plan one batch query.
 
     Spark plans all queries of a session in one process. Opening a partition takes a millisecond; checking that it has
-    not changed takes a fraction of that. So the process keeps the topics of its last plan, with their files closed,
-    and the plan. The next query uses both if it selects the same partitions and none of them has changed.
+    not changed takes a fraction of that. So the process keeps the `Topics` of its last plan, with the files closed.
+    The next query uses it if log directories, selection and isolation level are equal and no partition has changed.
+    `Topics.planned` also keeps the plan, for a query whose other options and filters are equal, too.
     """
     global _last
     key = (tuple(map(str, log_dirs_of(options.paths))), options.selection, options.isolation)
@@ -262,7 +264,7 @@ def opened(options: ReadOptions) -> Iterator[Topics]:
 
 
 def _take_last(key: object) -> Topics | None:
-    """Return the topics of the last plan if they were selected by `key` and are unchanged; else close them."""
+    """Return the topics of the last plan if they had the key `key` and are unchanged; else close them."""
     global _last
     last, _last = _last, None
     if last is not None and last[0] == key and _is_unchanged(last[1]):
@@ -286,7 +288,7 @@ def resolve(
     """Return the offset that a limit stands for in each partition of `readers`.
 
     A timestamp later than all records stands for the log end offset if `latest_if_no_match` is true, else it raises
-    `ValueError`. `ValueError` is also raised if the limit is by partition and has other partitions than `readers`.
+    `ValueError`. A limit by partition raises `ValueError` unless its partitions are exactly those of `readers`.
     """
     if limit.kind is PositionKind.EARLIEST:
         return {name: reader.log_start_offset for name, reader in readers.items()}
@@ -316,7 +318,8 @@ def resolve(
 def _at_time(
     name: TopicPartition, reader: Reader, timestamp: int, *, latest_if_no_match: bool
 ) -> int:
-    # `shown` searches later segments, too. Kafka searches one, from which compaction may have removed such records.
+    # Kafka searches only the first segment whose largest timestamp is late enough. Compaction may have removed the
+    # record of that timestamp. With `shown`, later segments are searched, too.
     found = reader.offset_for_time(max(timestamp, 0), shown=True)
     if found is not None:
         return min(found.offset, reader.log_end_offset)

@@ -1,7 +1,7 @@
 """Spark's daemon that forks Python workers, but prints no tracebacks for connections that Spark has closed.
 
-In a session that `logfs.spark.session` made, Spark runs this module in place of `pyspark.daemon`. It must not start a
-thread, because it forks the workers, and so imports neither numpy nor pyarrow.
+In a local session that `logfs.spark.session` made, Spark runs this module in place of `pyspark.daemon`. A process
+that forks workers must not have threads. numpy and pyarrow start threads, so this module must not import them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Python workers: the processes in which Spark runs the Python part of tasks, one task after the other."""
+"""Python workers: the processes in which Spark plans reads and writes, and runs the Python part of tasks."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 
-# The module that forks the workers of a session that `logfs.spark.session` made, in place of `pyspark.daemon`.
+# The module that forks the workers, in place of `pyspark.daemon`, in a local session that `logfs.spark.session` made.
 WORKER_DAEMON = "logfs.spark.worker_daemon"
 
 
 class NotOnHost(LogfsError):
-    """A file or directory that the driver has planned with is missing on a task's machine, or differs there."""
+    """A file or directory differs between the driver and the machine of a task, or is missing on one of them."""
 
     @classmethod
     def because(cls, reason: object, host_name: str | None = None) -> NotOnHost:
@@ -41,11 +41,11 @@ class NotOnHost(LogfsError):
 
 @contextmanager
 def short_errors() -> Iterator[None]:
-    """In a worker: make Spark show a user's error by its message alone, without a traceback.
+    """In a worker: make Spark show a `LogfsError`, `ValueError` or `OSError` by its message, without a traceback.
 
-    Use it as a context manager or as a decorator. Spark formats the error after the context, and then ends this
-    process, so the environment variable that is set here affects no other error. A batch query shows whole tracebacks
-    if its user has set spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled=false.
+    Use it as a context manager or as a decorator. Spark formats the error after it has left the context, and then
+    ends this process, so the environment variable that is set here affects no other error. A batch query shows whole
+    tracebacks if its user has set spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled=false.
     """
     try:
         yield
@@ -132,7 +132,7 @@ def host() -> str:
 
 @contextmanager
 def naming_path(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Set the path of an `OSError` raised in the context, if the error has none, as that of a full disk."""
+    """Set the path of an `OSError` raised in the context that has none, such as the error of a full disk."""
     try:
         yield
     except OSError as error:
@@ -158,6 +158,7 @@ def located(error: OSError) -> OSError:
     return OSError(error.errno, text, error.filename, None, error.filename2)
 
 
-# True in a worker that `pyspark.daemon` forked. It imports this module with the first function of logfs that it gets.
+# True in the workers of Spark's own daemon. A worker imports this module with the first function of logfs that it
+# gets.
 if _main_module().startswith("pyspark."):
     hide_broken_pipes(sys.modules["__main__"])

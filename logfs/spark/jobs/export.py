@@ -86,20 +86,22 @@ def export(
     - "iceberg": a table `logfs.TOPIC` for each topic, with the columns of Parquet, in a catalog of Apache Iceberg.
       Such an export is always incremental, and atomic for each table.
 
-    `options` are those of a read: start and end, `isolationLevel`, and `assign` or `subscribePattern` instead of
-    `topics`. `compression` is none (the default for JSON), zstd (the default for the others), gzip, and except for
-    JSON also snappy and lz4. `values` says how JSON holds bytes: "mixed" (strings, and objects with base64 for what
-    is not UTF-8), "text" (only strings; other bytes are an error) or "base64" (only objects).
+    `options` are those of a read, such as start and end (an incremental export has no end), `isolationLevel`, and
+    `assign` or `subscribePattern` instead of `topics`. `compression` is none (the default for JSON), zstd (the
+    default for the others), gzip, and except for JSON also snappy and lz4. `values` says how JSON holds bytes:
+    "mixed" (strings, and objects with base64 for what is not UTF-8), "text" (only strings; other bytes are an error)
+    or "base64" (only objects).
 
     With `mode` "append", files of an earlier export stay. With "overwrite", the new files replace those of the
-    exported partitions at the end of the job. With "errorifexists", `target` must be empty or absent; if
-    `incremental` is true, it may also hold an incremental export. An incremental export begins where the last one
-    into `target` ended, and at the beginning of new partitions; with "overwrite" it begins as if there had been no
-    export. `progress` is called with (bytes of logs done, bytes in all).
+    exported partitions at the end of the job (for Iceberg, those of the exported topics). With "errorifexists",
+    `target` must be empty or absent; if `incremental` is true, it may also hold an incremental export. An incremental
+    export begins where the last one into `target` ended, and at the beginning of new partitions; with "overwrite" it
+    begins as if there had been no export. `progress` is called with (bytes of logs done, bytes in all).
 
     Blocks until the job has ended. Raises `InvalidSetting` for wrong arguments and options, `FileExistsError` if the
     mode does not allow the contents of `target` or a file of this export is there already, `BlockingIOError` if
-    another incremental export into `target` runs, `DataLoss`, and `JobFailed`.
+    another incremental export into `target` runs, `DataLoss`, `JobFailed`, other kinds of `LogfsError`, and
+    `OSError`.
     """
     form = format_of(format, compression, values)
     incremental = incremental or format == "iceberg"
@@ -180,9 +182,9 @@ def _folder(target: str | os.PathLike[str], mode: str, paths: Paths) -> Path:
 
 
 def _check_contents(folder: Path, mode: str, *, incremental: bool, is_early: bool = False) -> None:
-    """Raise `FileExistsError` if `mode` forbids the contents of the target, other than files of killed exports.
+    """Raise `FileExistsError` if `mode` forbids the contents of the target, not counting `_temporary`.
 
-    `is_early` means that killed exports are not completed yet. If the target has files of one, nothing is raised.
+    With `is_early`, killed exports are not completed yet, so nothing is raised if the target has `_temporary`.
     """
     held = {path.name for path in folder.iterdir()} if folder.exists() else set()
     if mode != "errorifexists" or not held - {TEMPORARY}:
@@ -213,7 +215,7 @@ def _read_options(
 
 
 class _Plan(NamedTuple):
-    """The parts of logs that the tasks read, and the offsets at which the next incremental export begins, or None."""
+    """The parts of logs that the tasks read, and the offsets at which the next incremental export begins, if any."""
 
     parts: list[SplitPart]
     offsets: OffsetsJson | None

@@ -293,7 +293,7 @@ class _ParquetFile(_OpenFile):
 
 
 class _IcebergFile(_ParquetFile):
-    """A data file of an Iceberg table. Timestamps outside the years 1 to 9999 are null, for readers in Python."""
+    """A data file of an Iceberg table. Timestamps outside the years 1 to 9999 are null: Python has no such dates."""
 
     schema = staticmethod(iceberg_schema)
 

@@ -44,7 +44,7 @@ class IcebergTables:
     def __init__(self, directory: Path) -> None:
         """Open the catalog in the directory, which must exist; create it if it is missing.
 
-        Raises `LogfsError` if pyiceberg is not installed, or if the catalog cannot be read.
+        Raises `LogfsError` if pyiceberg is not installed, or if the catalog cannot be opened.
         """
         try:
             from pyiceberg.catalog.sql import SqlCatalog
@@ -91,8 +91,8 @@ class IcebergTables:
 
         The files are moved into the directories of the tables first. The snapshot of a table stores the `offsets` of
         its topic. If `replaced` is given, the same commits remove the older records of its partitions. Raises
-        `JobFailed` if a commit fails: its table is unchanged, and the tables of topics before it, by name, have their
-        commits.
+        `JobFailed` if another writer has changed a table meanwhile, and the errors of pyiceberg. The table whose commit
+        failed is unchanged, but the tables of topics before it, by name, have their commits.
         """
         of_topic: dict[str, list[WrittenFile]] = {}
         if replaced is not None:

@@ -94,13 +94,13 @@ def import_(
     nothing, until the log has forgotten the id (seven days after the import). `progress` is called with (bytes done,
     bytes in all). Both include the bytes that are read to plan the import.
 
-    Rows keep their order within a file. Files that specify partitions and offsets, as those of an export do, are
-    imported in the order of the offsets. Blocks until the job has ended.
+    Rows keep their order within a file. If all files specify partitions and ascending offsets, as those of an export
+    do, the order is that of the offsets. Blocks until the job has ended.
 
     Raises `InvalidSetting` for wrong arguments, `InvalidStore` for a path that is not a log directory,
-    `FileNotFoundError`, and `JobFailed`, which names the file (or the first and the last of several files) and the
-    number of a malformed line. Raises the errors of a commit too, such as `StoreLocked`, and `CommitPending` if the
-    commit is decided but cannot be done yet.
+    `FileNotFoundError` for a missing source, and `JobFailed`, which names the file (or the first and the last of
+    several files) and the number of a malformed line. Raises the errors of a commit too, such as `StoreLocked`, and
+    `CommitPending` if the commit is decided but cannot be done yet.
     """
     options = ImportOptions(format, topic, key, value, key_separator, repartition)
     if partitions is not None and partitions < 1:

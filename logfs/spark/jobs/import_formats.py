@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 FORMATS = ("parquet", "json", "text")
 
 # The schema of the batches that every `ImportFormat` yields. A null timestamp stands for the time of the import. A
-# null partition stands for the partition that the key selects.
+# null partition stands for the partition that the key selects, or without a key for the next partition in turn.
 SCHEMA = pa.schema(
     {
         "topic": pa.string(),

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from logfs.spark.jobs.import_splits import Name
 
 _BLOCK_BYTES = 4 << 20
-# The limit for a line, in bytes. Records are shorter, and a file with such a line is probably not text.
+# The limit for a line, in bytes. Records are shorter, and a file with a longer line is probably not text.
 _LONGEST_LINE = 1 << 30
 _CODECS = {".gz": "gzip", ".zst": "zstd", ".lz4": "lz4", ".bz2": "bz2"}
 # The beginning of an envelope of an export. The first group is the same for all envelopes of a partition.
@@ -67,8 +67,9 @@ class LinesFormat(ImportFormat):
 class TextFormat(LinesFormat):
     """Reads files in which a line is the value of a record.
 
-    With the option `key_separator`, the text before the first separator is the key, and the rest is the value. With
-    the option `key`, the key is a field of the line, which must then be JSON, and the whole line is the value.
+    With the option `key_separator`, the text before the first separator is the key, and the rest is the value. A line
+    without a separator has no key. With the option `key`, the key is a field of the line, which must then be JSON,
+    and the whole line is the value.
     """
 
     def look_bytes(self, file_range: FileRange) -> int:

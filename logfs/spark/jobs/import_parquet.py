@@ -31,7 +31,7 @@ _FOOTER_BYTES = 1 << 20
 class ParquetFormat(ImportFormat):
     """Reads Parquet files, whose columns have the names of `format("logfs")` or the names in the options.
 
-    Folders `topic=…` and `partition=…` in the path also specify the topic and the partition.
+    Folders `topic=…` and `partition=…` in the path take precedence over the columns of these names.
     """
 
     def cut(self, path: str) -> list[FileRange]:
@@ -160,7 +160,7 @@ def _name(topic: str | None, partition: object) -> Name:
 
 
 def _bounds(column: Any) -> tuple[Any, Any] | None:
-    """Return the least and the greatest value of a row group's column; None if the footer lacks them or has nulls."""
+    """Return the least and greatest value of a row group's column; None if the footer lacks them or counts nulls."""
     statistics = None if column is None else column.statistics
     if statistics is None or not statistics.has_min_max or statistics.null_count:
         return None
@@ -168,7 +168,7 @@ def _bounds(column: Any) -> tuple[Any, Any] | None:
 
 
 def _joined(file_ranges: list[FileRange]) -> Iterator[FileRange]:
-    """Join neighbouring file ranges that have the same names and together are not too large for one task."""
+    """Join neighbouring file ranges of the same names that fit one task and whose offsets ascend or are unknown."""
     held: FileRange | None = None
     for file_range in file_ranges:
         if held is not None and _belong_together(held, file_range):

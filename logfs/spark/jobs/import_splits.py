@@ -60,9 +60,9 @@ class FileRange:
 def find_files(sources: Iterable[str | os.PathLike[str]]) -> list[str]:
     """Return the absolute paths of the files in `sources`, which are files, directories (with all below) and globs.
 
-    The files of a directory or a glob are in the order of their names. As in Spark, files and folders below a
-    directory are hidden if their names begin with `_` or `.`. Raises `FileNotFoundError` for a source that does not
-    exist, and `InvalidSetting` if the sources contain no files.
+    The matches of a glob are in the order of their names, as are the files of each directory. As in Spark, files and
+    folders below a directory are hidden if their names begin with `_` or `.`. Raises `FileNotFoundError` for a source
+    that does not exist, and `InvalidSetting` if the sources contain no files.
     """
     found: dict[str, None] = {}
     texts = [os.fspath(source) for source in sources]

@@ -35,7 +35,10 @@ _CANCEL_SECONDS = 10
 
 
 class JobFailed(LogfsError):
-    """Some work items of a job failed. The others were done; `export` and `import_` then discard their results."""
+    """Some work items of a job failed, or the commit of an Iceberg table failed.
+
+    If work items failed, the others were done, but `export` and `import_` discard their results.
+    """
 
 
 class WorkItem(NamedTuple, Generic[_Item]):
@@ -60,9 +63,9 @@ def run(
 
     `title` is the name of the job in Spark's UI. Small items share a task. `do` runs in Spark's Python workers, so
     `do`, its argument and its result must be picklable. It may run more than once for the same item, even at the same
-    time. `progress` is called in the calling thread with (bytes done, bytes in all). Blocks until the job has ended;
-    if it is interrupted, the job is cancelled. If `do` raised `LogfsError` or `OSError` for an item, the other items
-    are done, and then `JobFailed` is raised.
+    time. `progress` is called in the calling thread with (bytes done, bytes in all). Blocks until the job has ended.
+    If the call is interrupted, or `progress` raises an error, the job is cancelled. If `do` raised `LogfsError` or
+    `OSError` for an item, the other items are done, and then `JobFailed` is raised.
     """
     if not works:
         return []

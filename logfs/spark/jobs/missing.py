@@ -34,7 +34,7 @@ class UnreadableSegment(NamedTuple):
 
     @classmethod
     def here(cls, segment: SegmentDescriptor, error: Exception) -> UnreadableSegment:
-        """In a task: return the entry for this host; `error` is the error that opening or reading the file raised."""
+        """In a task: return the object for this host; `error` is what opening or reading the file raised."""
         return cls(segment, workers.host(), str(error))
 
     def __str__(self) -> str:
@@ -42,7 +42,7 @@ class UnreadableSegment(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The error of this entry without the path of the file, for messages that name the path already."""
+        """The text of the error without the path of the file, for messages that name the path already."""
         reason = self.reason.removeprefix(f"{self.segment.path}: ")
         return str(workers.NotOnHost.because(reason, self.host))
 

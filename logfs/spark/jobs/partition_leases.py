@@ -70,7 +70,7 @@ class _PlannedLease:
         return Path(lease.log_dir, lease.partition.directory)
 
     def check_here(self, *, is_first: bool) -> None:
-        """Raise `NotOnHost` unless this machine has the leased directory and its .log files.
+        """Raise `NotOnHost` unless this machine has the leased directory and, if `is_first`, its planned .log files.
 
         Without the check, a partition without .log files would be opened as an empty log. Only the first attempt of a
         task checks the files, because a later attempt may find the changes of an earlier one.

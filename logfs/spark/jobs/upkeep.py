@@ -43,10 +43,10 @@ def reindex(
 ) -> list[Visited[Reindexed]]:
     """Rebuild all indexes of every partition from its log, as `logfs reindex` does.
 
-    No other process may hold the log directories. `topics` limits the job to these topics. `progress` is called with
-    (bytes of logs done, bytes in all). Blocks until the job has ended. If a partition cannot be read, its `Visited`
-    has the reason, and the other partitions are still done. Raises `StoreLocked`, `UnknownPartition`, and the errors
-    of opening a store.
+    Key indexes are only deleted; the next lookup of a key rebuilds them. No other process may hold the log
+    directories. `topics` limits the job to these topics. `progress` is called with (bytes of logs done, bytes in
+    all). Blocks until the job has ended. If a partition cannot be read, its `Visited` has the reason, and the other
+    partitions are still done. Raises the errors of `lease_partitions`, such as `StoreLocked`.
     """
     with lease_partitions(paths, topics) as lending:
         return lending.visit(
@@ -69,7 +69,7 @@ def compact(
     `log.cleaner.io.max.bytes.per.second`. No other process may hold the log directories. `topics` limits the job to
     these topics. `progress` is called with (bytes of logs done, bytes in all). Blocks until the job has ended. If a
     partition could not be compacted, its `Visited` has the reason, and the other partitions are still done. Raises
-    `StoreLocked`, `UnknownPartition`, and the errors of opening a store.
+    the errors of `lease_partitions`, such as `StoreLocked`.
     """
     with lease_partitions(paths, topics) as lending:
         settings = lending.store.settings

@@ -35,9 +35,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Verification:
-    """The result of an audit: the findings, by partition in the order of the names, and how much was audited.
+    """The result of an audit: the findings, and how much was audited.
 
-    `partitions`, `segments` and `records` are counts. `size_bytes` is the size of the .log files.
+    The findings in the log directories' own files come first, then those of each partition, in the order of the
+    names. `partitions`, `segments` and `records` are counts. `size_bytes` is the size of the .log files.
     """
 
     findings: tuple[Finding, ...]
@@ -61,11 +62,12 @@ def verify(
 ) -> Verification:
     """Audit log directories as `logfs check` does, except key indexes and the owner of a bucket; return the findings.
 
-    Nothing is changed. A broker or a mount may use the directories meanwhile; a segment that leaves the log during
-    the audit is reported as a note. A segment that is in the log but missing on a task's machine is an error that
-    names the host. `topics` limits the audit to these topics. `progress` is called with (bytes of logs done, bytes in
-    all). Blocks until the job has ended. Raises the errors of opening a store read-only, and `JobFailed` if a task
-    meets another error when it reads a segment.
+    Nothing is changed. A broker or a mount may use the directories meanwhile. Unlike in `logfs check`, the audit is
+    not repeated if files change during it. A segment that leaves the log during the audit is reported as a note. A
+    segment that is in the log but missing on a task's machine is an error that names the host. `topics` limits the
+    audit to these topics. `progress` is called with (bytes of logs done, bytes in all). Blocks until the job has
+    ended. Raises the errors of opening a store read-only and of `audit_subjects`, and `JobFailed` if a task meets
+    another error when it reads a segment.
     """
     with opened(paths, topics) as store:
         findings = list(check_log_dir_files(store))

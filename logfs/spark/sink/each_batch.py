@@ -16,8 +16,8 @@ _QUERY_ID = "sql.streaming.queryId"
 class EachBatch:
     """Appends micro-batches to a log, when it is called by `foreachBatch`.
 
-    A write is identified by the id of the query, which is in the checkpoint, and the id of the batch. So a batch that
-    Spark sends again is not written again.
+    The id of the query, the name of this object and the id of the batch identify a write. The id of the query is kept
+    in the checkpoint. So a batch that Spark sends again is not written again.
     """
 
     def __init__(self, path: str | Iterable[str], name: str, options: Mapping[str, str]) -> None:

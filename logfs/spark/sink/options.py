@@ -74,8 +74,8 @@ def _transaction(options: Mapping[str, str]) -> tuple[str, int] | None:
 def check_write_schema(schema: StructType, options: WriteOptions) -> None:
     """Raise `ValueError` if a required column is missing or a column has a wrong type.
 
-    The columns are those of Kafka's sink, and `timestamp`. Columns that only the source has are ignored, so that
-    records that were read can be written. Any other column is an error, too.
+    The columns are those of Kafka's sink, and `timestamp`. The columns `offset` and `timestampType` of the source are
+    ignored, so that records that were read can be written. Any other column is an error, too.
     """
     # Types are compared as in Spark's own sink: whether a column may be null does not matter.
     found = {field.name: field.dataType.simpleString() for field in schema}

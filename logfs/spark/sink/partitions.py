@@ -1,6 +1,7 @@
 """The partitions of a write: planned in the driver, and looked up on the machine of each task.
 
-The processes in which Spark plans writes import this module, so it must not import the modules that encode rows.
+The processes in which Spark plans writes import this module, so it must not import the modules that encode rows,
+which take long to import.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _LOOK_SECONDS = 0.1
 
 
 def planned_partitions(log_dirs: Iterable[str], topic: str | None) -> PlannedPartitions:
-    """In the driver: return the partitions of a topic, or of all topics if it is None.
+    """In the driver: return the partitions of `topic`, or of all topics if `topic` is None.
 
     The result has the path and the inode number of each partition directory, by topic and partition number. Raises
     `OSError`.
@@ -57,7 +58,8 @@ def found_here(log_dirs: Sequence[Path], planned: PlannedPartitions) -> dict[str
     """In a task: return the partitions in the log directories, by topic and number.
 
     The result includes all planned partitions. Without one of them, a key would go to another partition than in other
-    tasks. Raises `NotOnHost` if a planned partition is missing or is another directory than planned, and `OSError`.
+    tasks. Raises `NotOnHost` if a log directory or a planned partition is missing, or if the path of a planned
+    partition is another directory than planned. Raises `OSError`.
     """
     for left in reversed(range(_LOOKS)):
         try:

@@ -44,7 +44,8 @@ _BATCH_ID = "streaming.sql.batchId"
 class Staged(WriterCommitMessage):
     """The commit message of a task: the files that the task staged, and the name of its host.
 
-    `writer` is the id under which the files are committed: of the streaming query, or of the batch write.
+    `writer` is the id under which the files were staged: that of the streaming query, of the batch write, or of the
+    run of an import.
     """
 
     writer: str
@@ -72,7 +73,8 @@ class _Sink:
     def _create_partitions(self) -> None:
         """Create the topic of the write if it is missing and the option createPartitions is given.
 
-        Partition 0 is created last. So a topic without partition 0 is incomplete, and the next write completes it.
+        Partition 0 is created last. So without partition 0 a topic is incomplete, and the next such write completes
+        it.
         """
         topic, count = self.options.topic, self.options.create_partitions
         if topic is None or count is None:
@@ -115,7 +117,7 @@ class _Sink:
             )
 
     def _abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Remove the staged files, except those that a decided commit needs. On failure, upkeep removes them."""
+        """Remove the staged files, except those that a decided commit needs. If that fails, upkeep does it."""
         try:
             commit_client.discard(self.log_dirs, _files(messages))
         except (LogfsError, OSError) as error:
