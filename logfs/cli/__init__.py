@@ -96,7 +96,7 @@ _SECRET = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+:[/\\]+)(\S*[@?#%]\S*|\S*;\S+)")
 
 
 def without_secrets(message: str) -> str:
-    """Return a message in which `***` replaces each URL with a user, a query or a parameter, after its scheme."""
+    """Return a message in which `***` replaces all after the scheme of each URL with `@`, `?`, `#`, `%` or `;`."""
     return _SECRET.sub(r"\1***", message)
 
 

@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 
 _POLL_SECONDS = 0.2
 _COMMIT_SECONDS = 1.0
-# The most records in a batch (the offsets that are consumed at a time): without --exec, and with it by default.
+# A batch is the offsets of a partition that are consumed at a time. Without --exec it has at most this many.
 _PRINTED = 10_000
+# With --exec a batch has at most this many, unless --batch is given.
 _EXECUTED = 1000
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -283,7 +284,7 @@ class _Consumer:
 
 
 def _resolve(text: str, reader: Reader) -> int:
-    """Return the offset in a partition that the value of `--from` means. Raises `InvalidName`."""
+    """Return the offset in a partition that the value of `--from` means. Raises `InvalidName` for another text."""
     if text == EARLIEST:
         return reader.log_start_offset
     if text == LATEST:

@@ -45,7 +45,7 @@ def add_schemas(parser: argparse.ArgumentParser) -> None:
 
 
 class RecordDecoder:
-    """Decodes the fields of records that the options select, and counts what cannot be decoded."""
+    """Decodes the value, the key or both of records, as the options select, and counts what cannot be decoded."""
 
     def __init__(self, decoder: Decoder, fields: set[str]) -> None:
         self._decoder = decoder

@@ -72,7 +72,10 @@ def _error(log_dir: LogDir) -> str | None:
 
 
 def _broker_id(store: Store) -> int:
-    """Return the node id of the broker that the log directory belongs to, or 0 for a store that logfs created."""
+    """Return the node id in `meta.properties` of the first working log directory; 0 if there is none.
+
+    Raises `Corrupt` if the file is malformed.
+    """
     from logfs.errors import Corrupt
     from logfs.format.files import checkpoint
     from logfs.store.directory.log_dir import META_PROPERTIES

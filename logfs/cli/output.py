@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 # The size of the output pipe: with the default, 64 KiB, its reader would be woken sixteen times as often.
 _PIPE_BYTES = 1 << 20
-# If fewer records than this are to be printed, a log is read in smaller parts: most of a large part would be read
-# for nothing.
+# If fewer than _FEW_OF_MANY records are to be printed, a log is read in parts of _SMALL_SPLIT_BYTES: most of a larger
+# part would be read for nothing.
 _FEW_OF_MANY = 10_000
 _SMALL_SPLIT_BYTES = 1 << 20
 

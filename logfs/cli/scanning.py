@@ -179,12 +179,10 @@ def _text(
 def _may_hide_damage(segment: Segment, size_bytes: int) -> bool:
     """Return whether there is damage beside batches without text, such as control batches.
 
-    `size_bytes` is the present size of the segment: as a key of the cache, it makes a segment that has grown be
-    searched again.
-
     The text view skips these batches, and the damage with them. A segment with fewer records in its text than offsets
     has such batches, or has lost batches, and is searched. A segment with `gaps` always has fewer records, and is not
-    searched.
+    searched. `size_bytes` is the present size of the segment. It is a part of the cache's key, so that a segment that
+    has grown is searched again.
     """
     from logfs.log.segment import batch_scanner
 

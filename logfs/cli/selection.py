@@ -94,8 +94,8 @@ class Bounds:
     def of(self, reader: Reader) -> tuple[int, int | None]:
         """Return the range as offsets [start, end) of a log; an `end` of None stands for the log end.
 
-        Raises `OffsetOutOfRange` if readers see no record at a single offset, or if `earliest`, `latest` or `-N` is
-        given and the log has no records.
+        Raises `OffsetOutOfRange` if readers see no record at a single offset, or if `earliest`, or `latest` as the
+        first bound, is given and the log has no records.
         """
         start, end = reader.log_start_offset, None
         if self._offsets is not None:
@@ -138,7 +138,10 @@ def _offsets(text: str) -> tuple[str, str, bool]:
 
 
 def _resolve(text: str, reader: Reader) -> int:
-    """Return the offset that the text of a bound stands for. Raises `OffsetOutOfRange` if the log has no records."""
+    """Return the offset that the text of a bound stands for.
+
+    Raises `OffsetOutOfRange` for `earliest` and `latest` if the log has no records.
+    """
     if text == EARLIEST:
         offset = reader.first_offset_from(reader.log_start_offset)
     elif text == LATEST:

@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     With `--lazy`, or if the mount was dead, there is no wait. The exit code is 3 if the daemon continues because the
     filesystem is also mounted elsewhere: in another mount namespace, such as a container's, or by a bind mount on
     another directory. It is 1 if a log directory was left without its clean-shutdown marker. Raises `InvalidStore` if
-    no logfs is mounted there, and the errors of `unmount`.
+    no logfs is mounted at the mountpoint, or if pyfuse3 or trio is missing, and the errors of `unmount`.
     """
     try:
         from logfs.mount.mounting import unmount
@@ -175,7 +175,7 @@ def _wait(mount: MountEntry, pid: int, daemon: int) -> int:
 def _tell(mountpoint: str, daemon: int, others: dict[str, list[int]]) -> None:
     """Print, in one line, where the filesystem is still mounted.
 
-    `others` maps each path where it is mounted to the process ids of other mount namespaces that see it.
+    `others` maps each path where it is mounted to the ids of processes in other mount namespaces that see it there.
     """
     places = []
     for path, pids in sorted(others.items()):

@@ -130,10 +130,10 @@ def mounts() -> list[str]:
 
 
 def source(path: Path | None) -> Source:
-    """Return a source for the mount or log directory at `path`; without a path, for the only mount.
+    """Return a source for the mount, log directory or bucket at `path`; without a path, for the only mount.
 
-    Raises `InvalidStore` if `path` is neither a mount nor a log directory. Without a path, raises `InvalidStore` if
-    there is no mount or more than one.
+    Raises `InvalidStore` if `path` is none of these. Without a path, raises `InvalidStore` if there is no mount or
+    more than one.
     """
     from logfs.store.directory.recognition import PathKind, recognise
 

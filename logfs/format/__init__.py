@@ -8,7 +8,7 @@ Each folder imports only from those below it in this list:
 - `text`: the text views of records: lines, and envelopes of JSON.
 - `messages`: Kafka's generated messages, group records, control records.
 - `batches`: records, columns of records, compression, record batches and the older message formats.
-- `kernels`: the compiled loops over batches and over keys.
+- `kernels`: the compiled loops over batches, keys and the text of records.
 - `base`: variable-length integers, times, file and directory names.
 
 `kernel_warmup`, above them all, compiles the kernels ahead of their first use. docs/kafka-storage.md describes

@@ -28,8 +28,9 @@ from logfs.log.disk.disk import ReadOnlyDisk
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# The bytes that the tool reads before it knows the magic of a batch, and the smallest valid value of a length field.
+# The bytes that the tool reads before it knows how long the header of a batch is: up to the magic.
 _START = struct.Struct(">qi5x")
+# The smallest valid value of a batch's length field.
 _SMALLEST_BYTES = 14
 _CHUNK_BYTES = 1 << 20
 

@@ -134,8 +134,8 @@ def _absolute(name: str) -> str:
 def _in_order(kind: DumpFinding, values: list[dict[str, int]]) -> list[dict[str, int]]:
     """Return the findings of one kind in the order of the tool.
 
-    The tool keeps `MISMATCH` and `NON_CONSECUTIVE` in maps sorted by the first number, where a later finding replaces
-    an earlier one with the same number.
+    The tool keeps `MISMATCH` and `NON_CONSECUTIVE` in maps sorted by the first number, descending for `MISMATCH`. A
+    later finding replaces an earlier one with the same number.
     """
     if kind is not MISMATCH and kind is not NON_CONSECUTIVE:
         return values

@@ -6,7 +6,7 @@ its span, which `batch_kernels.decode_spans` decodes: the place and number of it
 
 from __future__ import annotations
 
-# The batch: its position in the scanned bytes, its size in bytes, and fields of its header.
+# The batch: its position in the scanned bytes, its size in bytes, and values from its header.
 POSITION, SIZE, CRC, ATTRIBUTES = 0, 1, 2, 3
 NEXT_OFFSET, MAX_TIMESTAMP, LEADER_EPOCH, PRODUCER_ID = 4, 5, 6, 7
 # Its records: the bytes [start, end) that hold them, their number, and the bases that their deltas are added to.

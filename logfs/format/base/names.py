@@ -45,7 +45,7 @@ STEM_DIGITS = 20
 TOPIC_LENGTH = 249
 FILE_NAME_LENGTH = 255
 
-# The second group excludes leading zeros: `int` gets at most 19 digits, and a name of any length costs little.
+# In STEM the second group excludes leading zeros, so `int` gets at most 19 digits, however long the name is.
 STEM = re.compile(r"([+-]?)0*([0-9]{1,19})")
 PARTITION = re.compile(r"0|[1-9][0-9]{0,9}")
 NOT_IN_TOPIC = re.compile(r"[^a-zA-Z0-9._-]")

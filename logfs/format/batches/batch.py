@@ -199,7 +199,10 @@ class Batch:
 
     @classmethod
     def parse(cls, data: bytes | bytearray | memoryview, position: int = 0) -> Batch:
-        """Return the batch at `position` of a buffer. Raises `Corrupt` if the buffer does not hold all of it."""
+        """Return the batch at `position` of a buffer.
+
+        Raises `Corrupt` if the buffer does not hold all of it, or if its length field is too small for a header.
+        """
         if len(data) - position < HEADER_SIZE:
             raise Corrupt(
                 f"{len(data) - position} bytes are too few for a batch header of {HEADER_SIZE}"
@@ -229,9 +232,9 @@ class Batch:
     def payload(self) -> bytes | memoryview:
         """The records' bytes, uncompressed.
 
-        Raises `Corrupt` if the bytes are not a stream of the batch's codec, if they decompress to more than
-        `compression.DEFAULT_LIMIT` bytes, or if the header's record count is negative, too large for the bytes, or
-        above `MOST_RECORDS`.
+        Raises `Corrupt` if the batch's codec does not exist, if the bytes are not a stream of the codec, if they
+        decompress to more than `compression.DEFAULT_LIMIT` bytes, or if the header's record count is negative, too
+        large for the bytes, or above `MOST_RECORDS`.
         """
         header = self.header
         payload: bytes | memoryview = self.data[HEADER_SIZE:]
@@ -305,8 +308,8 @@ class Batch:
     def record_at(self, offset: int) -> Record | None:
         """Return the record with that offset, without decoding the others.
 
-        Returns None if compaction has removed the record, and for an offset outside the batch. Raises `Corrupt` if
-        the records are malformed or out of order.
+        Returns None if compaction has removed the record, and for an offset outside the batch. Raises `Corrupt` as
+        `payload`, if a record up to this one is malformed, or if the offsets are not in order.
         """
         header = self.header
         delta = offset - header.base_offset
@@ -360,7 +363,7 @@ class Batch:
         )
 
     def _find(self, offset_delta: int) -> int | None:
-        """Return the position of a record in the payload; None if compaction has removed the record."""
+        """Return the position in the payload of the record with `offset_delta`; None if compaction has removed it."""
         from logfs.format.batches import columns
 
         header = self.header
@@ -379,7 +382,7 @@ class Batch:
     def first_at(self, timestamp: int, offset: int) -> tuple[int, int] | None:
         """Return (offset, timestamp) of the first record with at least this timestamp (ms) and this offset.
 
-        Returns None if there is none. Raises `Corrupt` if the records are malformed.
+        Returns None if there is none. Raises `Corrupt` if a record that must be decoded is malformed.
         """
         from logfs.format.batches import columns
 
@@ -393,7 +396,7 @@ class Batch:
             if at >= timestamp:
                 return header.base_offset, at
         if not columns.worthwhile(header.record_count):
-            # Decode all records before one is chosen, as below, so that both raise `Corrupt` for the same batches.
+            # Decode all records first, as `columns` does below: both then raise `Corrupt` for the same batches.
             for record in [*self.records()]:
                 at = NO_TIMESTAMP if record.timestamp is None else record.timestamp
                 if at >= timestamp and record.offset >= offset:

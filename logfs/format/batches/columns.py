@@ -1,7 +1,7 @@
 """Many records as columns: numpy arrays over the encoded bytes, never a list of objects (rule 1).
 
-Importing the compiled kernels takes a quarter of a second, so this module imports them only if `worthwhile` says that
-there are enough records.
+Importing the compiled kernels takes a quarter of a second, so this module imports them only in `decode_columns`.
+`worthwhile` tells a caller whether there are enough records for that.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Buffer
 
-# `Columns.records` converts this many rows at a time, because Python's numbers take five times the memory.
+# `Columns.records` converts this many rows at a time, because Python's numbers take five times the memory of numpy's.
 _ROWS = 1 << 16
-# Above these numbers of records the kernels are faster than a plain loop: once imported, or with their import.
+# For more records than this the kernels are faster than a plain loop, once they are imported.
 _FEW = 8
+# For more records than this they are faster even if they must be imported first.
 _FEW_BEFORE_IMPORT = 32768
 
 

@@ -41,8 +41,9 @@ MAGICS = (0, 1)
 MESSAGE = struct.Struct(">qiIbb")
 MESSAGE_TIMESTAMP = struct.Struct(">q")
 _LENGTH = struct.Struct(">i")
-# For magic 0 and 1: the fewest bytes after a message's size field, and the attribute bits that have a meaning.
+# The fewest bytes after a message's size field, for magic 0 and for magic 1.
 _LEAST = (14, 22)
+# The attribute bits that have a meaning, for magic 0 and for magic 1.
 _ATTRIBUTES = (CODEC_MASK, CODEC_MASK | LOG_APPEND_TIME_BIT)
 
 # A wrapper with more messages is refused: its `LegacyMessage` objects would take gigabytes.
@@ -133,9 +134,9 @@ class LegacyBatch(Batch):
     def parse(cls, data: bytes | bytearray | memoryview, position: int = 0) -> LegacyBatch:
         """Return the batch at `position` of a buffer.
 
-        Raises `Corrupt` if the buffer does not hold all of it, or its CRC does not match. A wrapper must also contain
-        at least one message, and its messages must be valid, uncompressed, of the wrapper's magic, and have rising
-        offsets that fit the wrapper's; otherwise `Corrupt` is raised too.
+        Raises `Corrupt` if the message there is incomplete or malformed, or its CRC does not match. The value of a
+        wrapper must decompress to 1 to `_MOST_MESSAGES` messages. These must be valid, uncompressed, of the wrapper's
+        magic, and have rising offsets that fit the wrapper's; otherwise `Corrupt` is raised too.
         """
         view = memoryview(data)[position:].toreadonly()
         outer = parse_message(view)
@@ -201,8 +202,8 @@ class LegacyBatch(Batch):
 def parse_batch(data: bytes | bytearray | memoryview, position: int = 0) -> Batch:
     """Return the batch at `position` of a buffer: a `LegacyBatch` if its magic is 0 or 1, otherwise a `Batch`.
 
-    Raises `Corrupt` if the buffer does not hold the whole batch. For magic 0 and 1 it also raises `Corrupt` if the
-    CRC or the content is wrong; a `Batch` is returned without these checks.
+    Raises `Corrupt` if the buffer does not hold the whole batch, or if its length field is too small. For magic 0 and
+    1 it also raises `Corrupt` if the CRC or the content is wrong; a `Batch` is returned without these checks.
     """
     kind = LegacyBatch if is_legacy(data, position) else Batch
     return kind.parse(data, position)

@@ -120,8 +120,9 @@ def decode_record(
 def find_record(data: bytes | memoryview, count: int, offset_delta: int) -> int | None:
     """Return the position in `data` of the record with `offset_delta`; None if no record has it.
 
-    `data` has the uncompressed records of a batch, `count` is their number. Raises `Corrupt` if a record up to the
-    result is malformed, or if no record has `offset_delta` and bytes follow the last record.
+    `data` has the uncompressed records of a batch, `count` is their number. The search stops at the first record with
+    `offset_delta` or a higher one. Raises `Corrupt` if the length or a delta of a record up to there is malformed, or
+    if all records have lower offset deltas and bytes follow the last record.
     """
     position = 0
     for _ in range(count):
@@ -140,7 +141,7 @@ def find_record(data: bytes | memoryview, count: int, offset_delta: int) -> int 
 def skip_records(data: bytes | memoryview, count: int) -> int:
     """Return the position after the first `count` records of a batch. Only the records' lengths are read.
 
-    Raises `Corrupt` if a record does not fit.
+    Raises `Corrupt` if a length is malformed, or a record does not fit.
     """
     position = 0
     for _ in range(count):
@@ -179,7 +180,7 @@ def decode_headers(
 def decode_records(
     data: bytes | memoryview, count: int, *, base_offset: int, base_timestamp: int
 ) -> Iterator[Record]:
-    """Yield the `count` records of a batch. Raises `Corrupt` if the bytes hold more or fewer."""
+    """Yield the `count` records of a batch. Raises `Corrupt` if one is malformed, or the bytes hold more or fewer."""
     position = 0
     for number in range(count):
         record, position = decode_record(

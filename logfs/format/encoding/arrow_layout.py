@@ -1,8 +1,8 @@
 """Fields of records copied to contiguous memory, in Arrow's layout for columns of byte strings.
 
-Such a column has int32 offsets[n + 1] into its bytes, and a bitmap with one bit per row, lowest bit first, which is
-set if the value is not null. The loops are compiled like those of `batch_kernels`. Import this module only for bulk
-work.
+Such a column has int32 offsets[n + 1] into its bytes, and a bitmap with one bit per row, lowest bit first. The bit of
+a row is set if its value is not null. The loops are compiled like those of `batch_kernels`. Import this module only
+for bulk work.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _gather(
     out: NDArray[np.uint8],
     validity: NDArray[np.uint8],
 ) -> int:
-    """Fill the arrays of a `GatheredField`, with its `data` as `out`. Return the number of nulls (length -1)."""
+    """Fill the arrays of a `GatheredField`; `out` is its `data`. Return the number of nulls (length -1)."""
     position = np.int64(0)
     nulls = 0
     offsets[0] = 0
@@ -115,7 +115,7 @@ def gather_headers(columns: Columns) -> tuple[NDArray[np.int32], GatheredField, 
     """Return the headers of all rows as (offsets, keys, values).
 
     `offsets` is int32[n + 1]: row i has the headers from offsets[i] up to offsets[i + 1]. `keys` and `values` have
-    one value for each header. Raises `Corrupt` for headers that are malformed.
+    one value for each header. Raises `Corrupt` for malformed headers, and `ValueError` as `gather`.
     """
     counts = columns.header_counts
     total = int(counts.sum(dtype=np.int64))

@@ -46,7 +46,8 @@ if TYPE_CHECKING:
     from logfs.errors import LogfsError
     from logfs.format.messages.control import EndTransactionMarker
 
-# An upper bound of the bytes that a record adds to its line: three varints of up to five bytes, four single bytes.
+# An upper bound of the bytes that a record adds to its line: three varints of up to five bytes, one of up to ten (the
+# timestamp delta), three single bytes.
 _RECORD_OVERHEAD = 28
 # Up to this many lines, and this many bytes of them, a loop in Python is faster than a call of the compiled one.
 _FEW_LINES = 4
@@ -167,8 +168,9 @@ def _build_line(data: bytes, form: BatchFormat, now_ms: int) -> Built:
     return Built([NewBatch(batch, 1, now_ms, text)], len(data), of_lines=True)
 
 
-# The header fields that the CRC does not cover, up to the CRC itself, and the fields after it, which it covers.
+# The header fields up to the CRC itself, which the CRC does not cover.
 _UNCOVERED = struct.Struct(">qiibI")
+# The header fields after the CRC, which it covers.
 _COVERED = struct.Struct(">hiqqqhii")
 
 

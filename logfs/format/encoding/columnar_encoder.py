@@ -128,7 +128,7 @@ def _bound_rows(
     header_value_offsets: Int64s,
     bounds: Int64s,
 ) -> None:
-    """Set each element of `bounds` to the most bytes that this row's record can take."""
+    """Set bounds[row] to the most bytes that the record of the row can take, for each row."""
     for row in range(len(bounds)):
         size = _FIXED_BYTES + key_offsets[row + 1] - key_offsets[row]
         size += value_offsets[row + 1] - value_offsets[row]
@@ -178,9 +178,10 @@ def _encode_rows(
     out: Bytes,
     position: int,
 ) -> tuple[int, int]:
-    """Write at least one record (kafka-storage 2.2), and more until the next one might pass `limit`.
+    """Write the records of the rows order[first], order[first + 1], … to `out` (kafka-storage 2.2).
 
-    Returns (number of records, position after the last).
+    Writes at least one record, and stops before one that might pass the position `limit`. Returns (number of records,
+    position after the last).
     """
     base = timestamps[order[first]]
     count = 0

@@ -64,10 +64,10 @@ class CommitPart:
     `partition` is the name of the partition's directory. The part's batches are those of `files`, one file after the
     other. The first `skip` batches are in the log already, at an earlier place. The others begin at offset
     `base_offset`, at byte `position` of the segment whose base offset is `segment`. If `base_offset` is NO_PLACE, the
-    others have no offsets yet, and are not in the log. If `done` is set, the part needs no more work: its
-    batches are durable, or its partition was deleted.
-    `append_time` (ms) is stamped on every batch if the topic has LogAppendTime. `log_dir` is the log directory that
-    the partition was in, or "" if it was the directory that holds the commit file.
+    others have no offsets yet, and are not in the log. If `done` is set, the part needs no more work: its batches are
+    durable, or its partition was deleted. `append_time` (ms) is stamped on every batch if the topic has
+    LogAppendTime. `log_dir` is the log directory that the partition was in, or "" if that directory holds the commit
+    file.
     """
 
     partition: str
@@ -101,7 +101,7 @@ _Made = TypeVar("_Made", StagedFile, CommitPart, Pending)
 
 @dataclass(frozen=True, slots=True)
 class CommitLog:
-    """The content of a file of commits.
+    """The content of a commit file.
 
     `writers` maps the name of each writer to its last commit. `pending` is the decided commit, None if there is none.
     """

@@ -3,8 +3,8 @@
 | bytes | content |
 |---|---|
 | 0 to 4095 | the header below, and zeros |
-| 24 for each slot | the hash table: a key's hash (16 bytes), offset + 1 with NULL_BIT (8 bytes); little-endian |
-| 4 for each block | the CRC-32C of each 512 slots, big-endian |
+| 24 for each slot | little-endian: a key's hash (16 bytes), offset + 1, with NULL_BIT for a null value (8 bytes) |
+| 4 for each block | the CRC-32C of the block, which is 512 slots; big-endian |
 
 The header is big-endian: magic, version, isolation (0 read_uncommitted, 1 read_committed), slots, slots in use, the
 first offset that is not covered, the secret of the hash, the last batch that is covered (base offset, last offset,

@@ -579,7 +579,8 @@ def scan_batches(data: Bytes, first_offset: int, gaps: bool, rows: Int64s) -> tu
     `rows` is int64[n, BATCH_COLUMNS]. CRCs are not checked. Returns (the number of batches, the position after the
     last). The scan stops when `rows` is full, and before a batch in these cases:
 
-    - The batch is incomplete, its magic is not 2, or its last offset is not valid.
+    - The batch is incomplete or shorter than a header, its magic is not 2, its last offset delta is negative, or its
+      next offset exceeds an int64.
     - Its base offset is not the expected one: `first_offset` for the first batch, then the offset after the batch
       before. With `gaps` the base offset may also be higher.
     - Its number of records differs from its number of offsets, and it is followed by bytes that are too few for a

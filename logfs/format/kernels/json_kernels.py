@@ -49,7 +49,7 @@ VALUE_FIELD = np.frombuffer(b',"value":', np.uint8)
 HEADERS_FIELD = np.frombuffer(b',"headers":[', np.uint8)
 ENVELOPE_END = np.frombuffer(b"]}\n", np.uint8)
 
-# The constant bytes of every envelope after its prefix, the newline included.
+# The number of constant bytes of every envelope after its prefix, the newline included.
 ENVELOPE_BYTES = sum(
     map(
         len,

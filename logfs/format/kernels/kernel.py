@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     Int32s = NDArray[np.int32]
     Words = NDArray[np.uint64]
 
-# The directory that contains the package `logfs`, and the imports that a module makes from the package:
-# `from PACKAGE import NAMES`, or `import PACKAGE`.
+# The directory that contains the package `logfs`.
 _ROOT = Path(__file__).parents[3]
+# An import from the package: `from PACKAGE import NAMES`, or `import PACKAGE`.
 _IMPORT = re.compile(
     rb"^[ \t]*(?:from|import)[ \t]+(logfs[\w.]*)(?:[ \t]+import[ \t]+(\([^)]*\)|.*))?", re.MULTILINE
 )
@@ -53,7 +53,7 @@ def _compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any
     try:
         compiled = numba.njit(nogil=True, cache=True, **options)(function)
     except RuntimeError:
-        # Neither this directory nor the user's cache is writable, so every process compiles for itself.
+        # Neither the module's `__pycache__` nor the user's cache is writable, so every process compiles for itself.
         compiled = numba.njit(nogil=True, **options)(function)
     else:
         module = Path(inspect.getfile(function))
@@ -79,7 +79,7 @@ def _digest(module: Path) -> str:
 
 @cache
 def _source(path: Path) -> tuple[bytes, list[Path]]:
-    """Return a hash of a source file, and the files that the names it imports may be; nothing of a missing file."""
+    """Return a hash of a source file, and the files that its imports may mean; both are empty for a missing file."""
     if not path.is_file():
         return b"", []
     source = path.read_bytes()

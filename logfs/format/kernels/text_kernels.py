@@ -152,7 +152,7 @@ def gather(data: Bytes, starts: Int64s, ends: Int64s, order: Int64s, out: Bytes)
 
 @kernel
 def _headers_size(data: Bytes, position: int, end: int) -> tuple[int, int]:
-    """Return the bytes that the headers at `position` take in an envelope, and the position after them, or -1.
+    """Return the size in bytes of the headers at `position` in an envelope, and the position after them.
 
     The position is -1 if the headers are malformed.
     """
@@ -515,8 +515,8 @@ def render_envelopes(
 
     A row of `spans` is as in `decode_spans`; with `has_one_time` the last column has the timestamp of all records
     of the batch. `prefix` is the beginning of every line, up to the digits of the offset, and `timestamp_type` the
-    label of the records' type. Returns the position after the last line, or BAD_LENGTH if a record is malformed, or
-    if the lines and ENVELOPE_ROOM bytes do not fit in `out`.
+    label of the records' type. Returns the position after the last line, or BAD_LENGTH if a record is malformed, if
+    the records do not end where their span ends, or if the lines and ENVELOPE_ROOM bytes do not fit in `out`.
     """
     # Neighbouring envelopes begin alike: copy the head of the envelope before, and raise its two numbers.
     head_start, head_size, offset_end, time_start, time_end = 0, 0, 0, 0, 0

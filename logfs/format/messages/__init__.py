@@ -1,7 +1,7 @@
 """Kafka's generated messages, each decoded and encoded by a table of its fields. Imports `base` and `batches`.
 
 - `message`: encodes and decodes a message by the table of its fields.
-- `control`: control records: the ends of transactions.
+- `control`: the keys and values of control records, such as the ends of transactions.
 - `group_record`: the keys and values of `__consumer_offsets`.
 - `group_schema`: the tables of the fields of these keys and values.
 """

@@ -115,7 +115,7 @@ def parse_control_key(key: Buffer) -> ControlType:
 def end_of_transaction(batch: Batch) -> EndTransactionMarker | None:
     """Return the commit or abort marker in a control batch; None if the batch has none, as after compaction.
 
-    Raises `Corrupt` for a record that is not a control record.
+    Raises `Corrupt` if a record, its key or a marker's value is malformed.
     """
     for record in batch.records():
         key, value = record.key or b"", record.value or b""

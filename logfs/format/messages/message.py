@@ -92,7 +92,8 @@ class MessageSchema(NamedTuple):
     def parse_body(self, data: bytes, version: int, position: int = 0) -> Message:
         """Return a message of `version`, whose fields are all of `data` from `position` on.
 
-        Raises `Corrupt` if they are malformed, and `Unsupported` for a version of a later release.
+        Raises `Corrupt` for a negative version or malformed fields, and `Unsupported` for a version of a later
+        release.
         """
         if version < 0:
             raise Corrupt(f"{self.what}: there is no version {version}")
@@ -105,10 +106,11 @@ class MessageSchema(NamedTuple):
         return Message(version, reader.all(self.fields))
 
     def parse_leniently(self, data: bytes) -> Message:
-        """Return the message that Kafka's tools would parse. Raises `Malformed` if its fields do not fit the bytes.
+        """Return the message that Kafka's tools would parse from `data`.
 
         An unknown version is read as the nearest known one, bytes after the last field are ignored, and text that
-        is not UTF-8 is decoded with surrogate escapes. The result has the version that is in `data`.
+        is not UTF-8 is decoded with surrogate escapes. The result has the version that is in `data`. Raises
+        `Malformed` for any other error in the bytes.
         """
         version = parse_version(data, self.what)
         known = min(max(version, 0), self.newest)
@@ -145,7 +147,7 @@ def parse_version(data: bytes, what: str) -> int:
 
 
 def plain(value: Any) -> Any:
-    """Return a message, or the value of one of its fields, as data for JSON.
+    """Return the fields of a message, or the value of one field, as data for JSON.
 
     Bytes become base64, and UUIDs text as Kafka prints them.
     """

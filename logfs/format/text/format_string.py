@@ -92,7 +92,7 @@ class FormatString:
     """A format string for the records of one partition. `HELP` lists the tokens, except `%n`, `%%` and `\\\\`."""
 
     def __init__(self, form: bytes, partition: TopicPartition) -> None:
-        """Parse a format string. Raises `InvalidName` for an unknown letter after a percent sign."""
+        """Parse a format string. Raises `InvalidName` unless a known letter follows each percent sign."""
         fixed = {
             b"t": partition.topic.encode(),
             b"p": b"%d" % partition.partition,

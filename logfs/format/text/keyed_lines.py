@@ -50,7 +50,7 @@ class KeyedLines:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether lines are kept that further lines may continue, and no unfinished line is kept."""
+        """Whether a record is kept that further lines may continue, and no unfinished line is kept."""
         return bool(self._lines) and not self._unfinished
 
     def write(self, data: bytes) -> bytes:

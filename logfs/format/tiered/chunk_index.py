@@ -1,6 +1,6 @@
 """The chunk index in a manifest of Aiven's plugin: which bytes of an object hold which bytes of a .log file.
 
-A segment is cut into chunks of one size, and only the last is smaller. Each chunk may be compressed or encrypted by
+A segment is cut into chunks of one size; only the last may be smaller. Each chunk may be compressed or encrypted by
 itself, so that a range of the segment can be read without other chunks. If all chunks but the last have one size in
 the object, too, the index is *fixed*; otherwise it is *variable* and lists their sizes.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 _COUNT = struct.Struct(">i")
-# The base, which is added to each listed size but the last, and the number of bytes of each listed size.
+# The base, to which each listed difference is added, and the width of a difference in bytes (see `pack_sizes`).
 _BASE = struct.Struct(">iB")
 _INT32_BYTES = 4
 # The largest list of sizes that is decompressed: more than a segment of 2 GiB needs with reasonable chunks.

@@ -1,4 +1,4 @@
-"""The values of the records in `__remote_log_metadata`, and the partition of this topic for each (KIP-405).
+"""The values of the records in `__remote_log_metadata`, and the choice of the partition for a record (KIP-405).
 
 The keys are null. A value is three unsigned varints (frame version, kind, version) and a flexible message.
 """
@@ -111,7 +111,8 @@ def parse(value: bytes) -> MetadataRecord | None:
 def metadata_partition(partition: RemotePartition, partitions: int = PARTITIONS) -> int:
     """Return the number of the partition of `__remote_log_metadata` that has the records about `partition`.
 
-    It is the positive murmur2 hash of a Java hash, as a big-endian int32, modulo the number of `partitions`.
+    It is the murmur2 hash without its sign bit, modulo `partitions`. The hashed bytes are Java's hash code of the
+    topic's id and the partition, as a big-endian int32.
     """
     high, low = divmod(partition.topic_id.int, 1 << 64)
     found = 1
