@@ -93,15 +93,14 @@ def export(
     or "base64" (only objects).
 
     With `mode` "append", files of an earlier export stay. With "overwrite", the new files replace those of the
-    exported partitions at the end of the job (for Iceberg, those of the exported topics). With "errorifexists",
-    `target` must be empty or absent; if `incremental` is true, it may also hold an incremental export. An incremental
-    export begins where the last one into `target` ended, and at the beginning of new partitions; with "overwrite" it
-    begins as if there had been no export. `progress` is called with (bytes of logs done, bytes in all).
+    exported partitions at the end of the job. With "errorifexists", `target` must be empty or absent; if
+    `incremental` is true, it may also hold an incremental export. An incremental export begins where the last one
+    into `target` ended, and at the beginning of new partitions; with "overwrite" it begins as if there had been no
+    export. `progress` is called with (bytes of logs done, bytes in all).
 
     Blocks until the job has ended. Raises `InvalidSetting` for wrong arguments and options, `FileExistsError` if the
     mode does not allow the contents of `target` or a file of this export is there already, `BlockingIOError` if
-    another incremental export into `target` runs, `DataLoss`, `JobFailed`, other kinds of `LogfsError`, and
-    `OSError`.
+    another incremental export into `target` runs, `JobFailed`, other kinds of `LogfsError`, and `OSError`.
     """
     form = format_of(format, compression, values)
     incremental = incremental or format == "iceberg"

@@ -91,8 +91,8 @@ class IcebergTables:
 
         The files are moved into the directories of the tables first. The snapshot of a table stores the `offsets` of
         its topic. If `replaced` is given, the same commits remove the older records of its partitions. Raises
-        `JobFailed` if another writer has changed a table meanwhile, and the errors of pyiceberg. The table whose commit
-        failed is unchanged, but the tables of topics before it, by name, have their commits.
+        `JobFailed` if another writer has changed a table meanwhile, and the errors of pyiceberg. The table whose
+        commit failed is unchanged, but the tables of topics before it, by name, have their commits.
         """
         of_topic: dict[str, list[WrittenFile]] = {}
         if replaced is not None:
