@@ -127,7 +127,7 @@ def _make_segments(
             segment.is_lost |= segment.is_same(files) and not is_sure
         if segment is None or segment.is_lost or not _carry_on(segment, files, following):
             segment = _make_segment(disk, directory, base, files, following)
-            if following == bases[-1]:
+            if following is not None:
                 segment.note_log()
         segments.append(segment)
     return segments[::-1]
@@ -187,6 +187,9 @@ class LivePartition(Log):
         self._producers_end = 0
         self._producers_last: Segment | None = None
         super().__init__(disk, directory, name, config, clock, loaded)
+        for segment in self.segments[:-1]:
+            assert isinstance(segment, LiveSegment)
+            segment.note_log()
         self._recovery_point = loaded.recovery_point
         self._identity = before.identity
         # The log start of the checkpoint, limited to the files. A broker writes it once a minute, so the files may

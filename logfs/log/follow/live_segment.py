@@ -227,8 +227,8 @@ class LiveSegment(Segment):
         return True
 
     def note_log(self) -> None:
-        """Note the state of the .log file of a sealed segment for `is_uncut`."""
-        if self._disk.is_remote:
+        """Note the state of the .log file of a sealed segment for `is_uncut`, unless it was noted before."""
+        if self._noted is not None or self._disk.is_remote:
             # An object never changes, and its status costs a request.
             return
         with suppress(FileNotFoundError):
@@ -236,12 +236,7 @@ class LiveSegment(Segment):
             self._noted = found.size_bytes, found.mtime_ns
 
     def is_uncut(self) -> bool:
-        """Whether the .log file of a sealed segment is as it was noted, or as this process has read it.
-
-        False if neither was done: the segments after it are not those that it had before, so it was probably cut.
-        """
-        if self._disk.is_remote:
-            return True
+        """Whether the .log file of a sealed segment is as it was noted; without a note, as it was read here."""
         if self._noted is not None:
             found = self._disk.stat(self.path)
             return (found.size_bytes, found.mtime_ns) == self._noted
@@ -250,7 +245,7 @@ class LiveSegment(Segment):
                 self._check_uncut(self._end)
         except Gone:
             return False
-        return self._end is not None
+        return True
 
     def _check_uncut(self, segment_end: SegmentEnd) -> None:
         if self._disk.size(self.file) < segment_end.size_bytes:
