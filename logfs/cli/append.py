@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, cast
 
 from logfs.cli.common import (
     check_partition_exists,
-    directories_in,
     not_empty,
+    partitions_in,
     progress_bar,
     recovery_progress,
     regular_expression,
@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     lines = _keyed_lines(arguments)
     wanted = target(arguments.target)
-    is_topic = names.partitions_named(wanted.name, directories_in(wanted.log_dirs)) != [wanted.name]
+    is_topic = names.partitions_named(wanted.name, partitions_in(wanted.log_dirs)) != [wanted.name]
     if not is_topic:
         check_partition_exists(wanted)
     appender = open_appender(

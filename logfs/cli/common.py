@@ -11,7 +11,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from logfs.errors import InvalidName, InvalidSetting, InvalidStore, NotWritable, UnknownPartition
+from logfs.errors import (
+    InvalidName,
+    InvalidSetting,
+    InvalidStore,
+    NotWritable,
+    UnknownPartition,
+)
 from logfs.format.base import names
 from logfs.log.disk.bucket_path import BucketPath, as_path
 
@@ -151,18 +157,32 @@ def with_whole_store(log_dirs: Sequence[Path]) -> list[Path]:
     return [*log_dirs, *(path for path in others if here & store_dirs(disk, path).all)]
 
 
-def directories_in(log_dirs: Iterable[Path]) -> set[str]:
-    """Return the names of the entries of log directories, up to the first dot: `orders-0` for `orders-0.ID-stray`."""
+def partitions_in(log_dirs: Iterable[Path]) -> set[str]:
+    """Return the names of the partitions in log directories.
+
+    A partition counts even if a move has left only a copy or the original, such as `orders-0.UUID-stray`.
+    """
     found: set[str] = set()
     for path in log_dirs:
         with suppress(OSError):
-            found |= {entry.partition(".")[0] for entry in os.listdir(path)}
+            found |= _partitions_in(path)
+    return found
+
+
+def _partitions_in(log_dir: Path) -> set[str]:
+    found = set()
+    with os.scandir(log_dir) as entries:
+        for entry in entries:
+            with suppress(InvalidName):
+                kind, parsed = names.classify_directory(entry.name)
+                if kind is not names.DirectoryKind.DELETED and entry.is_dir():
+                    found.add(parsed.directory)
     return found
 
 
 def check_names(wanted: Target) -> list[str]:
     """Return the partitions that a target names: one, or those of a topic. Raises as `check_partition_exists`."""
-    found = names.partitions_named(wanted.name, directories_in(wanted.log_dirs))
+    found = names.partitions_named(wanted.name, partitions_in(wanted.log_dirs))
     for name in found:
         check_partition_exists(wanted._replace(name=name))
     return found
@@ -260,9 +280,7 @@ def check_partition_exists(wanted: Target) -> None:
         if isinstance(path, BucketPath):
             raise NotWritable(f"{path}: a bucket can only be read; give a local log directory")
         try:
-            # A `.UUID-stray` directory, left by an interrupted move, counts as the partition.
-            left = any(entry.startswith(f"{wanted.name}.") for entry in os.listdir(path))
-            if left or (path / wanted.name).is_dir():
+            if wanted.name in _partitions_in(path):
                 return
         except OSError as failed:
             error = failed
@@ -271,7 +289,8 @@ def check_partition_exists(wanted: Target) -> None:
 
 def _unknown(wanted: Target) -> UnknownPartition:
     where = ", ".join(str(path) for path in wanted.log_dirs)
-    found = names.partitions_named(wanted.name, directories_in(wanted.log_dirs))
+    partitions = partitions_in(wanted.log_dirs)
+    found = names.partitions_named(wanted.name, partitions)
     if found != [wanted.name]:
         return UnknownPartition(
             f"{where}: {wanted.name} is a topic: name one of its partitions, such as {found[0]}"

@@ -8,9 +8,9 @@ import time
 from typing import TYPE_CHECKING, TypeVar
 
 from logfs.cli.common import (
-    directories_in,
     isolation_level,
     partition,
+    partitions_in,
     recovery_progress,
     target,
     with_whole_store,
@@ -108,7 +108,7 @@ class OpenLogs:
         if any(isinstance(path, BucketPath) for path in self._target.log_dirs):
             # The listing of a bucket costs requests, so decide by the form of the name.
             return _NUMBERED.fullmatch(name) is not None
-        found = directories_in(self._target.log_dirs)
+        found = partitions_in(self._target.log_dirs)
         return not found or names.partitions_named(name, found) == [name]
 
 

@@ -253,3 +253,30 @@ def test_a_traceback_is_one_record(log_dir: Path) -> None:
         assert process.wait(30) == 0
     assert "no regular expression" in fails("append", target, "--start", "(")
     assert "leave out" in fails("append", target, "--start", "x", "--jsonl")
+
+
+def test_every_name_that_kafka_allows(log_dir: Path) -> None:
+    """Commands find topics whose names have dots and dashes, also where one name begins as another one does."""
+    topics = ["a", "a.b", "a.b-0", "a-0", "a-0.b", "x.y_z-delete"]
+    log_dir.mkdir()
+    for topic in topics:
+        ok("create", log_dir, topic, "-n", "2")
+    for number, topic in enumerate(topics, 1):
+        for partition in (f"{topic}-0", f"{topic}-1"):
+            ok("append", log_dir, partition, stdin=b"%s\n" % partition.encode() * number)
+    for number, topic in enumerate(topics, 1):
+        # A name that is a partition's stands for that partition.
+        is_partition = topic in ("a-0", "a.b-0")
+        found = [topic] * (topics.index(topic[:-2]) + 1) if is_partition else []
+        found = found or [f"{topic}-0"] * number + [f"{topic}-1"] * number
+        for words in (("cat",), ("tail", "-n", "99"), ("consume", "-g", "g", "--idle-exit", "0")):
+            shown = ok(*words, log_dir, topic).splitlines()
+            assert sorted(shown) == sorted(found), (words, topic)
+        done = ok("groups", log_dir, "--commit", "g", topic, "0").splitlines()
+        assert len(done) == (1 if is_partition else 2)
+    for topic in topics:
+        ok("append", log_dir, topic, stdin=b"more\n")
+        assert "more" in ok("cat", log_dir, topic).splitlines()
+        ok("delete-records", log_dir, f"{topic}-0", "--before", "1")
+        ok("delete", log_dir, f"{topic}-1")
+        assert "has no partition" in fails("cat", log_dir, f"{topic}-1")
