@@ -7,6 +7,24 @@ other classes, such as the errors of producers, are raised only to callers in Py
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return the end of a message about an unknown name, such as `; did you mean 'orders-0'?`, or "".
+
+    The suggestion is the name in `known` that is most similar, whatever the case of the letters.
+    """
+    # Only an error needs this module.
+    from difflib import get_close_matches
+
+    by_lower = {each.lower(): each for each in known}
+    found = get_close_matches(name.lower(), by_lower, 1)
+    return f"; did you mean {by_lower[found[0]]!r}?" if found else ""
+
 
 class LogfsError(Exception):
     """The root class of the errors of logfs."""

@@ -13,10 +13,10 @@ from enum import Enum
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from logfs.errors import InvalidSetting
+from logfs.errors import InvalidSetting, did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
 Value = int | float | bool | str | tuple[str, ...]
 
@@ -27,6 +27,16 @@ DOUBLE_MAX = 1.7976931348623157e308
 MINUTE_MS = 60_000
 HOUR_MS = 3_600_000
 MIB = 1 << 20
+
+# The units that may follow a typed time (in ms), and a typed size (in bytes, as in the GNU tools).
+_TIMES = {"ms": 1, "s": 1000, "m": MINUTE_MS, "h": HOUR_MS, "d": 24 * HOUR_MS, "w": 168 * HOUR_MS}
+_SIZES = {"B": 1} | {
+    f"{letter}{suffix}": base**power
+    for power, letter in enumerate("KMGT", 1)
+    for suffix, base in (("", 1024), ("iB", 1024), ("B", 1000))
+}
+# The last word of the name of a setting that is a time, and its unit in ms.
+_SUFFIXES = {"ms": 1, "minutes": MINUTE_MS, "hours": HOUR_MS}
 
 
 # One setting.
@@ -139,6 +149,36 @@ class Setting:
             shown = "the value" if self.valid in _UNSHOWN else repr(text)[:80]
             raise InvalidSetting(f"{self.name}: {shown} is refused; give {self.allowed}")
         return value
+
+    def parse_typed(self, text: str) -> Value:
+        """Return the value of a text that a person typed: as `parse` does, but a time or a size may have a unit.
+
+        Examples are `12h` and `1.5 d` for a time, `10GB` (10^10 bytes) and `10G` or `10GiB` (10 * 2^30) for a size.
+        Files of settings have plain numbers, as Kafka's do. Raises as `parse`, and for an unknown unit.
+        """
+        unit_of_value, units = self._units
+        typed = re.fullmatch(r"\s*([0-9]{1,19})(?:\.([0-9]{1,9}))?\s*([A-Za-z]+)\s*", text)
+        if typed is None or not units:
+            return self.parse(text)
+        whole, decimals, unit = typed[1], typed[2] or "", typed[3]
+        if unit not in units:
+            raise InvalidSetting(
+                f"{self.name}: {text[:40]!r} has an unknown unit; give one of {', '.join(units)}"
+            )
+        scaled = int(whole + decimals) * units[unit]
+        value, rest = divmod(scaled, 10 ** len(decimals) * unit_of_value)
+        if rest:
+            what = "bytes" if units is _SIZES else self.name.rpartition(".")[2]
+            raise InvalidSetting(f"{self.name}: {text[:40]!r} is no whole number of {what}")
+        return self.parse(str(value))
+
+    @property
+    def _units(self) -> tuple[int, Mapping[str, int]]:
+        """The unit of the value, and those that a typed text may have; no units if the value is no time or size."""
+        words = self.name.split(".")
+        if words[-1] in _SUFFIXES:
+            return _SUFFIXES[words[-1]], _TIMES
+        return 1, _SIZES if "bytes" in words or words[-2:] == ["buffer", "size"] else {}
 
     def format(self, value: Value) -> str:
         """Return the canonical text of a value; `parse` converts it back to the value."""
@@ -451,29 +491,27 @@ BROKER_SETTINGS: Mapping[str, Setting] = MappingProxyType(
 
 def topic_setting(name: str) -> Setting:
     """Return the topic-level setting called `name`. Raises `InvalidSetting` if there is none."""
-    try:
-        return TOPIC_SETTINGS[name]
-    except KeyError:
-        hint = (
-            "; it is a setting of the store: give no --topic"
-            if name in BROKER_SETTINGS
-            else "; 'logfs config LOGDIR --topic TOPIC' lists all"
-        )
-        raise InvalidSetting(
-            f"{name:.80}: there is no topic-level setting of that name{hint}"
-        ) from None
+    found = TOPIC_SETTINGS.get(name)
+    if found is None:
+        raise _unknown("topic", name, TOPIC_SETTINGS, BROKER_SETTINGS)
+    return found
 
 
 def broker_setting(name: str) -> Setting:
     """Return the broker-level setting called `name`. Raises `InvalidSetting` if there is none."""
-    try:
-        return BROKER_SETTINGS[name]
-    except KeyError:
-        hint = (
-            "; it is a setting of a topic: give --topic"
-            if name in TOPIC_SETTINGS
-            else "; 'logfs config LOGDIR' lists all"
-        )
-        raise InvalidSetting(
-            f"{name:.80}: there is no broker-level setting of that name{hint}"
-        ) from None
+    found = BROKER_SETTINGS.get(name)
+    if found is None:
+        raise _unknown("broker", name, BROKER_SETTINGS, TOPIC_SETTINGS)
+    return found
+
+
+def _unknown(
+    level: str, name: str, known: Iterable[str], of_other_level: Iterable[str]
+) -> InvalidSetting:
+    to_list = "'logfs config LOGDIR" + (" --topic TOPIC'" if level == "topic" else "'")
+    if name in of_other_level:
+        hint = "the store: give no --topic" if level == "topic" else "a topic: give --topic"
+        hint = f"; it is a setting of {hint}"
+    else:
+        hint = did_you_mean(name, known) or f"; {to_list} lists all"
+    return InvalidSetting(f"{name:.80}: there is no {level}-level setting of that name{hint}")

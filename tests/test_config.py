@@ -313,6 +313,58 @@ def test_a_text_of_the_wrong_kind_is_refused(name, text):
     assert len(message) < 300
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("retention.ms", "1d", 86_400_000),
+        ("retention.ms", " 1.5 h ", 5_400_000),
+        ("retention.ms", "250ms", 250),
+        ("retention.ms", "2w", 1_209_600_000),
+        ("retention.ms", "-1", -1),
+        ("log.retention.hours", "7d", 168),
+        ("log.retention.minutes", "0.5h", 30),
+        ("segment.bytes", "100MB", 100_000_000),
+        ("segment.bytes", "1.5KiB", 1536),
+        ("segment.bytes", "1G", 1 << 30),
+        ("retention.bytes", "2TB", 2 * 10**12),
+        ("log.cleaner.dedupe.buffer.size", "64M", 64 << 20),
+        ("log.cleaner.io.max.bytes.per.second", "10MB", 1e7),
+    ],
+)
+def test_times_and_sizes_may_be_typed_with_a_unit(name, text, value):
+    """A typed text may have a unit, which a file of settings may not: Kafka's have plain numbers."""
+    setting = TOPIC_SETTINGS.get(name) or BROKER_SETTINGS[name]
+    assert setting.parse_typed(text) == value
+    if text.strip()[-1].isalpha():
+        with pytest.raises(InvalidSetting):
+            setting.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "reason"),
+    [
+        ("retention.ms", "1y", "unknown unit; give one of ms, s, m, h, d, w"),
+        ("retention.ms", "1D", "unknown unit"),
+        ("retention.ms", "0.1ms", "no whole number of ms"),
+        ("retention.ms", "-1d", "is refused"),
+        ("log.retention.hours", "90m", "no whole number of hours"),
+        ("segment.bytes", "1d", "unknown unit; give one of B, K, KiB, KB"),
+        ("segment.bytes", "0.3B", "no whole number of bytes"),
+        ("segment.bytes", "3G", "give an integer from 14 to 2147483647"),
+        ("retention.bytes", "9" * 19 + "T", "is refused"),
+        ("retention.bytes", "9" * 4000 + "T", "is refused"),
+        ("compression.zstd.level", "3K", "is refused"),
+    ],
+)
+def test_a_wrong_unit_is_refused(name, text, reason):
+    """The error names the setting, and the units or the range."""
+    setting = TOPIC_SETTINGS.get(name) or BROKER_SETTINGS[name]
+    with pytest.raises(InvalidSetting, match=reason) as caught:
+        setting.parse_typed(text)
+    assert str(caught.value).startswith(f"{name}: ")
+    assert len(str(caught.value)) < 300
+
+
 def test_error_messages_in_full():
     """The complete error message of one setting for each form of allowed values."""
     expected = {

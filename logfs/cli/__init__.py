@@ -201,8 +201,12 @@ def _choose(
         epilog=_list_of(commands) + "\n" + _EPILOG,
     )
     parser.add_argument("--version", action="version", version=f"logfs {_version()}")
-    parser.add_argument("command", choices=commands, metavar="COMMAND", help="one of these:")
+    parser.add_argument("command", metavar="COMMAND", help="one of these:")
     parser.parse_args(words[:1] or ["--help"])
+    from logfs.errors import did_you_mean
+
+    hint = did_you_mean(words[0], commands)
+    parser.error(f"there is no command {words[0]!r}{hint}; '{prog} --help' lists all")
     return 2
 
 

@@ -17,6 +17,7 @@ from logfs.errors import (
     InvalidStore,
     NotWritable,
     UnknownPartition,
+    did_you_mean,
 )
 from logfs.format.base import names
 from logfs.log.disk.bucket_path import BucketPath, as_path
@@ -295,8 +296,10 @@ def _unknown(wanted: Target) -> UnknownPartition:
         return UnknownPartition(
             f"{where}: {wanted.name} is a topic: name one of its partitions, such as {found[0]}"
         )
+    topics = {each.rpartition("-")[0] for each in partitions}
+    hint = did_you_mean(wanted.name, [*topics, *partitions])
     return UnknownPartition(
-        f"{where}: has no partition {wanted.name!r}; 'logfs describe' lists all, 'logfs create' creates one"
+        f"{where}: has no partition {wanted.name!r}{hint}; 'logfs describe' lists all, 'logfs create' creates one"
     )
 
 
@@ -338,7 +341,7 @@ def parse_changes(words: Iterable[str], *, of_topic: bool) -> list[tuple[str, st
             raise InvalidSetting(f"{word!r}: give a setting as NAME=VALUE")
         known = topic_setting(name) if of_topic else broker_setting(name)
         if value.strip():
-            known.parse(value)
+            known.parse_typed(value)
         changes.append((name, value))
     return changes
 

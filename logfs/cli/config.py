@@ -69,14 +69,13 @@ def _is_setting(word: str) -> bool:
 def _show(store: Store, topic: str | None, names: list[str]) -> None:
     from logfs import config, setting
 
+    known, setting_of = setting.BROKER_SETTINGS, setting.broker_setting
+    if topic:
+        known, setting_of = setting.TOPIC_SETTINGS, setting.topic_setting
     broker = store.settings.broker_overrides
     overrides = store.settings.topic_overrides(topic) if topic else {}
-    known = setting.TOPIC_SETTINGS if topic else setting.BROKER_SETTINGS
     for name in names:
-        if name not in known:
-            raise InvalidSetting(
-                f"{name}: no such setting; 'logfs config' without a NAME lists all"
-            )
+        setting_of(name)
     for name in names or known:
         if topic:
             value = config.value_in_force(name, overrides, broker)

@@ -16,6 +16,7 @@ from logfs.cli.common import (
     table_lines,
     with_whole_store,
 )
+from logfs.errors import InvalidName, did_you_mean
 from logfs.format.base import names
 
 if TYPE_CHECKING:
@@ -98,12 +99,18 @@ def _rows(
     """Yield each committed offset with the log end offset of its partition, None if the store lacks the partition.
 
     `name` (a partition or a topic) and `group` restrict the offsets. Raises `UnknownPartition` if the store lacks
-    `name`.
+    `name`, and `InvalidName` if it has no offset of `group`.
     """
     wanted = None if name is None else names.partitions_named(name, store.registry.homes)
     for each in wanted or ():
         _ = store[each]
-    for found in store.groups:
+    every = list(store.groups)
+    known = {each.group for each in every}
+    if group is not None and group not in known:
+        where = ", ".join(str(log_dir.path) for log_dir in store.log_dirs)
+        hint = did_you_mean(group, known)
+        raise InvalidName(f"{where}: has no group {group!r} with committed offsets{hint}")
+    for found in every:
         directory = found.partition.directory
         if (wanted is None or directory in wanted) and group in (None, found.group):
             yield found, store[directory].log_end_offset if directory in store else None

@@ -7,12 +7,11 @@ Kafka's own clients. No message has a value of an option, because any value may 
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from typing import TYPE_CHECKING, Any
 
-from logfs.errors import Corrupt, InvalidSetting
+from logfs.errors import Corrupt, InvalidSetting, did_you_mean
 from logfs.format.files.checkpoint import parse_properties
 from logfs.setting import parse_boolean
 
@@ -89,10 +88,10 @@ def read_options(path: Path | None) -> dict[str, Any]:
                 found[f"sasl_plain_{key}"] = re.sub(r"\\(.)", r"\1", value)
             continue
         if name not in _OPTIONS:
-            near = difflib.get_close_matches(name, [*_OPTIONS, _JAAS], n=1)
+            near = did_you_mean(name, [*_OPTIONS, _JAAS])
             # A name that resembles no option may be a part of a password, so it is not shown.
             what = (
-                f"there is no option {given}; did you mean {near[0]}?"
+                f"there is no option {given}{near}"
                 if near
                 else "the name of an option is unknown (not shown: it may be a part of a password); check the names"
             )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from difflib import get_close_matches
 from typing import TYPE_CHECKING
+
+from logfs.errors import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -55,11 +56,11 @@ def check_options(names: Iterable[str]) -> None:
     because a view of Spark's SQL has one set of options for both.
     """
     known = [*OPTIONS, *_OF_THE_NETWORK, *_OF_SPARK]
-    of_name = {name.lower(): name for name in known}
+    lower = {name.lower() for name in known}
     for name in names:
-        if name.lower() not in of_name and not name.lower().startswith("kafka."):
+        if name.lower() not in lower and not name.lower().startswith("kafka."):
             raise ValueError(
-                f"logfs has no option {name!r}{_guess(name, of_name)}; its options are "
+                f"logfs has no option {name!r}{did_you_mean(name, known)}; its options are "
                 f"{', '.join(sorted(OPTIONS))}"
             )
 
@@ -80,13 +81,6 @@ def warn_of_ignored(names: Iterable[str], *, used: Collection[str] = ()) -> None
 
 def unknown_column(name: str, known: Collection[str], where: str) -> ValueError:
     """Return the error for a column not in `known`, the columns of `where` ("logfs source" or "logfs sink")."""
-    of_name = {each.lower(): each for each in known}
     return ValueError(
-        f"the {where} has no column {name!r}{_guess(name, of_name)}; its columns are {', '.join(known)}"
+        f"the {where} has no column {name!r}{did_you_mean(name, known)}; its columns are {', '.join(known)}"
     )
-
-
-def _guess(name: str, known: dict[str, str]) -> str:
-    """Return a question that suggests the nearest known name, or "". The keys of `known` are in lower case."""
-    found = get_close_matches(name.lower(), known, 1)
-    return f"; did you mean {known[found[0]]!r}?" if found else ""

@@ -318,5 +318,5 @@ def _changed(
         known = setting(name)
         changed.pop(known.name, None)
         if text is not None and text.strip():
-            changed[known.name] = known.format(known.parse(text))
+            changed[known.name] = known.format(known.parse_typed(text))
     return MappingProxyType(changed)

@@ -280,3 +280,18 @@ def test_every_name_that_kafka_allows(log_dir: Path) -> None:
         ok("delete-records", log_dir, f"{topic}-0", "--before", "1")
         ok("delete", log_dir, f"{topic}-1")
         assert "has no partition" in fails("cat", log_dir, f"{topic}-1")
+
+
+def test_names_that_are_unknown_suggest_others(log_dir: Path, topic: list[object]) -> None:
+    """The nearest partition, topic, group, setting or command is named."""
+    for wrong, right in (("order-0", "orders-0"), ("Orders", "orders"), ("orders-2042", "orders-")):
+        said = fails("cat", log_dir, wrong)
+        assert f"has no partition {wrong!r}; did you mean '{right}" in said
+    assert "did you mean" not in fails("cat", log_dir, "zzz")
+    assert "did you mean 'retention.ms'?" in fails(
+        "config", log_dir, "--topic", "orders", "retention.m"
+    )
+    assert "did you mean 'log.retention.ms'?" in fails("config", log_dir, "log.retention.mss=1")
+    ok("groups", log_dir, "--commit", "billing", "orders-0", "5")
+    said = fails("groups", log_dir, "-g", "biling")
+    assert said.endswith("has no group 'biling' with committed offsets; did you mean 'billing'?")

@@ -38,7 +38,7 @@ def test_options_are_those_of_kafka_python(tmp_path: Path) -> None:
     [
         (
             "sasl.plain.pasword=secret",
-            r"no option sasl\.plain\.pasword; did you mean sasl_plain_password\?",
+            r"no option sasl\.plain\.pasword; did you mean 'sasl_plain_password'\?",
         ),
         ("request.timeout.ms=secret", r"the value of request\.timeout\.ms is refused"),
         ("ssl.check.hostname=secret", r"the value of ssl\.check\.hostname is refused"),

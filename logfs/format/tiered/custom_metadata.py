@@ -148,7 +148,9 @@ def _field(custom: bytes) -> bytes | None:
         tag, at = decode_unsigned(custom, at)
         size, at = decode_unsigned(custom, at)
         if at + size > len(custom):
-            raise Corrupt(f"custom metadata: a field of {size} bytes does not fit in {len(custom)}")
+            raise Corrupt(
+                f"custom metadata: a field of {size} bytes does not fit in {len(custom)} bytes"
+            )
         if tag == _TAG:
             return custom[at : at + size]
         at += size

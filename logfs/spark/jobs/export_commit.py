@@ -247,7 +247,8 @@ class Folders:
             if may_be_damaged:
                 return {}
             raise InvalidSetting(
-                f"{path}: the end of the last export cannot be read: {error}; export all again with mode overwrite"
+                f"{path}: the offsets at which the last export ended cannot be read: {error}; export all "
+                "again with mode overwrite"
             ) from None
         return found
 

@@ -53,7 +53,7 @@ def plot(found: Stats, path: str | os.PathLike[str]) -> None:
 
 
 def _draw_times(axes: Axes, found: Stats, topics: list[TopicStats]) -> None:
-    """Draw stacked bars, with the topic that has the most records at the bottom."""
+    """Draw the number of records by time: a bar for each interval, stacked by topic, the first of `topics` lowest."""
     drawn = topics[:_MOST_TOPICS]
     # The axis can show dates of the years 1970 to 9999.
     times = sorted({time for each in drawn for time in each.counts.times if 0 <= time < _END_MS})
