@@ -19,6 +19,7 @@ import json
 import os
 import re
 from difflib import get_close_matches
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -33,7 +34,7 @@ from logfs.store.directory.lease import Lease
 from logfs.store.directory.mount_table import DEAD_ERRORS, is_dead, logfs_mounts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
 
 class PathKind(enum.Enum):
@@ -137,15 +138,13 @@ def _recognise_local(path: Path) -> RecognisedPath:
         # An empty directory in a log directory, such as a partition or `lost+found`, may not become a log directory.
         named = _is_partition_name(path.name) and Path(around) == path.parent
         kind = PathKind.PARTITION if named else PathKind.OTHER
-    match kind:
-        case PathKind.PARTITION:
-            return _partition(path)
-        case PathKind.OTHER:
-            return _other(path)
-        case PathKind.EMPTY:
-            return RecognisedPath(path, kind, "holds no partitions: the directory is empty")
-        case _:
-            return RecognisedPath(path, kind, "is a log directory")
+    if kind is PathKind.PARTITION:
+        return _partition(path)
+    if kind is PathKind.OTHER:
+        return _other(path)
+    is_empty = kind is PathKind.EMPTY
+    words = "holds no partitions: the directory is empty" if is_empty else "is a log directory"
+    return RecognisedPath(path, kind, words)
 
 
 def check_log_dirs(
@@ -337,18 +336,13 @@ def _log_dir_above(path: Path) -> tuple[str, ...]:
 
 def _log_dirs_below(path: Path) -> tuple[str, ...]:
     """Return the first few log directories among the first `_MOST_CHILDREN` directories in a path."""
-
-    def below() -> Iterator[str]:
+    try:
         with os.scandir(path) as entries:
             directories = sorted(e.name for e in entries if e.is_dir(follow_symlinks=False))
-        for name in directories[:_MOST_CHILDREN]:
-            if _is_log_dir(path / name):
-                yield str(path / name)
-
-    try:
-        return tuple(each for _, each in zip(range(_MOST_HINTS), below(), strict=False))
     except OSError:
         return ()
+    children = (path / name for name in directories[:_MOST_CHILDREN])
+    return tuple(map(str, islice(filter(_is_log_dir, children), _MOST_HINTS)))
 
 
 # Mounts of logfs.
