@@ -237,14 +237,11 @@ class Groups:
     def _following(self) -> Iterator[None]:
         """Read the new records of `__consumer_offsets`, and hold the lock, so that `_replays` stays up to date."""
         with self._registry.disk.hold(self._lock):
-            self._replays = [self._replay_of(log) for log in self._topic.logs()]
+            known = {replay.log: replay for replay in self._replays}
+            self._replays = [known.get(log) or _Replay(log) for log in self._topic.logs()]
             for replay in self._replays:
                 replay.catch_up()
             yield
-
-    def _replay_of(self, log: Log) -> _Replay:
-        known = (replay for replay in self._replays if replay.log is log)
-        return next(known, None) or _Replay(log)
 
     def _holders(self, group: str, wanted: TopicPartition) -> list[_Replay]:
         return [replay for replay in self._replays if group in replay.commits.get(wanted, ())]

@@ -147,7 +147,13 @@ class Settings:
             broker = _changed(self.broker_overrides, broker_setting, changes)
             config = BrokerConfig.resolve(broker)
             LogConfig.resolve(_NOTHING, broker)
-            for topic in self._changed_topics():
+            topics = {
+                entry.name.removesuffix(TOPIC_SUFFIX)
+                for disk, log_dir in self._log_dirs()
+                for entry in disk.scan(log_dir)
+                if entry.name.endswith(TOPIC_SUFFIX)
+            }
+            for topic in topics:
                 self._check_topic(topic, broker)
             self._check_log_dirs(BROKER_FILE)
             self._write(BROKER_FILE, broker)
@@ -224,14 +230,6 @@ class Settings:
                     f"together, as in '{here} {path}'"
                 )
 
-    def _changed_topics(self) -> set[str]:
-        return {
-            entry.name.removesuffix(TOPIC_SUFFIX)
-            for disk, log_dir in self._log_dirs()
-            for entry in disk.scan(log_dir)
-            if entry.name.endswith(TOPIC_SUFFIX)
-        }
-
     def _check_topic(self, topic: str, broker: Mapping[str, str]) -> None:
         try:
             self.log_config(topic)
@@ -261,7 +259,7 @@ class Settings:
         for disk, log_dir in self._log_dirs():
             try:
                 times.append(disk.stat(log_dir / name).mtime_ns)
-            except (OSError, LogDirFailed):
+            except OSError:
                 continue
         return max(times)
 

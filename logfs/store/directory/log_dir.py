@@ -67,7 +67,7 @@ def whole_store(log_dirs: Iterable[tuple[Disk, Path]]) -> frozenset[Path]:
     """
     told = {}
     for disk, path in log_dirs:
-        with suppress(OSError, LogDirFailed):
+        with suppress(OSError):
             told[Path(os.path.realpath(path))] = store_dirs(disk, path)
     found = frozenset[Path]().union(*(each.all for each in told.values()))
     left = {each.here for each in told.values()} - told.keys()
