@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from logfs.config import LogConfig
     from logfs.log.read.log import Log
     from logfs.store.registry import BackgroundOperation, PartitionRegistry
     from logfs.store.staged_commits import Commits
@@ -111,11 +110,12 @@ def _check_log_dir(disk: Disk, path: Path) -> None:
             raise InvalidStore(
                 f"{path}: has no segments that a broker copied here; give the bucket and the prefix of its settings"
             )
-    elif not disk.exists(path):
-        with suppress(FileNotFoundError):
+    else:
+        try:
             # If the disk has failed, this raises another error: it is then unknown whether the directory is missing.
             disk.stat(path)
-        disk.mkdir(path)
+        except FileNotFoundError:
+            disk.mkdir(path)
 
 
 def _check_unique(found: Mapping[LogDir, move_recovery.FoundDirectories]) -> None:
@@ -358,9 +358,8 @@ class PartitionLoader:
             registry.record_load(unloaded, error)
         except Exception as error:
             # Unexpected error, perhaps provoked by a hostile file. It must not keep other partitions from loading.
-            reason = InvalidStore(f"{path}: cannot be loaded: {error!r}")
             logger.exception("%s: offline", path)
-            registry.record_load(unloaded, reason)
+            registry.record_load(unloaded, InvalidStore(f"{path}: cannot be loaded: {error!r}"))
 
     def _complete(self, log_dir: LogDir, name: TopicPartition, path: Path) -> None:
         """Write a topic id if the directory has neither an id nor a segment: a crash interrupted its creation."""
@@ -409,9 +408,7 @@ class PartitionLoader:
                 self.recovered_partitions += 1
             return loaded
 
-        def get_config() -> LogConfig:
-            return self._registry.settings.log_config(name.topic)
-
+        get_config = partial(self._registry.settings.log_config, name.topic)
         known = log_dir.disk, path, name, get_config, self._registry.clock
         partition = (
             LivePartition(*known, load) if self._registry.read_only else Partition(*known, load())
