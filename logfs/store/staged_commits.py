@@ -157,14 +157,13 @@ class Commits:
         home = self._home_of(writer, min(by_partition, default=None))
         sizes = {}
         parts = []
-        for name in sorted(by_partition):
+        for name, chosen in sorted(by_partition.items()):
             partition = registry.writable(name)
-            chosen = tuple(by_partition[name])
             sizes[name] = measure_staged(
                 partition.disk, partition.directory, chosen, partition.config, registry.clock()
             )
             where = "" if registry.homes[name] is home else str(registry.home(name))
-            parts.append(CommitPart(name, chosen, 0, 0, 0, 0, log_dir=where))
+            parts.append(CommitPart(name, tuple(chosen), 0, 0, 0, 0, log_dir=where))
             # Flush before the locks are taken, so that other threads do not wait for most of the fsync.
             partition.flush()
         self._check_space(parts)
@@ -329,16 +328,15 @@ class Commits:
         with self._lock:
             for home, pending in self.pending().items():
                 parts = tuple(part for part in pending.parts if self._is_present(home, part))
-                there = replace(pending, parts=parts)
                 sizes = {}
-                for part in there.parts:
+                for part in parts:
                     if not part.done:
                         partition = self._registry[part.partition]
                         sizes[part.partition] = measure_staged(
                             partition.disk, partition.directory, part.files, skip=part.skip
                         )
                 logger.info("%s: finishing commit %d", pending.writer, pending.sequence)
-                self._apply(home, there, sizes)
+                self._apply(home, replace(pending, parts=parts), sizes)
 
     def _is_present(self, home: LogDir, part: CommitPart) -> bool:
         """Whether the partition of a part still exists, so that the part can be done; False if it was deleted.

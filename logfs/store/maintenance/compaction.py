@@ -235,22 +235,19 @@ class Compactor(Maintenance):
         The log then counts as uncleanable, but not after `CleaningAborted` or an errno in `EXHAUSTED`, like ENOSPC.
         """
         partition = self._registry.partitions.get(name)
-        reason: LogfsError | OSError
         try:
             work()
         except CleaningAborted as error:
             logger.info("%s", error)
+        except (LogfsError, OSError) as error:
+            logger.error("%s: is not compacted: %s", name, error)
+            is_passing = isinstance(error, OSError) and error.errno in EXHAUSTED
+            if partition is not None and not is_passing:
+                partition.uncleanable = error
         except Exception as error:
-            if isinstance(error, LogfsError | OSError):
-                logger.error("%s: is not compacted: %s", name, error)
-                reason = error
-            else:
-                logger.exception("%s: is not compacted", name)
-                reason = InvalidStore(f"{name}: cannot be compacted: {error!r}")
-            if partition is not None and not (
-                isinstance(error, OSError) and error.errno in EXHAUSTED
-            ):
-                partition.uncleanable = reason
+            logger.exception("%s: is not compacted", name)
+            if partition is not None:
+                partition.uncleanable = InvalidStore(f"{name}: cannot be compacted: {error!r}")
 
     def _round(self, name: str, progress: Progress = lambda _: None) -> Cleaned:
         with self.running:

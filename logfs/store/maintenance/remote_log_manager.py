@@ -354,15 +354,13 @@ class RemoteLogManager(Maintenance):
 
     def run_due(self) -> None:
         """Copy and delete what is due, every `remote.log.manager.task.interval.ms`. Failed work is retried later."""
-        registry = self._registry
-        timers = {MaintenanceTask.TIERING: self.timer}
-        broker = registry.settings.broker_config
-        if not due(timers, broker, registry.clock(), is_paused=registry.is_paused):
+        registry, task = self._registry, MaintenanceTask.TIERING
+        broker, now_ms = registry.settings.broker_config, registry.clock()
+        if not due({task: self.timer}, broker, now_ms, is_paused=registry.is_paused):
             return
-        task, clock = MaintenanceTask.TIERING, registry.clock
         self.backoff.attempt(task, "", self._claim_once)
         if self._tiered.owner.refusal:
-            self.timer = Timer(clock())
+            self.timer = Timer(registry.clock())
             return
         for name in list(registry.partitions):
             if self._stopped.is_set():
@@ -370,7 +368,7 @@ class RemoteLogManager(Maintenance):
             self.backoff.attempt(task, name, partial(self._copy_due, name))
         self.backoff.attempt(task, "", self.expire)
         self.backoff.keep(registry.partitions)
-        self.timer = Timer(clock())
+        self.timer = Timer(registry.clock())
 
     def _claim_once(self) -> None:
         """Claim the bucket if topics are tiered and it is not claimed yet, or if the last claim was refused."""
