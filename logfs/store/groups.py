@@ -231,8 +231,6 @@ class Groups:
     def _partition_of(self, group: str) -> int:
         return coordinator_partition(group, self._topic.partition_count())
 
-    # Following the topic.
-
     @contextmanager
     def _following(self) -> Iterator[None]:
         """Read the new records of `__consumer_offsets`, and hold the lock, so that `_replays` stays up to date."""

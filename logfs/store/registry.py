@@ -232,8 +232,6 @@ class PartitionRegistry:
         finally:
             self.background.remove(work)
 
-    # Log directories that fail.
-
     @property
     def working(self) -> list[LogDir]:
         """The log directories that work."""

@@ -242,8 +242,6 @@ class Settings:
                 f"topic {topic}: {problem}; the broker-level setting is not changed, because the topic depends on it"
             ) from None
 
-    # The files.
-
     def _log_dirs(self) -> Iterator[tuple[Disk, Path]]:
         """Iterate over the log directories that have not failed, also not during the iteration."""
         return (each for each in self._all_log_dirs if each[0].failure is None)

@@ -94,8 +94,6 @@ class Commits:
                 logger.error("no staged commit is accepted before another opening: %s", error)
                 self._unreadable = error
 
-    # The known commits.
-
     def pending(self) -> dict[LogDir, Pending]:
         """Return the commits that are decided but not done, by log directory; each has at most one."""
         return {path: log.pending for path, log in self._known.items() if log.pending is not None}
@@ -103,8 +101,6 @@ class Commits:
     def partitions(self) -> set[str]:
         """Return the names of the partitions with a commit that is decided but not done. They must not be moved."""
         return {part.partition for pending in self.pending().values() for part in pending.parts}
-
-    # A commit.
 
     def commit(self, writer: str, sequence: int, staged: Iterable[StagedFile]) -> Committed:
         """Execute `Store.commit`. Each partition gets its batches in the order of `staged`.
@@ -316,8 +312,6 @@ class Commits:
                 logger.warning(
                     "%s: cannot be removed now, upkeep removes it later: %s", path, error
                 )
-
-    # Commits that are decided and not done.
 
     def finish(self) -> None:
         """Finish the commits that are decided but not done.

@@ -222,8 +222,6 @@ class Store:
     def __repr__(self) -> str:
         return f"Store({[str(log_dir.path) for log_dir in self.log_dirs]})"
 
-    # Partitions.
-
     @property
     def log_dirs(self) -> list[LogDir]:
         """The log directories; none once the store is closed."""
@@ -462,8 +460,6 @@ class Store:
         """
         return self.commits.commit(writer, sequence, staged)
 
-    # Retention, tiering and compaction.
-
     def retention_plan(self, name: str) -> retention.RetentionPlan:
         """Return what `retain` would do to a partition now, and why, without doing it."""
         return self.retainer.plan(name)
@@ -502,8 +498,6 @@ class Store:
             raise NotWritable(f"{name}: the store is open read-only")
         if not self.log_dirs:
             raise PartitionFailed(f"{name}: the store is closed; open it again")
-
-    # Upkeep.
 
     def refresh(self) -> None:
         """Bring a read-only store up to date with the partitions and records that other processes have changed.

@@ -345,9 +345,6 @@ def _log_dirs_below(path: Path) -> tuple[str, ...]:
     return tuple(map(str, islice(filter(_is_log_dir, children), _MOST_HINTS)))
 
 
-# Mounts of logfs.
-
-
 def _in_mount(path: Path, found: os.stat_result) -> RecognisedPath | None:
     """Return what a path in a mount of logfs is, or None for a path that is not in one."""
     if os.major(found.st_dev):
@@ -379,9 +376,6 @@ def _dead(path: Path) -> RecognisedPath:
     where = max(known, key=len, default=str(path))
     words = f"is, or lies in, a mount whose daemon has died; 'logfs umount {where}' clears it away"
     return RecognisedPath(path, PathKind.DEAD_MOUNT, words)
-
-
-# Places for a new log directory.
 
 
 def _can_be_made(path: Path) -> bool:

@@ -1,7 +1,4 @@
-"""Compaction: which log to compact next and how much of it, and the rounds that do it (kafka-storage 8.1).
-
-`plan_compaction` plans and changes nothing; `Compactor` compacts.
-"""
+"""Compaction: which log to compact next and how much of it, and the rounds that do it (kafka-storage 8.1)."""
 
 from __future__ import annotations
 
@@ -87,9 +84,6 @@ def plan_compaction(
     times = [time for segment in dirty if (time := segment.first_batch_timestamp) > 0]
     delay_ms = max(now_ms - config.max_compaction_lag_ms - min(times, default=now_ms), 0)
     return CompactionPlan(Dirty(first_dirty, bound), clean, cleanable, delay_ms)
-
-
-# Execution.
 
 
 class CompactionResult(NamedTuple):

@@ -81,8 +81,6 @@ class RemoteLogManager(Maintenance):
         self.deleted_segments = 0
         self.delete_errors = 0
 
-    # Copying.
-
     def plan(self, name: str) -> CopyPlan:
         """Return which segments of a partition would be copied now. Raises `InvalidSetting` if it is not tiered."""
         partition = self._registry[name]
@@ -217,8 +215,6 @@ class RemoteLogManager(Maintenance):
         self.copied_segments += 1
         logger.debug("%s: copied", segment.path)
 
-    # Deleting.
-
     def expire(self) -> None:
         """Delete the remote segments that no log needs any more.
 
@@ -349,8 +345,6 @@ class RemoteLogManager(Maintenance):
                 state = SegmentState.DELETE_SEGMENT_FINISHED
                 self._tiered.metadata.update(each, state=state, durable=False)
                 self.deleted_segments += 1
-
-    # As upkeep.
 
     def run_due(self) -> None:
         """Copy and delete what is due, every `remote.log.manager.task.interval.ms`. Failed work is retried later."""

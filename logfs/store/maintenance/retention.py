@@ -233,9 +233,6 @@ def _why_it_stays(
     return "; ".join(reasons) or "retention.ms and retention.bytes set no limit"
 
 
-# Execution.
-
-
 class Retained(NamedTuple):
     """The last retention that dropped segments of a whole log: its time, what it dropped, the new log start offset.
 

@@ -220,9 +220,6 @@ class MaintenanceScheduler(Maintenance):
             self._tiered.forget_partition(topic_id, name.directory)
 
 
-# Key indexes.
-
-
 def update_key_indexes(registry: PartitionRegistry) -> None:
     """Extend each recently used key index to the end of its log. May take long; an error is logged."""
     for name, partition in registry.partitions.copy().items():

@@ -260,9 +260,6 @@ def _logs(store: Store) -> Iterator[Family]:
     yield _family("kafka_log_logflushstats_logflushrateandtimems", flushes)
 
 
-# Compaction.
-
-
 def _cleaner(store: Store) -> Iterator[Family]:
     compactor = store.compactor
     plans = []
@@ -307,10 +304,8 @@ def _retention(store: Store) -> Iterator[Family]:
         yield _family(name, samples)
 
 
-# Tiered storage: the metrics have Kafka's names (KIP-405, KIP-963).
-
-
 def _tiering(store: Store) -> Iterator[Family]:
+    """Yield the metrics of tiered storage, which have Kafka's names (KIP-405, KIP-963)."""
     prefix = f"{_TRAFFIC}remote"
     manager, sizes, lags = store.remote_log_manager, [], []
     for partition in _partitions(store):
@@ -337,9 +332,6 @@ def _tiering(store: Store) -> Iterator[Family]:
         ("deleteerrors", manager.delete_errors),
     ):
         yield _single(f"{prefix}{name}_total", value)
-
-
-# The store as a whole.
 
 
 def _directories(store: Store) -> Iterator[Family]:
