@@ -14,9 +14,8 @@ if TYPE_CHECKING:
 
 
 class Checkpoints:
-    """The writer of the checkpoint files in the log directories of a registry.
+    """The recovery points, log start offsets, high watermarks and cleaner offsets of partitions, in their files.
 
-    The files hold the recovery points, log start offsets, high watermarks and cleaner offsets of the partitions.
     Callers of `write` and `write_one` hold the registry's lock.
     """
 
@@ -26,10 +25,7 @@ class Checkpoints:
         self.unfinished: dict[str, LogDir] = {}
 
     def write(self) -> None:
-        """Write the recovery points, log start offsets and high watermarks of all log directories that work.
-
-        If one directory cannot be written, the others are written before the error is raised.
-        """
+        """Write the files of all log directories that work, and only then raise the error of one that fails."""
         errors = FirstError()
         for log_dir in self._registry.working:
             with errors:

@@ -66,7 +66,7 @@ class Groups:
     """
 
     def __init__(self, registry: PartitionRegistry, create: Callable[[str], Partition]) -> None:
-        """Make the groups of a store; nothing is read before the first call. `create` creates a missing partition."""
+        """Make the groups of a store; nothing is read before the first call. `create` is as for `InternalTopic`."""
         self._registry = registry
         self._topic = InternalTopic(
             registry,
@@ -110,10 +110,7 @@ class Groups:
             return self._find_all(wanted)
 
     def __iter__(self) -> Iterator[GroupOffset]:
-        """Iterate over all committed offsets, sorted by group, topic and partition.
-
-        The partition of a committed offset need not be in this store.
-        """
+        """Iterate over all committed offsets by group, topic and partition, which need not be in this store."""
         with self._following():
             partitions = {where for replay in self._replays for where in replay.commits}
             found = [
@@ -207,19 +204,13 @@ class Groups:
         return bool(changed)
 
     def log_of(self, group: str) -> Partition:
-        """Return the partition of `__consumer_offsets` to which a group's commits are appended; create a missing one.
-
-        Raises as `InternalTopic.log` does.
-        """
+        """Return the partition that a group's commits go to; create a missing one. Raises as `InternalTopic.log`."""
         with self._registry.disk.hold(self._lock):
             return self._topic.log(self._partition_of(group))
 
     @contextmanager
     def _writing(self, group: str) -> Iterator[None]:
-        """Hold the lock while records are appended to `__consumer_offsets`.
-
-        Raises `WouldBlock` in a thread that must not wait, and `NotWritable` in a read-only store.
-        """
+        """Hold the lock to append to the topic. Raises `WouldBlock`, and `NotWritable` in a read-only store."""
         self._registry.disk.check_may_block()
         if self._registry.read_only:
             raise NotWritable(
@@ -332,9 +323,8 @@ def _encode_key(group: str, partition: TopicPartition) -> bytes:
 def resolve_offset(partition: Reader, words: str) -> int:
     """Return the offset in a partition that a text means: a number, `earliest`, `latest`, or a time.
 
-    A time is written as `@1638100400000` or in ISO 8601. As in Kafka's tools, a time stands for the
-    offset of the first record at or after that time, or for the log end offset if there is no such record. Raises
-    `InvalidName` for other words.
+    A time is written as `@1638100400000` or in ISO 8601. As in Kafka's tools, it stands for the offset of the first
+    record at or after it, or for the log end offset without such a record. Raises `InvalidName` for other words.
     """
     if _OFFSET.fullmatch(words):
         return int(words)

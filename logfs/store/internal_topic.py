@@ -30,10 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 def batches_past_damage(log: Log, offset: int, end: int, what: str) -> Iterator[Batch]:
-    """Yield the batches of a log in [offset, end). A damaged range is skipped with a warning.
-
-    `what` names the kind of records in the warning, such as "groups".
-    """
+    """Yield the batches of a log in [offset, end). Each damaged range is skipped with a warning about `what`."""
     while True:
         try:
             yield from log.batches(offset, end)
@@ -83,8 +80,7 @@ class InternalTopic:
     def log(self, number: int) -> Partition:
         """Return the partition with this number, to append to; create it if it is missing.
 
-        Raises the errors of `Store.create`, of `check_open` and of changes of settings, and `PartitionFailed` if the
-        partition is offline.
+        Raises as `Store.create`, `check_open` and changes of settings do, and `PartitionFailed` if it is offline.
         """
         registry = self.registry
         name = f"{self.topic}-{number}"
@@ -135,10 +131,7 @@ class InternalTopic:
 
 
 class Replay:
-    """The state built from the records of one partition of an internal topic that are below the offset `end`.
-
-    One thread at a time may use it.
-    """
+    """The state built from the records below `end` of one internal partition. One thread at a time may use it."""
 
     def __init__(self, log: Log, what: str) -> None:
         """Begin with no state at the log start. `what` names the kind of records in warnings."""

@@ -1,13 +1,11 @@
 """The changed settings of topics and of the broker level, in Java properties files in the log directories.
 
-A broker keeps such changes in its metadata log. logfs has no such log, so each log directory has two
-more kinds of files: `logfs.properties` for the broker-level settings and `<topic>@p` for those of a
-topic. Kafka ignores plain files there, but does not start if it finds a directory that is not a
-partition's (kafka-storage 1.2).
+A broker keeps such changes in its metadata log. logfs has no such log, so each log directory has two more kinds of
+files: `logfs.properties` for the broker-level settings and `<topic>@p` for those of a topic. Kafka ignores plain
+files there, but does not start if it finds a directory that is not a partition's (kafka-storage 1.2).
 
-Topic names have no `@`, so `<topic>@p` cannot clash with Kafka's files, with the file of another
-topic, or with a `.tmp` file. The suffix has only two characters because a file name may have 255: a
-topic's name takes up to 249 of them, and `.tmp` four.
+Topic names have no `@`, so `<topic>@p` cannot clash with other files. The suffix has only two characters because a
+file name may have 255: a topic's name takes up to 249 of them, and `.tmp` four.
 """
 
 from __future__ import annotations
@@ -55,10 +53,9 @@ class Settings:
     a crash. (If no directory had a copy before, the next opening may read the unfinished change.) The next change
     makes all copies equal again.
 
-    Any thread may read and change settings: a mapping, once returned, never changes. A topic need
-    not have partitions. Methods that read a file raise `OSError` as the disk does, `Corrupt` for a
-    damaged file and `InvalidSetting` for a file with an invalid setting; methods that take a topic
-    raise `InvalidName` for a name that no topic can have.
+    Any thread may read and change settings: a mapping, once returned, never changes. A topic need not have
+    partitions. Methods that read a file raise `OSError`, `Corrupt` for a damaged file and `InvalidSetting` for an
+    invalid setting in it; methods that take a topic raise `InvalidName` for a name that no topic can have.
     """
 
     def __init__(self, log_dirs: Sequence[tuple[Disk, Path]]) -> None:
@@ -183,10 +180,7 @@ class Settings:
             self._topics[topic] = _NOTHING
 
     def check_copy(self, topic: str, disk: Disk, log_dir: Path) -> None:
-        """Raise `InvalidSetting` if `log_dir`, on `disk`, has other overrides of a topic than the store.
-
-        A directory that has no settings file of the topic is accepted.
-        """
+        """Raise `InvalidSetting` if `log_dir` has a settings file of a topic with other overrides than the store."""
         try:
             theirs = _read_file(disk, log_dir / _topic_file(topic), topic_setting)
         except FileNotFoundError:
@@ -202,8 +196,8 @@ class Settings:
     def copy_to(self, topic: str, disk: Disk, log_dir: Path, *, is_new: bool) -> None:
         """Copy the overrides of a topic durably to `log_dir`, unless it has a settings file of the topic.
 
-        The copy is used if the directory is later opened without the others. If `is_new` (the directory
-        has no partition yet), the broker-level overrides are copied, too.
+        The copy is used if the directory is later opened without the others. If `is_new` (the directory has no
+        partition yet), the broker-level overrides are copied, too.
         """
         with self._lock:
             copies = {_topic_file(topic): self.topic_overrides(topic)}
@@ -214,11 +208,7 @@ class Settings:
                     disk.replace_file(log_dir / name, _file_of(overrides))
 
     def _check_log_dirs(self, name: str) -> None:
-        """Raise an error if a log directory has a copy of a settings file that a change would leave as it is.
-
-        That outdated copy could be read later. Raises `LogDirFailed` if a log directory is offline, and
-        `InvalidStore` for a log directory of the store that is not open here and has such a file.
-        """
+        """Raise as `change_topic` if an outdated copy of a file, which may be read later, would remain somewhere."""
         for disk, _ in self._all_log_dirs:
             if disk.failure is not None:
                 raise disk.failure
@@ -249,8 +239,7 @@ class Settings:
     def changed_ns(self, topic: str | None = None) -> int:
         """Return when the settings of a topic, or of the broker level, last changed: ns since the epoch, 0 if never.
 
-        This is the newest mtime of the settings file in any log directory, or the time of the file's removal if that
-        is later.
+        This is the newest mtime of the file in any log directory, or the time of the file's removal if that is later.
         """
         name = BROKER_FILE if topic is None else _topic_file(topic)
         times = [self._removed_ns.get(name, 0)]

@@ -68,8 +68,7 @@ _HARMLESS = EXHAUSTED | {errno.ENOENT}
 class Committed(NamedTuple):
     """The outcome of a commit: `offsets` maps each partition to (first offset, offset after the last).
 
-    If `already` is True, the writer has made this commit or a later one before: nothing was changed, and `offsets` is
-    empty.
+    If `already`, the writer had made this commit or a later one before: nothing was changed, and `offsets` is empty.
     """
 
     already: bool
@@ -290,10 +289,7 @@ class Commits:
         self._known[home] = log
 
     def discard(self, files: Iterable[StagedFile]) -> None:
-        """Remove staged files that will not be committed. The files of a decided commit are kept.
-
-        Raises `Corrupt` or `OSError` if a commit file cannot be read.
-        """
+        """Remove staged files, but not those of a decided commit. Raises the errors of `read_commits`."""
         with self._lock:
             # Read the commit files again: a decision whose fsync failed is not in memory, but may be on the disk.
             wanted = _files_of(read_commits(home.disk, home.path).pending for home in self._known)

@@ -107,18 +107,13 @@ class Store:
 
         With `read_only` nothing on the disk is written, locked or repaired. Otherwise an empty directory becomes a
         log directory, and with `create` a missing one, too, if its parent directory exists. Any other path that is
-        not a log directory raises `InvalidStore`, and nothing in it is changed.
-        `progress` is called with (partition, bytes read, bytes in all) during recovery, by several threads. `only` is
-        the name of the one partition to load, or a function that selects partitions by name. Other partitions are not
-        listed, and are loaded only if a decided commit or an internal topic needs them. `recover` recovers even after
-        a clean shutdown. With `lazy`, a partition is loaded, and recovered if necessary, at its first use or by
-        `load_all`; otherwise the constructor loads all. `clock` returns the time in ms since the epoch. A `Lease` may
-        be given in place of a log directory that another process has locked: it permits work on one partition. The
-        URL of a bucket, such as `s3://bucket/prefix`, may be given alone, with `read_only`: its partitions are those
-        that brokers have copied there.
-
-        Raises `StoreLocked` with the holder's pid, `InvalidStore`, `NotWritable` for a bucket without `read_only`,
-        `InvalidSetting` and `Corrupt` for settings files, and `OSError`.
+        not a log directory raises `InvalidStore`, and nothing in it is changed. The other arguments and errors are as
+        for `logfs.open`. `progress` is called by several threads. The partitions that `only` excludes are not listed,
+        and are loaded only if a decided commit or an internal topic needs them. With `lazy`, a partition is loaded,
+        and recovered if necessary, at its first use or by `load_all`; otherwise the constructor loads all. A `Lease`
+        may be given in place of a log directory that another process has locked: it permits work on one partition.
+        The URL of a bucket, such as `s3://bucket/prefix`, may be given alone, with `read_only`: its partitions are
+        those that brokers have copied there.
         """
         log_dirs = [log_dirs] if isinstance(log_dirs, (str, os.PathLike)) else list(log_dirs)
         check_log_dirs(log_dirs, may_be_empty=not read_only, may_be_made=create and not read_only)
@@ -233,10 +228,7 @@ class Store:
         return self.registry.offline
 
     def __getitem__(self, name: str) -> Log:
-        """Return the partition of that name; it is loaded first if it is not loaded yet.
-
-        Raises `UnknownPartition`, or the error that keeps it offline.
-        """
+        """Return a partition, loaded if necessary. Raises `UnknownPartition`, or the error that keeps it offline."""
         return self.registry[name]
 
     def __contains__(self, name: object) -> bool:
@@ -557,8 +549,7 @@ class Store:
     def close(self) -> None:
         """Flush and close all partitions, and release the log directories.
 
-        A log directory gets the clean-shutdown marker only if all of its partitions closed cleanly. Closing twice is
-        harmless.
+        A log directory is marked as clean only if all of its partitions closed cleanly. Closing twice is harmless.
         """
         self.registry.loader.stop()
         self.remote_log_manager.stop()

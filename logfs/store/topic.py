@@ -47,10 +47,7 @@ class Topic:
 
     @property
     def partitions(self) -> Sequence[Log]:
-        """The partitions in the order of their numbers. Partitions that are not loaded yet are loaded.
-
-        If a partition is offline, raises the error that keeps it offline.
-        """
+        """The partitions by number, loaded if necessary. Raises the error that keeps one of them offline."""
         return [self._store[name] for name in self._store.registry.partitions_of(self.name)]
 
     def missing(self, partitions: int) -> Sequence[str]:

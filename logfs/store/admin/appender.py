@@ -96,10 +96,7 @@ def _framer(store: Store, name: str, envelopes: bool, is_topic: bool) -> LineFra
 
 
 class DirectAppender:
-    """Appends lines or envelopes to a partition or a topic of a store that was opened for it.
-
-    A context manager, which closes the store at its end.
-    """
+    """A context manager that appends lines or envelopes to a partition or topic, and then closes its store."""
 
     def __init__(self, store: Store, framer: LineFramer) -> None:
         self.appended = Appended()

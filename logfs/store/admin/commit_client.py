@@ -1,6 +1,7 @@
 """Commits and new partitions from a process that does not have the store open.
 
-A mount that holds the log directories executes them. Without a mount, a store is opened to execute them.
+A mount that holds the log directories executes them. Without a mount, a store is opened to execute them. If another
+process, such as a broker, holds the directories, the functions wait for it, and then raise `StoreLocked`.
 """
 
 from __future__ import annotations
@@ -34,9 +35,7 @@ def commit(
 ) -> Committed:
     """Commit files that were staged in log directories, as `Store.commit` does, through a mount or directly.
 
-    Waits up to `seconds` for another process that holds the directories. Raises `StoreLocked` if it still holds them
-    then (a broker, for example, accepts no commits); `InvalidStore` for a path that is not a log directory; and the
-    errors of opening a store and of `Commits.commit`.
+    Waits up to `seconds`. Raises `InvalidStore` for a path that is no log directory, and as `Store`, `Store.commit`.
     """
     answer = _call(log_dirs, Commit(writer, sequence, tuple(staged)), seconds)
     offsets = {name: (first, end) for name, (first, end) in answer["offsets"].items()}
@@ -46,8 +45,7 @@ def commit(
 def discard(log_dirs: LogDirs, staged: Sequence[StagedFile]) -> None:
     """Remove staged files that will not be committed; the files of a decided commit are kept.
 
-    Waits up to five seconds for another process that holds the directories. Raises `StoreLocked` if it still holds
-    them then, `InvalidStore` for a path that is not a log directory, and the errors of opening a store.
+    Waits up to five seconds. Raises `InvalidStore` for a path that is no log directory, and the errors of `Store`.
     """
     if staged:
         _call(log_dirs, Discard(tuple(staged)), 5.0)
@@ -62,9 +60,8 @@ def _call(log_dirs: LogDirs, request: Request, seconds: float) -> Answer:
 def create(log_dirs: LogDirs, partitions: Sequence[str], *, seconds: float = 60.0) -> None:
     """Create the partitions that do not exist yet, through a mount or directly.
 
-    A log directory may be empty, but must exist. Waits up to `seconds` for another process that holds the
-    directories. Raises `StoreLocked` if it still holds them then, `InvalidName`, and the errors of opening a store
-    and of `Store.create`; through a mount, an `OSError` stands for those of `Store.create`.
+    A log directory may be empty, but must exist. Waits up to `seconds`. Raises `InvalidName`, and the errors of
+    opening a store and of `Store.create`; through a mount, an `OSError` stands for those of `Store.create`.
     """
     for name in partitions:
         names.parse_directory(name)

@@ -227,10 +227,7 @@ class Tier(Request, operation="tier"):
 
 @dataclass(frozen=True)
 class Configure(Request, operation="configure"):
-    """Change settings of a topic or, if `topic` is empty, of the store, all or none.
-
-    An empty value removes the override. The answer is empty.
-    """
+    """Change settings of a topic or, if `topic` is empty, of the store, all or none; "" removes an override."""
 
     settings: dict[str, str]
     topic: str = ""

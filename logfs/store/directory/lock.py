@@ -120,8 +120,7 @@ os.register_at_fork(after_in_child=_after_fork)
 class Turn:
     """The turn of this process to work on a partition; other processes wait until the turn ends.
 
-    `was_left_behind` is true if the process that had the previous turn ended without `release`, for example because
-    it was killed.
+    `was_left_behind` is true if the process with the previous turn ended without `release`, as when it is killed.
     """
 
     def __init__(self, disk: Disk, directory: Path) -> None:

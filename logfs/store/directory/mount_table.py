@@ -1,7 +1,4 @@
-"""The mounts of logfs, from the kernel's mount table.
-
-Reading the table calls no mounted filesystem, so a dead mount cannot block it.
-"""
+"""The mounts of logfs in the kernel's mount table. Reading it calls no mount, so a dead one cannot block it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Permissions to produce and to consume: mode bits and owners of a partition's virtual files.
-
-The file `logfs.modes` in the partition directory holds them.
-"""
+"""Permissions to produce and consume: mode bits and owners of a partition's virtual files, kept in `logfs.modes`."""
 
 from __future__ import annotations
 

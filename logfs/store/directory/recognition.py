@@ -1,9 +1,8 @@
 """Recognition of log directories, and of other paths that are given in place of one.
 
 `recognise` returns what a path is. `check_log_dirs` refuses a path that is not a log directory, with one line that
-says what the path is and which path was probably meant. Neither changes anything on the disk. Recognising a log
-directory reads little, however many partitions it has; only a path that is refused is examined more closely, for the
-hint.
+says what the path is and which path was probably meant. Neither changes anything on the disk. They read little of a
+log directory, however many partitions it has; only a path that is refused is examined more closely, for the hint.
 
 A directory is a log directory if it has a file that only log directories have (a checkpoint, `meta.properties`, a
 settings file of logfs), or a partition: a directory named TOPIC-NUMBER with a segment, `partition.metadata` or
@@ -376,6 +375,9 @@ def _dead(path: Path) -> RecognisedPath:
     where = max(known, key=len, default=str(path))
     words = f"is, or lies in, a mount whose daemon has died; 'logfs umount {where}' clears it away"
     return RecognisedPath(path, PathKind.DEAD_MOUNT, words)
+
+
+# Places for a new log directory.
 
 
 def _can_be_made(path: Path) -> bool:

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 def read_topic_id(disk: Disk, directory: Path) -> uuid.UUID | None:
-    """Return the topic id in a partition's directory (kafka-storage 1.5), or None if it cannot be read.
+    """Return the topic id in a partition's directory; None if it is missing or cannot be read.
 
     If the file is damaged or reading it fails, a warning is logged. Raises `LogDirFailed` for a failed disk.
     """

@@ -116,8 +116,7 @@ class Compactor(Maintenance):
     def request(self, name: str) -> None:
         """Request that the next `run_due` compacts a log, whatever its dirty ratio.
 
-        Raises `UnknownPartition`, `InvalidSetting` if `cleanup.policy` has no `compact`, and for an offline log the
-        error that keeps it offline.
+        Raises as a lookup in `PartitionRegistry`, and `InvalidSetting` if `cleanup.policy` has no `compact`.
         """
         self._check(name)
         self.requested.add(name)

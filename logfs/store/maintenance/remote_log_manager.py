@@ -109,10 +109,7 @@ class RemoteLogManager(Maintenance):
         return log
 
     def _plan(self, partition: Log, log: TieredLog) -> CopyPlan:
-        """Return the sealed segments that are not copied yet and end at or below the last stable offset.
-
-        To copy the segments, flush the partition before this call.
-        """
+        """Return the sealed segments to copy, up to the last stable offset. A copy needs a flush before this call."""
         if partition.config.remote_log_copy_disable:
             return CopyPlan((), "remote.log.copy.disable is true")
         begin = log.end_offset

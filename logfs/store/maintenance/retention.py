@@ -134,10 +134,7 @@ def _beyond_limits(
     causes: tuple[RetentionCause, RetentionCause],
     now_ms: int,
 ) -> Iterator[Expired]:
-    """Yield the segments that the pass for size deletes, and then those of the pass for age (`causes`).
-
-    `limits` are in bytes and in ms, negative for no limit.
-    """
+    """Yield what the passes for size and age (`causes`) delete. `limits` are in bytes and ms, negative for none."""
     (most_bytes, most_ms), (by_size, by_age) = limits, causes
     excess = sum(segment.size_bytes for segment in segments) - most_bytes if most_bytes >= 0 else -1
     for segment in segments:

@@ -204,10 +204,7 @@ class MaintenanceScheduler(Maintenance):
             logger.info("%s: removed", path)
 
     def _forget_remote(self, disk: Disk, path: Path) -> None:
-        """Record that a deleted partition's remote segments are to be deleted, in case `Store.delete` did not do so.
-
-        A crash or an error may have prevented it there.
-        """
+        """Record that a deleted partition's remote segments are to be deleted, in case `Store.delete` failed to."""
         name = names.classify_directory(path.name)[1]
         topic_id = read_topic_id(disk, path)
         home = self._registry.homes.get(name.directory)

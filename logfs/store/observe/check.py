@@ -77,8 +77,7 @@ def _check_until_sure(
 ) -> Iterator[Finding]:
     """Audit a partition; repeat the audit while another process changes files in which errors were found.
 
-    An error is yielded if the files that it concerns have not changed during the audit, or if all audits have found
-    it.
+    An error is yielded if the files that it concerns did not change during the audit, or if all audits found it.
     """
     found_always: set[Finding] = set()
     with ExitStack() as opened:
@@ -242,8 +241,7 @@ def _check_log(
 ) -> Iterator[Finding]:
     """Audit the segments that are not in `audited` yet, and add them to it; then audit the segments' boundaries.
 
-    The findings of segments that are in `audited` already are yielded again. Raises `Gone` if a segment leaves the
-    log during its audit.
+    The findings of segments in `audited` are yielded again. Raises `Gone` if a segment leaves the log meanwhile.
     """
     segments = partition.segments
     for segment in segments:

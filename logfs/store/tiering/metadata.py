@@ -48,15 +48,8 @@ class RemoteLogMetadata:
     with a warning: a segment whose description is lost is missing in its log.
     """
 
-    def __init__(
-        self,
-        registry: PartitionRegistry,
-        create: Callable[[str], Partition],
-    ) -> None:
-        """Make the metadata of a store; nothing is read before the first call.
-
-        `create` is called with the name of a missing partition of the topic, creates it and returns it.
-        """
+    def __init__(self, registry: PartitionRegistry, create: Callable[[str], Partition]) -> None:
+        """Make the metadata of a store; nothing is read before the first call. `create` is as for `InternalTopic`."""
         self._registry = registry
         self._topic = InternalTopic(
             registry,

@@ -133,12 +133,8 @@ class TieredLog:
 class TieredLogs:
     """The tiered partitions of a store, available as `store.tiered`."""
 
-    def __init__(
-        self,
-        registry: PartitionRegistry,
-        create: Callable[[str], Partition],
-    ) -> None:
-        """Make the tiered partitions of a store; nothing is read yet. `create` is that of `RemoteLogMetadata`."""
+    def __init__(self, registry: PartitionRegistry, create: Callable[[str], Partition]) -> None:
+        """Make the tiered partitions of a store; nothing is read yet. `create` is as for `InternalTopic`."""
         self._registry = registry
         self.metadata = RemoteLogMetadata(registry, create)
         self.owner = BucketOwner(registry, self.disk)
