@@ -63,11 +63,6 @@ class RemoteLogMetadata:
         self._lock = make_lock(Level.METADATA)
         self._replays: dict[int, _Replay] = {}
 
-    @property
-    def exists(self) -> bool:
-        """Whether the store has any partition of the topic; without one, there are no remote segments."""
-        return bool(self._registry.partitions_of(TOPIC))
-
     def segments(self, partition: RemotePartition) -> Mapping[uuid.UUID, RemoteSegment]:
         """Return the remote segments of a partition that are not deleted, by id, in a new mapping.
 

@@ -267,7 +267,8 @@ class TieredLogs:
 
     def forget_partition(self, topic_id: uuid.UUID | None, directory: str) -> None:
         """Record durably that the remote segments of a deleted partition are to be deleted, if it has any."""
-        if topic_id is not None and self.metadata.exists:
+        # Without a partition of the metadata topic, there are no remote segments.
+        if topic_id is not None and self._registry.partitions_of(TOPIC):
             topic, _, number = directory.rpartition("-")
             self.metadata.mark_deleted(RemotePartition(topic_id, topic, int(number)))
 
