@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 
 
 class Checkpoints:
-    """The recovery points, log start offsets, high watermarks and cleaner offsets of partitions, in their files.
+    """The writer of the checkpoint files in the log directories of a registry.
 
+    The files hold the recovery points, log start offsets, high watermarks and cleaner offsets of the partitions.
     Callers of `write` and `write_one` hold the registry's lock.
     """
 
@@ -25,7 +26,10 @@ class Checkpoints:
         self.unfinished: dict[str, LogDir] = {}
 
     def write(self) -> None:
-        """Write the files of all log directories that work, and only then raise the error of one that fails."""
+        """Write the recovery points, log start offsets and high watermarks of all log directories that work.
+
+        If one directory cannot be written, the others are written before the error is raised.
+        """
         errors = FirstError()
         for log_dir in self._registry.working:
             with errors:

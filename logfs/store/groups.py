@@ -110,7 +110,10 @@ class Groups:
             return self._find_all(wanted)
 
     def __iter__(self) -> Iterator[GroupOffset]:
-        """Iterate over all committed offsets by group, topic and partition, which need not be in this store."""
+        """Iterate over all committed offsets, sorted by group, topic and partition.
+
+        The partition of a committed offset need not be in this store.
+        """
         with self._following():
             partitions = {where for replay in self._replays for where in replay.commits}
             found = [

@@ -30,7 +30,10 @@ logger = logging.getLogger(__name__)
 
 
 def batches_past_damage(log: Log, offset: int, end: int, what: str) -> Iterator[Batch]:
-    """Yield the batches of a log in [offset, end). Each damaged range is skipped with a warning about `what`."""
+    """Yield the batches of a log in [offset, end). A damaged range is skipped with a warning.
+
+    `what` names the kind of records in the warning, such as "groups".
+    """
     while True:
         try:
             yield from log.batches(offset, end)
@@ -131,7 +134,10 @@ class InternalTopic:
 
 
 class Replay:
-    """The state built from the records below `end` of one internal partition. One thread at a time may use it."""
+    """The state built from the records of one partition of an internal topic that are below the offset `end`.
+
+    One thread at a time may use it.
+    """
 
     def __init__(self, log: Log, what: str) -> None:
         """Begin with no state at the log start. `what` names the kind of records in warnings."""

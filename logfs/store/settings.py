@@ -208,7 +208,11 @@ class Settings:
                     disk.replace_file(log_dir / name, _file_of(overrides))
 
     def _check_log_dirs(self, name: str) -> None:
-        """Raise as `change_topic` if an outdated copy of a file, which may be read later, would remain somewhere."""
+        """Raise an error if a log directory has a copy of a settings file that a change would leave as it is.
+
+        That outdated copy could be read later. Raises `LogDirFailed` if a log directory is offline, and
+        `InvalidStore` for a log directory of the store that is not open here and has such a file.
+        """
         for disk, _ in self._all_log_dirs:
             if disk.failure is not None:
                 raise disk.failure

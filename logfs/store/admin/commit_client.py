@@ -35,7 +35,7 @@ def commit(
 ) -> Committed:
     """Commit files that were staged in log directories, as `Store.commit` does, through a mount or directly.
 
-    Waits up to `seconds`. Raises `InvalidStore` for a path that is no log directory, and as `Store`, `Store.commit`.
+    Waits up to `seconds`. Raises the errors of `Store` and of `Store.commit`.
     """
     answer = _call(log_dirs, Commit(writer, sequence, tuple(staged)), seconds)
     offsets = {name: (first, end) for name, (first, end) in answer["offsets"].items()}
@@ -45,7 +45,7 @@ def commit(
 def discard(log_dirs: LogDirs, staged: Sequence[StagedFile]) -> None:
     """Remove staged files that will not be committed; the files of a decided commit are kept.
 
-    Waits up to five seconds. Raises `InvalidStore` for a path that is no log directory, and the errors of `Store`.
+    Waits up to five seconds. Raises the errors of `Store`.
     """
     if staged:
         _call(log_dirs, Discard(tuple(staged)), 5.0)

@@ -113,7 +113,10 @@ class LogDir:
     def __init__(
         self, disk: Disk, path: Path, failed: Callable[[LogDir], object] = lambda _: None
     ) -> None:
-        """Make an object; nothing is read before `open`. `failed` is called with it if the directory fails."""
+        """Make an object for the directory at `path`; nothing is read or written before `open`.
+
+        `failed` is called with this object if the directory fails.
+        """
         self.path = path
         self.disk = CheckedDisk(disk, path, lambda: failed(self))
         # The directory's attributes when it was opened; its mode and owner become those of the mount.
@@ -188,8 +191,9 @@ class LogDir:
     def has_changed(self) -> bool:
         """Read the checkpoints, clean-shutdown marker and lock's holder again if the directory may have changed.
 
-        Return whether they were read: whether the directory's mtime shows that a name in it may have been added,
-        removed or replaced since the last call. Only read-only stores call this. Raises `OSError`.
+        Return whether they were read. They are read if the directory's mtime shows that a name in it may have been
+        added, removed or replaced since the last call. Only read-only stores call this. Raises `OSError` if the
+        directory cannot be read.
         """
         found, is_settled = self.disk.stat_settled(self.path, follow=True)
         if found.mtime_ns == self._seen:
@@ -257,7 +261,10 @@ class LogDir:
             write_mark(self.disk, self.path / STORE_DIRS, told)
 
     def mark_clean(self) -> None:
-        """Write, just before `close`, the marker that no file here needs recovery (kafka-storage 5.6)."""
+        """Write the clean-shutdown marker, which states that no file here needs recovery (kafka-storage 5.6).
+
+        Call this last, just before `close`.
+        """
         marker = checkpoint.format_clean_shutdown(self._broker_epoch)
         self.disk.replace_file(self.path / CLEAN_SHUTDOWN, marker)
 

@@ -107,7 +107,10 @@ class Backoff:
         return iter(list(self._failed))
 
     def attempt(self, task: MaintenanceTask, name: str, work: Callable[[], object]) -> int | None:
-        """Call `work`, unless it has to wait. Log its error, and return the ms until the retry; None without one."""
+        """Call `work`, unless it has to wait after a failure.
+
+        If the work fails, the error is logged, and the result is the ms until the retry. Otherwise it is None.
+        """
         count, since_ms, wait_ms = self._failed.get((task, name), (0, 0, 0))
         if since_ms <= self._clock() < since_ms + wait_ms:
             return None
