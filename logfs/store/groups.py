@@ -13,13 +13,7 @@ import struct
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
-from logfs.errors import (
-    Corrupt,
-    InvalidName,
-    InvalidRecord,
-    NotWritable,
-    Unsupported,
-)
+from logfs.errors import Corrupt, InvalidName, InvalidRecord, NotWritable, Unsupported
 from logfs.format.base import names
 from logfs.format.base.names import TopicPartition
 from logfs.format.base.times import parse_time

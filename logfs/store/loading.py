@@ -59,9 +59,7 @@ _LARGE_BYTES = 4 << 20
 
 
 def open_log_dirs(
-    disk: Disk,
-    log_dirs: Sequence[str | os.PathLike[str]],
-    failed: Callable[[LogDir], object],
+    disk: Disk, log_dirs: Sequence[str | os.PathLike[str]], failed: Callable[[LogDir], object]
 ) -> list[LogDir]:
     """Open log directories, which `check_log_dirs` has accepted, and return them; a missing one is created.
 

@@ -280,11 +280,7 @@ class Compactor(Maintenance):
             return cleaned
 
     def _clean(
-        self,
-        partition: Partition,
-        dirty: Dirty,
-        work: BackgroundOperation,
-        progress: Progress,
+        self, partition: Partition, dirty: Dirty, work: BackgroundOperation, progress: Progress
     ) -> Cleaned:
         from logfs.log.compaction.cleaner import clean
 

@@ -13,15 +13,7 @@ from logfs.errors import Corrupt, LogfsError, UnknownPartition
 from logfs.format.base import names
 from logfs.format.files import checkpoint, commit_file
 from logfs.format.files.producer_snapshot import parse_snapshot
-from logfs.log.audit import (
-    Account,
-    Finding,
-    Severity,
-    audit,
-    check_boundaries,
-    error,
-    note,
-)
+from logfs.log.audit import Account, Finding, Severity, audit, check_boundaries, error, note
 from logfs.log.disk.disk import TRIES, Gone
 from logfs.log.read import key_index
 from logfs.log.recovery import TORN
