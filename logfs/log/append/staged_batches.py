@@ -27,12 +27,7 @@ from logfs.format.base.batch_rows import (
     SPAN_BASE_OFFSET,
     SPAN_COUNT,
 )
-from logfs.format.batches.batch import (
-    HEADER_SIZE,
-    assign_offset,
-    parse_header,
-    stamp,
-)
+from logfs.format.batches.batch import HEADER_SIZE, assign_offset, parse_header, stamp
 from logfs.format.batches.record import TimestampType
 from logfs.format.files.commit_file import NO_APPEND_TIME, CommitPart, StagedFile, staged_name
 from logfs.log.append.partition import LEADER_EPOCH
@@ -94,7 +89,6 @@ def read_staged(disk: Disk, directory: Path, staged: StagedFile) -> Iterator[Sca
 
     Raises `Corrupt` if the file does not match its description, and `FileNotFoundError` if it is missing.
     """
-
     file = disk.open(directory / staged.name)
     try:
         position = offset = 0
@@ -108,9 +102,10 @@ def read_staged(disk: Disk, directory: Path, staged: StagedFile) -> Iterator[Sca
                 )
             yield found
             position, offset = end, found.next_offset
-        if offset != staged.record_count or disk.size(file) != staged.size_bytes:
+        size_bytes = disk.size(file)
+        if offset != staged.record_count or size_bytes != staged.size_bytes:
             raise Corrupt(
-                f"{file.path}: has {offset} records in {disk.size(file)} bytes, but {staged.record_count} in "
+                f"{file.path}: has {offset} records in {size_bytes} bytes, but {staged.record_count} in "
                 f"{staged.size_bytes} were staged: the file is damaged"
             )
     finally:
@@ -139,7 +134,6 @@ def measure_staged(
     With `checked_for`, the topic's settings, a batch that they do not allow at the time `now_ms` raises
     `RecordTooLarge` or `InvalidRecord`. Raises as `read_staged`, too.
     """
-
     columns = (SIZE, SPAN_COUNT, MAX_TIMESTAMP)
     found = [np.empty((0, 3), np.int64)]
     for staged in files:
@@ -158,7 +152,6 @@ def final_batches(disk: Disk, directory: Path, part: CommitPart) -> Iterator[Sca
     Offsets, leader epoch and, for LogAppendTime, timestamps are set. The `position` of each run is 0. Raises as
     `read_staged`.
     """
-
     offset, skip = part.base_offset, part.skip
     for staged in part.files:
         for scanned in read_staged(disk, directory, staged):
@@ -367,7 +360,6 @@ def reconcile(disk: Disk, directory: Path, part: CommitPart) -> tuple[CommitPart
     Raises `Corrupt` if a staged file does not match its description or if the place is within an existing batch,
     `FileNotFoundError` if a staged file is missing, and `OSError`.
     """
-
     bases = sorted(
         names.parse_stem(entry.name)
         for entry in disk.scan(directory)
@@ -380,12 +372,7 @@ def reconcile(disk: Disk, directory: Path, part: CommitPart) -> tuple[CommitPart
     existing = _ExistingBatches(disk, directory, bases, part)
     ours: set[tuple[int, int]] = set()
     for scanned in final_batches(disk, directory, part):
-        wanted = (
-            POSITION,
-            SIZE,
-            CRC,
-            SPAN_BASE_OFFSET,
-        )
+        wanted = (POSITION, SIZE, CRC, SPAN_BASE_OFFSET)
         for at, size, crc, offset in scanned.rows[:, wanted].tolist():
             ours.add((offset, crc))
             existing.compare(offset, scanned.data[at : at + size])
