@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from logfs.errors import Corrupt, NotWritable
+from logfs.format.base import names
 from logfs.log.disk.disk import Disk, ReadOnlyDisk
-from logfs.log.state.leader_epochs import FILE_NAME, LeaderEpochs
+from logfs.log.state.leader_epochs import LeaderEpochs
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,7 +28,7 @@ def filled(epochs: LeaderEpochs, *entries: tuple[int, int]) -> LeaderEpochs:
 
 def test_a_new_partition_has_an_empty_file(epochs: LeaderEpochs, tmp_path: Path) -> None:
     """A new partition has a zero-length leader-epoch-checkpoint (kafka-storage 1.1)."""
-    assert (tmp_path / FILE_NAME).read_bytes() == b""
+    assert (tmp_path / names.LEADER_EPOCHS).read_bytes() == b""
     assert epochs.entries == []
     assert epochs.latest == -1
 
@@ -35,19 +36,19 @@ def test_a_new_partition_has_an_empty_file(epochs: LeaderEpochs, tmp_path: Path)
 def test_an_assignment_is_written_at_once(epochs: LeaderEpochs, tmp_path: Path) -> None:
     """Each change is written at once, in Kafka's format, and can be read back (kafka-storage 1.4)."""
     filled(epochs, (0, 0), (5, 1234))
-    assert (tmp_path / FILE_NAME).read_bytes() == b"0\n2\n0 0\n5 1234\n"
+    assert (tmp_path / names.LEADER_EPOCHS).read_bytes() == b"0\n2\n0 0\n5 1234\n"
     assert LeaderEpochs(Disk(), tmp_path).entries == [(0, 0), (5, 1234)]
 
 
 def test_calls_that_change_nothing_write_no_file(epochs: LeaderEpochs, tmp_path: Path) -> None:
     """The latest epoch at a higher offset makes no new entry (kafka-storage 10.1)."""
     filled(epochs, (3, 10))
-    (tmp_path / FILE_NAME).unlink()
+    (tmp_path / names.LEADER_EPOCHS).unlink()
     epochs.assign(3, 10)
     epochs.assign(3, 500)
     epochs.truncate_from_end(11)
     epochs.truncate_from_start(10)
-    assert not (tmp_path / FILE_NAME).exists()
+    assert not (tmp_path / names.LEADER_EPOCHS).exists()
     assert epochs.entries == [(3, 10)]
 
 
@@ -108,8 +109,8 @@ def test_truncation_from_the_start_keeps_the_covering_epoch(
 @pytest.mark.parametrize("data", [b"1\n0\n", b"0\n2\n0 0\n", b"0\n1\nx 0\n", b"\xff", b"0\n1\n0\n"])
 def test_a_damaged_file_is_not_tolerated(tmp_path: Path, data: bytes) -> None:
     """A corrupt epoch file prevents the partition from loading, and the error names it (kafka-storage 1.4)."""
-    (tmp_path / FILE_NAME).write_bytes(data)
-    with pytest.raises(Corrupt, match=FILE_NAME):
+    (tmp_path / names.LEADER_EPOCHS).write_bytes(data)
+    with pytest.raises(Corrupt, match=names.LEADER_EPOCHS):
         LeaderEpochs(Disk(), tmp_path)
 
 
@@ -121,4 +122,4 @@ def test_a_read_only_store_makes_no_file(tmp_path: Path) -> None:
     assert epochs.entries == [(1, 2)]
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(NotWritable):
-        ReadOnlyDisk().replace_file(tmp_path / FILE_NAME, b"")
+        ReadOnlyDisk().replace_file(tmp_path / names.LEADER_EPOCHS, b"")

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from logfs.log.disk.disk import Disk
 
-FILE_NAME = names.LEADER_EPOCHS
-
 
 class LeaderEpochs:
     """An ordered map of leader epochs to start offsets, kept in `leader-epoch-checkpoint`.
@@ -36,7 +34,7 @@ class LeaderEpochs:
         With `entries`, these are used in place of those in the file.
         """
         self._disk = disk
-        self._path = directory / FILE_NAME
+        self._path = directory / names.LEADER_EPOCHS
         self._entries = list(entries or ())
         if entries is not None:
             return
@@ -51,7 +49,7 @@ class LeaderEpochs:
 
     def rebind(self, disk: Disk, directory: Path) -> None:
         """Write the file in `directory` on `disk` from now on. The file there is not read."""
-        self._disk, self._path = disk, directory / FILE_NAME
+        self._disk, self._path = disk, directory / names.LEADER_EPOCHS
 
     @property
     def first_offset(self) -> int | None:
