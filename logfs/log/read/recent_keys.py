@@ -25,8 +25,8 @@ _SEGMENTS = 4
 def recent_keys(reader: Reader, limit: int) -> list[bytes]:
     """Return at most `limit` keys of the newest records, newest first, without keys whose newest value is null.
 
-    Only about the last 256 KiB of the log are read, from at most four segments. Raises `Corrupt` for a batch that
-    cannot be decoded, `WouldBlock` in a thread that must not wait, and `OSError`.
+    Only about the last 256 KiB of the log are read, from at most four segments. Batches that cannot be decoded are
+    left out, as in the key index. Raises `WouldBlock` in a thread that must not wait, and `OSError`.
     """
     found: dict[bytes, bool] = {}
     state = reader.state
@@ -34,7 +34,6 @@ def recent_keys(reader: Reader, limit: int) -> list[bytes]:
         try:
             records = list(batch.records())
         except Corrupt:
-            # The key index leaves such a batch out, too.
             continue
         for record in reversed(records):
             inside = state.log_start_offset <= record.offset < state.log_end_offset
