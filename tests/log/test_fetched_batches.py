@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from logfs import Record
 from logfs.errors import Corrupt, OffsetOutOfRange
 from logfs.format.batches.compression import Codec
-from logfs.log.append.fetched_batches import Diverged, append_fetched, begin_at
+from logfs.log.append.fetched_batches import append_fetched, begin_at
 from logfs.store.store import Store
 from tests.kafka.story import batch
 from tests.support.stores import Clock, assert_clean
@@ -183,7 +183,7 @@ def test_what_is_not_that_log_is_refused(leader: Leader, tmp_path: Path) -> None
             append_fetched(follower, bytes(wrong))
         assert follower.log_end_offset == 4
         other = batch([Record(b"x", timestamp=1)] * 6)
-        with pytest.raises(Diverged):
+        with pytest.raises(Corrupt, match="but the other log has a batch"):
             append_fetched(follower, other)
         append_fetched(follower, data)
         assert log_bytes(follower).startswith(data)

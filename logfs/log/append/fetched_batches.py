@@ -29,10 +29,6 @@ if TYPE_CHECKING:
     from logfs.log.segment.batch_scanner import ScannedBatches
 
 
-class Diverged(Corrupt):
-    """A batch of the other log begins before the end of this log and ends after it, so the two logs differ."""
-
-
 def append_fetched(
     partition: Partition,
     data: bytes | memoryview,
@@ -47,8 +43,9 @@ def append_fetched(
     batches are readable at once, and durable after `flush`. `source` is the expected value of the topic's setting
     `logfs.mirror.source`: if the setting has another value, nothing is appended and `NotWritable` is raised.
 
-    Raises `Diverged`; `Corrupt` for bytes that are no valid batch; `NotWritable`, `PartitionFailed`,
-    `UnknownPartition`; and the `OSError` of a full disk. The batches that were appended before the error stay.
+    Raises `Corrupt` for bytes that are no valid batch, and for a batch that begins before the log end and ends after
+    it, so that the two logs differ; `NotWritable`, `PartitionFailed`, `UnknownPartition`; and the `OSError` of a full
+    disk. The batches that were appended before the error stay.
     """
     view = memoryview(data)
     start, end, has_gap = _take(partition, view, source, may_have_gaps=False)
@@ -91,7 +88,7 @@ def _has_gap(run: ScannedBatches, end: int) -> bool:
 
 
 def _skip_known(partition: Partition, view: memoryview) -> int:
-    """Return the position of the first batch in `view` that the log does not have. Raises `Diverged`."""
+    """Return the position of the first batch in `view` that is new. Raises `Corrupt` if the logs differ."""
     end, position = partition.log_end_offset, 0
     for header in whole_batches(view):
         if header.base_offset >= end:
@@ -101,7 +98,7 @@ def _skip_known(partition: Partition, view: memoryview) -> int:
                 # The log is empty, and its start lies within the batch, as after Kafka's DeleteRecords.
                 partition.begin_segment(header.base_offset, partition.now_ms())
                 break
-            raise Diverged(
+            raise Corrupt(
                 f"{partition.name.directory}: ends at offset {end}, but the other log has a batch of the offsets "
                 f"{header.base_offset} to {header.next_offset - 1}"
             )
