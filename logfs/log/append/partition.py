@@ -126,7 +126,7 @@ class Partition(Log):
         """
         now_ms, config = self._clock(), self.config
         if config.is_compacted:
-            built = Built([], 0, self._refusal(Record(b""), config, now_ms))
+            built = Built([], 0, self.refusal_of(Record(b""), config, now_ms))
         else:
             built = build_lines(data, self._format_for(config)[1], now_ms)
         return self._append(built, config, now_ms)
@@ -136,11 +136,8 @@ class Partition(Log):
         now_ms, config = self._clock(), self.config
         return self._append(self._build(records, config, now_ms), config, now_ms)
 
-    def refusal_of(self, record: Record) -> LogfsError | None:
+    def refusal_of(self, record: Record, config: LogConfig, now_ms: int) -> InvalidRecord | None:
         """Return why the topic's settings refuse a record, its size aside; None if they do not."""
-        return self._refusal(record, self.config, self._clock())
-
-    def _refusal(self, record: Record, config: LogConfig, now_ms: int) -> InvalidRecord | None:
         refused = check_record(record, config, now_ms)
         return InvalidRecord(f"{self.name.directory}: {refused}") if refused else None
 
@@ -233,7 +230,7 @@ class Partition(Log):
         """Build batches of the records before the first that the topic refuses; `refused` of the result says why."""
         form = self._format_for(config)[1]
         for number, record in enumerate(records):
-            refused = self._refusal(record, config, now_ms)
+            refused = self.refusal_of(record, config, now_ms)
             if refused is not None:
                 built = build_records(records[:number], form, now_ms)
                 built.refused = built.refused or refused

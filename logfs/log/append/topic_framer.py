@@ -144,7 +144,8 @@ class TopicEnvelopeFramer(TopicLineFramer, EnvelopeFramer):
             record = envelope.decode(line)
         except InvalidEnvelope as error:
             raise InvalidEnvelope(f"{self.partition.topic}: {error}, in {line[:40]!r}") from None
-        refused = self.partition.refusal_of(record)
+        partition = self.partition
+        refused = partition.refusal_of(record, partition.config, partition.now_ms())
         if refused is not None:
             raise refused
         return record
