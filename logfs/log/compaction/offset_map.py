@@ -55,9 +55,8 @@ class OffsetMap:
     def put(self, data: NDArray[np.uint8], spans: NDArray[np.int64], first_offset: int) -> int:
         """Put the keys of the records at or above `first_offset`, and return how many batches were put completely.
 
-        `spans` is int64[batches, 5]: start and end of each batch's uncompressed records in `data`, record count, base
-        offset, base timestamp. If the map becomes full, the call stops at the first key that does not fit. Raises
-        `Corrupt` for records that break the format.
+        `data` and `spans` are those of `PlainBatches`. If the map becomes full, the call stops at the first key that
+        does not fit. Raises `Corrupt` for records that break the format.
         """
         done, self._used, latest, outcome = compaction_kernels.put_keys(
             data,

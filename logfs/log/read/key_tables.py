@@ -52,9 +52,8 @@ class MemoryTable:
     ) -> None:
         """Put the keys of the records at or above `first_offset`. Putting a record again changes nothing.
 
-        `data` has the uncompressed records of some batches. `spans` is int64[batches, 5]: start and end of each
-        batch's records in `data`, record count, base offset, base timestamp. With `nulls`, the entries tell which
-        values are null. Raises `Corrupt` for records that break the format.
+        `data` and `spans` are those of `PlainBatches`. With `nulls`, the entries tell which values are null. Raises
+        `Corrupt` for records that break the format.
         """
         while len(spans):
             done, self.used, _, outcome = compaction_kernels.put_keys(

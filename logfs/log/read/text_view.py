@@ -1,7 +1,4 @@
-"""The text of a partition as one long file. The text indexes tell which bytes stand for which records.
-
-The views in use are registered with their log: they keep the segments that leave it.
-"""
+"""The text of a partition as one long file. The text indexes tell which bytes stand for which records."""
 
 from __future__ import annotations
 
@@ -200,10 +197,7 @@ class TextView:
     # Positions.
 
     def pin(self) -> None:
-        """Keep every segment that the log has now, because any of them may leave it.
-
-        Also releases segments that have left the log and that readers have passed (`release_before`).
-        """
+        """Keep every segment that the log has now, because any of them may leave it. See also `release_before`."""
         # An error is for the readers of the view: it must not prevent the log from dropping its segments.
         with suppress(LogfsError, OSError):
             self._keep_segments()
