@@ -83,10 +83,7 @@ class LineFramer:
         return done._replace(consumed=len(data))
 
     def finish(self) -> AppendResult:
-        """Append the unfinished line as a record, if there is one, after the last descriptor was closed.
-
-        `refused` in the result says why the line was not appended; None if it was.
-        """
+        """Append the unfinished line as a record, if there is one, after the last descriptor was closed."""
         if not self.carry:
             return self._nothing_appended(0)
         done = self.append(self.carry + b"\n")
@@ -99,10 +96,7 @@ class LineFramer:
         return self.partition.line_limit
 
     def append(self, lines: bytes) -> AppendResult:
-        """Append `lines`, which end with a newline, up to the first that is refused.
-
-        `consumed` in the result counts bytes.
-        """
+        """Append `lines`, which end with a newline, up to the first that is refused; `consumed` counts bytes."""
         return self.partition.append_lines(lines)
 
     def _nothing_appended(

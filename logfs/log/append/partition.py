@@ -121,8 +121,7 @@ class Partition(Log):
     def append_lines(self, data: bytes) -> AppendResult:
         """Append each line as a record's value, up to the first that is refused; `data` ends with a newline.
 
-        `consumed` in the result counts bytes, and `refused` is the error of the first refused line. Raises
-        `NotWritable`, `PartitionFailed` or `UnknownPartition` if the partition takes no appends at all.
+        Raises `NotWritable`, `PartitionFailed` or `UnknownPartition` if the partition takes no appends at all.
         """
         now_ms, config = self._clock(), self.config
         if config.is_compacted:
@@ -298,10 +297,7 @@ class Partition(Log):
             raise self.failure
 
     def _make_room(self, batch: NewBatch, config: LogConfig, now_ms: int) -> SegmentWriter:
-        """Return the writer of the active segment, or of a new one if the batch does not belong in it.
-
-        The rules are those of kafka-storage 4.1.
-        """
+        """Return the writer of the active segment, or of a new one if the batch needs a roll (kafka-storage 4.1)."""
         writer = self.writer(config)
         last_offset = self.active.next_offset + batch.record_count - 1
         if writer.should_roll(len(batch.data), last_offset, batch.max_timestamp, config, now_ms):
@@ -729,10 +725,7 @@ class Partition(Log):
         self.disk.sync_directory(directory.parent)
 
     def remove_dropped(self, now_ms: int) -> int:
-        """Unlink the files of dropped segments whose delay has passed and that no reader holds.
-
-        Returns the number of those segments.
-        """
+        """Unlink the files of dropped segments as `DeletedSegments.remove` does; return the number of segments."""
         if self._dropped.are_due(now_ms):
             self.views.pin()
         with self.lock:

@@ -210,10 +210,7 @@ class TextView:
                     self._drop_passed()
 
     def exchange(self, copies: Mapping[Segment, Segment]) -> None:
-        """Replace each segment that the view holds by its copy in another log directory, if `copies` has one.
-
-        A copy has the same text.
-        """
+        """Replace each segment that the view holds by its copy, which has the same text, if `copies` has one."""
         with self._extending:
             reached = [(start, copies.get(segment, segment)) for start, segment in self._segments]
             # An empty segment that the view has reached, and the segment that replaced it, have the same copy.

@@ -218,8 +218,7 @@ class Producers:
     def check_marker(self, producer_id: int, producer_epoch: int, coordinator_epoch: int) -> None:
         """Check a transaction marker before it is appended.
 
-        Raises `InvalidProducerEpoch` if its producer epoch is outdated, `CoordinatorFenced` if its coordinator epoch
-        is.
+        Raises `InvalidProducerEpoch` or `CoordinatorFenced` if its producer or coordinator epoch is outdated.
         """
         producer = self[producer_id]
         self._check_epoch(producer, producer_epoch)
