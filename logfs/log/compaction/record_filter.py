@@ -68,8 +68,8 @@ class CleanedTransactions:
     def discarded(self, scanned: ScannedBatches) -> NDArray[np.bool_]:
         """Return bool[rows]: True for batches of aborted data, and for markers whose transaction has no data left.
 
-        A control batch without records counts as such a marker.
-        The call advances the state of the transactions: call it once for each run of batches, by ascending offset.
+        A control batch without records counts as such a marker. Call this once for each run of batches, by ascending
+        offset, because it advances the state of the transactions.
         """
         data, rows = scanned.data, scanned.rows
         found = np.zeros(len(rows), np.bool_)

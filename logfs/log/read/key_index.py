@@ -132,10 +132,7 @@ class KeyIndex:
         )
 
     def keep_up(self, now_ms: int) -> None:
-        """Index the records appended since the last call, if there was a lookup in the hour before `now_ms`.
-
-        May take long.
-        """
+        """Index new records, which may take long, if there was a lookup in the hour before `now_ms`."""
         if self._was_asked:
             self._was_asked, self._asked_ms = False, now_ms
         if self._asked_ms is not None and now_ms - self._asked_ms < IDLE_MS:

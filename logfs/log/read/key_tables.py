@@ -74,10 +74,7 @@ class MemoryTable:
             spans = spans[done:]
 
     def put_table(self, slots: NDArray[np.uint64]) -> None:
-        """Put all keys of another table with the same secret, whose slots are uint64[n, 3].
-
-        Raises `Corrupt` if there is no room for all of them.
-        """
+        """Put all keys of another table with the same secret, uint64[n, 3]. Raises `Corrupt` if there is no room."""
         self.used += _moved(slots, self.slots, self.used)
 
     def hash_key(self, key: bytes) -> tuple[np.uint64, np.uint64]:

@@ -174,10 +174,7 @@ class CommittedText:
         return self._without_hidden(self._all.position_of(offset))
 
     def columns(self, start: int, end: int) -> Columns:
-        """Return the shown records of the view in [start, end) as `TextView.columns` does.
-
-        `end` is at most the last stable offset.
-        """
+        """Return the shown records as `TextView.columns` does; `end` is at most the last stable offset."""
         _ = self.size
         columns = self._all.columns(start, end)
         renderer = self._all.renderer
