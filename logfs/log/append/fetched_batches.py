@@ -130,15 +130,22 @@ def _append(partition: Partition, run: ScannedBatches) -> None:
     left = run.measured()
     while len(left.rows):
         try:
-            count = partition.writer(config).how_many_fit(left, config, now_ms)
+            writer = partition.writer(config)
+            count = writer.how_many_fit(left, config, now_ms)
             if not count:
                 partition.roll(now_ms)
                 partition.active.gaps = _has_gap(left, partition.log_end_offset)
+                writer = partition.writer(config)
                 # A batch that exceeds the size limit of a segment gets a segment of its own.
-                fitting = partition.writer(config).how_many_fit(left, config, now_ms)
-                count = max(fitting, 1)
+                count = max(writer.how_many_fit(left, config, now_ms), 1)
             fits, left = left.select(slice(count)), left.select(slice(count, None))
-            _write(partition, fits, config.index_interval_bytes)
+            # Epochs come first, as in Kafka: after a crash, a new epoch may begin at the log end, without records.
+            partition.epochs.note_batches(fits.rows)
+            active = partition.active
+            start, position = int(fits.rows[0, POSITION]), active.size_bytes
+            partition.disk.write(active.file, position, fits.data[start : fits.end - fits.position])
+            written = fits._replace(position=position - start)
+            writer.append_written([written], config.index_interval_bytes)
         except OSError as error:
             raise partition.failed_append(error) from None
         size = int(fits.rows[:, SIZE].sum())
@@ -147,18 +154,6 @@ def _append(partition: Partition, run: ScannedBatches) -> None:
         partition.note_appended(fits.text.records, size, config, now_ms)
         # Published last: readers of committed records need the index entries of aborted transactions.
         partition.publish(last_timestamp=int(fits.rows[-1, MAX_TIMESTAMP]))
-
-
-def _write(partition: Partition, run: ScannedBatches, interval_bytes: int) -> None:
-    """Write measured batches at the end of the active segment."""
-    # Epochs are written first, as in Kafka: if a crash follows, a new epoch begins at the log end, without records.
-    partition.epochs.note_batches(run.rows)
-    active = partition.active
-    writer, position = active.writer, active.size_bytes
-    assert writer is not None, "the caller has activated the segment"
-    start = int(run.rows[0, POSITION])
-    partition.disk.write(active.file, position, run.data[start : run.end - run.position])
-    writer.append_written([run._replace(position=position - start)], interval_bytes)
 
 
 def begin_at(partition: Partition, offset: int, source: str = "") -> None:
