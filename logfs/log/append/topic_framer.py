@@ -115,12 +115,16 @@ class TopicEnvelopeFramer(TopicLineFramer, EnvelopeFramer):
         waiting: dict[int, list[Record]] = {}
         count = done = position = 0
         refused: LogfsError | OSError | None = None
+        config, now_ms = self.partition.config, self.partition.now_ms()
         try:
             for line in lines[:-1].split(b"\n"):
                 try:
-                    record = self._checked(line)
-                except LogfsError as error:
-                    refused = error
+                    record = envelope.decode(line)
+                except InvalidEnvelope as error:
+                    refused = InvalidEnvelope(f"{self.partition.topic}: {error}, in {line[:40]!r}")
+                    break
+                refused = self.partition.refusal_of(record, config, now_ms)
+                if refused is not None:
                     break
                 number = partitioner.partition(record.key, len(line))
                 # A record that may be too large is appended alone. If it is refused, no later record is in the log.
@@ -137,18 +141,6 @@ class TopicEnvelopeFramer(TopicLineFramer, EnvelopeFramer):
         self._partitioner = partitioner
         self.partition = self.partitions[partitioner.current]
         return AppendResult(0, count - 1, done, refused)
-
-    def _checked(self, line: bytes) -> Record:
-        """Return the record of an envelope. Raises `InvalidEnvelope` and `InvalidRecord`."""
-        try:
-            record = envelope.decode(line)
-        except InvalidEnvelope as error:
-            raise InvalidEnvelope(f"{self.partition.topic}: {error}, in {line[:40]!r}") from None
-        partition = self.partition
-        refused = partition.refusal_of(record, partition.config, partition.now_ms())
-        if refused is not None:
-            raise refused
-        return record
 
     def _flush(self, waiting: dict[int, list[Record]]) -> int:
         """Append the records that wait, and return their number. Raises the first error of a partition."""
