@@ -83,7 +83,10 @@ class LineFramer:
         return done._replace(consumed=len(data))
 
     def finish(self) -> AppendResult:
-        """Append the unfinished line as a record, if there is one, after the last descriptor was closed."""
+        """Append the unfinished line as a record, if there is one, after the last descriptor was closed.
+
+        `refused` in the result says why the line was not appended; None if it was.
+        """
         if not self.carry:
             return self._nothing_appended(0)
         done = self.append(self.carry + b"\n")

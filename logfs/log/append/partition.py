@@ -725,7 +725,10 @@ class Partition(Log):
         self.disk.sync_directory(directory.parent)
 
     def remove_dropped(self, now_ms: int) -> int:
-        """Unlink the files of dropped segments as `DeletedSegments.remove` does; return the number of segments."""
+        """Unlink the files of dropped segments whose delay has passed and that no reader holds.
+
+        Returns the number of those segments.
+        """
         if self._dropped.are_due(now_ms):
             self.views.pin()
         with self.lock:

@@ -22,7 +22,11 @@ if TYPE_CHECKING:
 
 
 def check_record(record: Record, config: LogConfig, now_ms: int) -> InvalidRecord | None:
-    """Return why the topic's settings refuse the key or the timestamp of a record, or None if they do not."""
+    """Return why the topic refuses a record, or None if it accepts the record.
+
+    A compacted topic refuses a record without a key. Every topic refuses a negative timestamp other than -1 (none)
+    and, unless the log sets the timestamps (LogAppendTime), a timestamp too far from `now_ms`.
+    """
     if config.is_compacted and record.key is None:
         return InvalidRecord(
             "a compacted topic needs a key in every record; append envelopes with a key (append.jsonl)"

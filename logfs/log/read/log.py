@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 class Log(Reader):
     """The log of a partition: its published state, and the readers of both isolation levels.
 
-    `state` is replaced under `lock`, once the files are as the new state says (rule 6 of docs/architecture.md).
+    `state` is immutable. A change replaces it as a whole, under `lock`, once the files are as the new state says
+    (rule 6 of docs/architecture.md). Readers take no lock.
     """
 
     disk: Disk

@@ -197,7 +197,10 @@ class TextView:
     # Positions.
 
     def pin(self) -> None:
-        """Keep every segment that the log has now, because any of them may leave it. See also `release_before`."""
+        """Keep every segment that the log has now, because any of them may leave it.
+
+        Also releases segments that have left the log and that readers have passed (`release_before`).
+        """
         # An error is for the readers of the view: it must not prevent the log from dropping its segments.
         with suppress(LogfsError, OSError):
             self._keep_segments()
