@@ -69,7 +69,6 @@ class LiveSegment(Segment):
         self.unreadable: Corrupt | None = None
 
     def identify(self, files: Files) -> None:
-        """Read from now on the files with the identities in `files`, which are given by suffix (".log")."""
         before, self.identities = self.identities, files
         if files == before:
             return
@@ -402,15 +401,14 @@ class LiveSegment(Segment):
         # A copy with the same files, whose end does not move meanwhile.
         still = self.detached()
         still._end = now
-        if not text_fits(still) or (last := still.text_index.last).position != now.size_bytes:
+        if not text_fits(still) or still.text_index.last.position != now.size_bytes:
             self._disk.check_may_block()
             with self._rebuilding:
                 measured = self._measured
                 if measured is not None and measured >= now:
                     return measured
                 self._index_text(still, now)
-                last = still.text_index.last
-        self._measured = now._replace(text=last.before)
+        self._measured = now._replace(text=still.text_index.last.before)
         return self._measured
 
     def _index_text(self, still: Segment, now: SegmentEnd) -> None:
@@ -459,7 +457,9 @@ class _LiveTxnIndex(TransactionIndex):
 
     def follow(self, identity: int | None) -> None:
         """Use the file with this identity; None means that there is no file."""
-        self.forget()
+        # Under the lock: a thread that is reading the file now may not have the newest entries.
+        with self._disk.hold(self._disk.naming):
+            self._entries = None
         self._identity = identity
 
     def read_again(self) -> None:

@@ -77,15 +77,14 @@ class TextBuilder:
         Damage gets one entry for its start and one for its end.
         """
         if isinstance(found, Damage):
-            self._entry(found.first_offset, found.start)
+            self.add_entry(found.first_offset, found.start)
             self.text = self.text.plus(text_size(found))
-            self._entry(found.next_offset, found.end)
+            self.add_entry(found.next_offset, found.end)
             self.position = found.end
             return
         index, positions = self._index, found.positions
         ends = np.cumsum(found.sizes, axis=0) + np.array(self.text, np.int64)
-        due = _due(positions, self._last_entry, self._interval_bytes)
-        due = due[: index.room]
+        due = _due(positions, self._last_entry, self._interval_bytes)[: index.room]
         self.text = TextSize(*ends[-1].tolist())
         self.position = found.end
         if due:
@@ -98,11 +97,8 @@ class TextBuilder:
             )
             index.append_all((offset, at, TextSize._make(text)) for offset, at, text in rows)
 
-    def finish(self, next_offset: int, size: int) -> None:
-        """Add the closing entry of a segment of `size` bytes whose next offset is `next_offset`."""
-        self._entry(next_offset, size)
-
-    def _entry(self, offset: int, position: int) -> None:
+    def add_entry(self, offset: int, position: int) -> None:
+        """Add an entry for a position after the last entry, unless the index is full."""
         if position > self._last_entry and not self._index.is_full:
             self._index.append(offset, position, self.text)
             self._last_entry = position
@@ -304,6 +300,6 @@ def rebuild_text(segment: Segment) -> None:
             # The damaged bytes do not show how many offsets they held. The segment's `next_offset` does.
             found = found._replace(next_offset=max(found.next_offset, segment.next_offset))
         builder.add(found)
-    builder.finish(segment.next_offset, size)
+    builder.add_entry(segment.next_offset, size)
     # The new file is synced, because it is not checked again after a crash.
     index.save(sync=True)

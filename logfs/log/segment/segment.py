@@ -69,7 +69,6 @@ class Segment(SegmentFiles):
     _rebuilt: Sequence[Status] = ()
 
     def __init__(self, disk: Disk, directory: Path, base_offset: int, suffix: str = "") -> None:
-        """Make a segment of the files that are named after `base_offset`, each name followed by `suffix`."""
         super().__init__(disk, directory, base_offset, suffix)
         # Identifies the content of the file in caches. A path cannot: another file may replace it.
         self.content = object()
@@ -117,25 +116,23 @@ class Segment(SegmentFiles):
             return None
         if lookup_fits(self, number):
             return None
-        paths = [index.path for index in self.indexes[:2]]
-        if self._disk.writable and self._rebuilt == self._statuses(paths):
+        if self._disk.writable and self._rebuilt == self._statuses():
             # A rebuild did not help, because the log itself is damaged.
             return None
         self._disk.check_may_block()
         with self._rebuilding:
-            if self._lookups is None or (
-                self._disk.writable and self._rebuilt != self._statuses(paths)
-            ):
+            if self._lookups is None or (self._disk.writable and self._rebuilt != self._statuses()):
                 level = logging.WARNING if self._disk.writable else logging.INFO
                 logger.log(level, "%s: invalid, rebuilt from the log", self.indexes[number].path)
                 self._lookups = rebuild_lookups(self)
-                self._rebuilt = self._statuses(paths)
+                self._rebuilt = self._statuses()
                 # The rebuild has replaced the file of the other index, too.
                 self.indexes[1 - number].release()
             return self._lookups[number]
 
-    def _statuses(self, paths: Sequence[Path]) -> list[Status]:
-        """Return the statuses of the files among `paths` that exist."""
+    def _statuses(self) -> list[Status]:
+        """Return the statuses of the files of the offset and the time index that exist."""
+        paths = [index.path for index in self.indexes[:2]]
         return [self._disk.stat(path) for path in paths if self._disk.exists(path)]
 
     def _recreated(
@@ -143,10 +140,9 @@ class Segment(SegmentFiles):
     ) -> Sequence[TextEntry]:
         """Return the entries that `text_entries` makes; none for the end of a segment that is not sealed."""
         self._disk.check_may_block()
-        if after is None and self.next_base is None:
-            # Recovery does not know yet where the last segment ends.
-            return ()
-        return text_entries(self, before, after, count)
+        # Recovery does not know yet where the last segment ends.
+        is_end_known = after is not None or self.next_base is not None
+        return text_entries(self, before, after, count) if is_end_known else ()
 
     @property
     def size_bytes(self) -> int:
@@ -484,7 +480,7 @@ class Segment(SegmentFiles):
         for index, max_bytes in zip(self.indexes, limits, strict=True):
             index.preallocate(max_bytes)
         self.max_entry = self.max_timestamp
-        self.writer = SegmentWriter(self, self._disk, config)
+        self.writer = SegmentWriter(self, config)
         return self.writer
 
     @property
@@ -528,10 +524,7 @@ class Segment(SegmentFiles):
             self.writer = None
 
     def save_indexes(self, *, sync: bool) -> None:
-        """Replace each index file with the entries that were collected in memory.
-
-        With `sync`, a power cut leaves each old file or its new one. The caller syncs the directory.
-        """
+        """Replace each index file with the entries that were collected in memory, as `SparseIndex.save` does."""
         for index in (*self.indexes, self.txn_index):
             index.save(sync=sync)
 

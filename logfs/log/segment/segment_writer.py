@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from logfs.config import LogConfig
     from logfs.format.text.rendering import TextSize
-    from logfs.log.disk.disk import Disk
     from logfs.log.segment.batch_scanner import ScannedBatches
     from logfs.log.segment.segment import Segment
 
@@ -30,10 +29,10 @@ class SegmentWriter:
     replaced, after the bytes are in the file (rule 6).
     """
 
-    def __init__(self, segment: Segment, disk: Disk, config: LogConfig) -> None:
+    def __init__(self, segment: Segment, config: LogConfig) -> None:
         # The segment owns its writer: a strong reference back would keep both until the garbage collector runs.
         self._ref = ref(segment)
-        self._disk = disk
+        self._disk = segment.disk
         # The position of the last batch that got an entry, or the end when the writer was made.
         self._last_entry = segment.size_bytes
         # The greatest timestamp (ms) of the first batch, from which the age counts; None until it is needed.
@@ -161,18 +160,15 @@ class SegmentWriter:
             return True
         if held:
             if first is None:
-                first = self._first_batch_timestamp()
+                if self._rolling_timestamp is None:
+                    self._rolling_timestamp = self._segment.first_batch_timestamp
+                first = self._rolling_timestamp
             waited_ms = now_ms - self._segment.created_ms if first < 0 else max_timestamp - first
             if waited_ms > age_limit_ms(config, self):
                 return True
         if self._indexes_are_full:
             return True
         return not 0 <= last_offset - self._segment.base_offset <= MAX_RELATIVE_OFFSET
-
-    def _first_batch_timestamp(self) -> int:
-        if self._rolling_timestamp is None:
-            self._rolling_timestamp = self._segment.first_batch_timestamp
-        return self._rolling_timestamp
 
 
 def age_limit_ms(config: LogConfig, writer: SegmentWriter | None) -> int:

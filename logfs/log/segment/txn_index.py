@@ -48,12 +48,6 @@ class TransactionIndex(NamedFile):
                     entries = self._entries = self._load()
         return entries
 
-    def forget(self) -> None:
-        """Forget the entries in memory: another process writes the file, so the next use reads it again."""
-        # Under the lock: a thread that is reading the file now may not have the newest entries.
-        with self._disk.hold(self._disk.naming):
-            self._entries = None
-
     def _load(self) -> tuple[AbortedTransaction, ...]:
         try:
             return tuple(parse_aborted(self._read()))
