@@ -50,8 +50,6 @@ if TYPE_CHECKING:
     from logfs.log.segment.batch_scanner import ScannedBatches
     from logfs.log.segment.segment_listing import Files
 
-    Progress = Callable[[int], None]
-
 logger = logging.getLogger(__name__)
 
 TORN = ".torn"
@@ -131,17 +129,15 @@ def load(
     config: LogConfig,
     start: LoadStart,
     now_ms: int,
-    progress: Progress = lambda _: None,
+    progress: Callable[[int], None] = lambda _: None,
     kind: type[Segment] = Segment,
 ) -> Loaded:
     """Load a partition directory. If it was not closed cleanly, recover it from the recovery point on.
 
-    With `start.rebuild`, all of it is recovered. Segments without usable indexes are recovered in any case.
-
-    `progress` is called while .log files are recovered, each time with the number of bytes read since its last call.
-    `kind` is the class of the segments, and `now_ms` is the present time.
-    Raises `OSError`, `Corrupt` for a leader epoch file that cannot be read, and `InvalidName` for a file whose stem
-    is not an offset.
+    Segments without usable indexes are recovered in any case. `progress` is called while .log files are recovered,
+    each time with the number of bytes read since its last call. `kind` is the class of the segments. Raises
+    `OSError`, `Corrupt` for a leader epoch file that cannot be read, and `InvalidName` for a file whose stem is not
+    an offset.
     """
     return _LogLoader(disk, directory, config, start, now_ms, progress, kind).run()
 
@@ -153,7 +149,7 @@ class _LogLoader:
     config: LogConfig
     start: LoadStart
     now_ms: int
-    progress: Progress
+    progress: Callable[[int], None]
     kind: type[Segment]
     torn: list[str] = field(default_factory=list)
     unsynced: list[Segment] = field(default_factory=list)
@@ -176,8 +172,7 @@ class _LogLoader:
         self.snapshots = ProducerSnapshots(
             self.disk, self.directory, self.start.producer_expiration_ms
         )
-        segments = self._open_segments()
-        segments, log_end_offset = self._recover(segments)
+        segments, log_end_offset = self._recover(self._open_segments())
         # The records below this offset were deleted.
         deleted = self.start.log_start_offset
         if segments and log_end_offset < deleted:
@@ -243,8 +238,7 @@ class _LogLoader:
             for name in dropped + cleaned:
                 self.disk.unlink(self.directory / name)
             swapped = [name for name in swapped if name not in dropped]
-        if swapped:
-            self._complete_swap(swapped)
+        self._complete_swap(swapped)
 
     def _complete_swap(self, swapped: Sequence[str]) -> None:
         logs = [name for name in swapped if name.endswith(names.LOG + names.SWAP)]
@@ -255,11 +249,8 @@ class _LogLoader:
                 for name in logs
             )
             for name in self._files():
-                if name.endswith(names.SWAP) or not name.endswith(
-                    (*names.SEGMENT_FILES, names.SNAPSHOT)
-                ):
-                    continue
-                if lowest <= names.parse_stem(name) < highest:
+                is_old = name.endswith((*names.SEGMENT_FILES, names.SNAPSHOT))
+                if is_old and lowest <= names.parse_stem(name) < highest:
                     self.disk.unlink(self.directory / name)
         for name in swapped:
             self.disk.rename(self.directory / name, self.directory / name.removesuffix(names.SWAP))
@@ -452,7 +443,7 @@ class _LogLoader:
             if self.start.closed:
                 self.closed_at = self._where_closed(last, snapshots)
             self._rebuild(segments, last, sync=False)
-        if not self.last_timestamp >= 0 and len(segments) > 1:
+        if self.last_timestamp < 0 and len(segments) > 1:
             self.last_timestamp = segments[-2].max_timestamp.timestamp
         end = last.next_offset
         ends_damaged = bool(last.damaged) and last.damaged[-1].end == last.size_bytes
@@ -590,9 +581,9 @@ class _LogLoader:
 
     def _cut(self, segment: Segment, damage: Damage) -> None:
         """Cut off a torn tail; keep its bytes beside the segment unless they are all zero."""
-        note = f"{segment.path}: cut a torn tail of {damage.end - damage.start} bytes at {damage.start}"
         if not self.disk.writable:
             return
+        note = f"{segment.path}: cut a torn tail of {damage.end - damage.start} bytes at {damage.start}"
         # Leave out the chunks of zeros at the end, of which a preallocated file may have very many.
         end = damage.start
         for start in range(damage.start, damage.end, CHUNK_BYTES):
@@ -600,10 +591,8 @@ class _LogLoader:
             if chunk.strip(b"\0"):
                 end = start + len(chunk)
         if end > damage.start:
-            data = bytes(segment.read(damage.start, end - damage.start))
-            stem = names.stem(segment.base_offset)
-            keep = self.directory / f"{stem}.{damage.start}{TORN}"
-            self.disk.replace_file(keep, data)
+            keep = self.directory / f"{names.stem(segment.base_offset)}.{damage.start}{TORN}"
+            self.disk.replace_file(keep, bytes(segment.read(damage.start, end - damage.start)))
             note += f", kept in {keep.name}"
         self.disk.truncate(segment.file, damage.start)
         self.torn.append(note)
