@@ -153,17 +153,16 @@ def audit(
         segment, 0, segment.base_offset, lambda scanned: _check_batches(segment, scanned)
     ):
         if isinstance(found, Damage):
-            damage = found
             if found.end == segment.size_bytes:
                 # The damaged bytes do not show how many offsets they held. The segment's `next_offset` does.
-                damage = found._replace(next_offset=max(found.next_offset, segment.next_offset))
-            is_below = damage.first_offset < log_start_offset >= damage.next_offset
+                found = found._replace(next_offset=max(found.next_offset, segment.next_offset))
+            is_below = found.first_offset < log_start_offset >= found.next_offset
             tell = note if is_below else error
-            yield tell(segment.path, str(damage))
+            yield tell(segment.path, str(found))
             for index in indexes:
                 index.pass_damage(found)
             text = text.plus(text_size(found))
-            account.end_offset = damage.next_offset
+            account.end_offset = found.next_offset
             report(found.end - found.start)
             continue
         batches, findings = found

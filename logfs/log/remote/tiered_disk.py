@@ -26,10 +26,7 @@ if TYPE_CHECKING:
 
 
 class TieredDisk(BucketDisk):
-    """The bucket of a tiered store. Its files are those of the segments that were passed to `add`.
-
-    Segments that another program has copied are found by a listing of their partition.
-    """
+    """The bucket of a tiered store. Its files are those of the segments that were passed to `add`."""
 
     def __init__(
         self,
@@ -59,23 +56,23 @@ class TieredDisk(BucketDisk):
     ) -> BucketSegment:
         """Add a segment to the directory of its partition, and return it; one of the same offset is replaced.
 
-        `stored` is what logfs knows of a segment that it has copied; None for another program's segment. Raises
-        `RemoteStorageError` if the bucket has no complete copy of another program's segment.
+        `stored` is what logfs knows of a segment that it has copied. If it is None, another program has: raises
+        `RemoteStorageError` if a listing of the partition shows no complete copy.
         """
         if stored is not None:
             found = LAYOUTS[stored.layout].of(segment, stored, self.place)
         else:
             self.check_may_block()
-            listed = self._listed(segment.partition)
-            if key_of(segment) not in listed:
+            listed = self._listed(segment.partition).get(key_of(segment))
+            if listed is None:
                 self._listed.cache_clear()
-                listed = self._listed(segment.partition)
-            if key_of(segment) not in listed:
+                listed = self._listed(segment.partition).get(key_of(segment))
+            if listed is None:
                 raise RemoteStorageError(
                     f"{directory}: the segment from offset {segment.start_offset} on is not in the bucket; give "
                     "remote.storage.url and remote.storage.prefix as they are in the settings of the broker's plugin"
                 )
-            found = listed[key_of(segment)]
+            found = listed
             found.end_offset = segment.end_offset
         self._segments.setdefault(directory, {})[segment.start_offset] = found
         return found
