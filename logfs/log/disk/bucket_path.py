@@ -38,7 +38,6 @@ class BucketPath(PosixPath):
         return self.scheme != "file" and bool(_CREDENTIALS.search("/".join(self.parts[1:])))
 
     def is_absolute(self) -> bool:
-        """Return True."""
         return True
 
     @property

@@ -48,9 +48,15 @@ _MOST_BYTES = 64 * 1024 * 1024
 
 # The clock of file timestamps advances in ticks of a few ms: two changes within a tick may have the same mtime.
 _SETTLED_NS = 50_000_000
-
+# How many times a read is tried while files disappear. On a busy machine, compaction may remove the files of many
+# tries before they are opened.
+TRIES = 100
+# How long a thread that must not wait for the network waits for a lock, whose owner may wait for the network.
+_LOCK_SECONDS = 0.1
+_STANDARD_ERROR = 2
 
 T = TypeVar("T")
+_waits = threading.local()
 
 
 class WouldBlock(Exception):
@@ -62,11 +68,6 @@ class WouldBlock(Exception):
     def __init__(self, *, on_network: bool = False) -> None:
         super().__init__()
         self.on_network = on_network
-
-
-# How long a thread that must not wait for the network waits for a lock, whose owner may wait for the network.
-_LOCK_SECONDS = 0.1
-_waits = threading.local()
 
 
 def run_without_network(work: Callable[..., T], *arguments: Any) -> T:
@@ -83,12 +84,6 @@ def run_without_network(work: Callable[..., T], *arguments: Any) -> T:
 
 def _must_not_fetch() -> bool:
     return getattr(_waits, "on_disk_only", False)
-
-
-_STANDARD_ERROR = 2
-# How many times a read is tried while files disappear. On a busy machine, compaction may remove the files of many
-# tries before they are opened.
-TRIES = 100
 
 
 class Gone(OffsetOutOfRange):

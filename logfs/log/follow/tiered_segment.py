@@ -75,7 +75,7 @@ _LATEST_MS = 253_402_300_799_999
 
 
 class MissingSegment(LiveSegment):
-    """A range of offsets of a tiered log for which no description is known, so that it cannot be read.
+    """The offsets [base_offset, next_offset) of a tiered log that no known description has: they cannot be read.
 
     Every use of its bytes raises `RemoteStorageError`. Its text counts as one byte, so that no reader passes it
     without the error.
@@ -86,7 +86,6 @@ class MissingSegment(LiveSegment):
     def __init__(
         self, disk: TieredDisk, directory: Path, base_offset: int, next_offset: int
     ) -> None:
-        """Stand for the offsets [base_offset, next_offset)."""
         super().__init__(disk, directory, base_offset)
         disk.note_missing(directory, base_offset, next_offset)
         self.identify(dict.fromkeys(names.SEGMENT_FILES, 0))

@@ -347,7 +347,6 @@ class BucketDisk(ReadOnlyDisk):
         return None if found is None else (found.end_offset + 1, found.max_timestamp)
 
     def is_cut(self, file: File) -> bool:
-        """Whether a .log file has more bytes in the bucket than are shown: the next segment begins before its end."""
         stored = self._stored(file)
         return not isinstance(stored, bytes) and self.size(file) < stored.size
 

@@ -50,7 +50,6 @@ _TRY_SECONDS = 10.0
 # Nothing is fetched ahead while so many requests run.
 _MOST_REQUESTS = 16
 
-
 _MD5 = re.compile(r"[0-9a-f]{32}")
 
 

@@ -62,7 +62,6 @@ _DENIED = re.compile(r"(status code|status): 40[13]|<Code>(ExpiredToken|InvalidT
 _CODE = re.compile(r"<Code>([^<]{1,80})</Code>")
 _SENTENCE = re.compile(r"<Message>([^<]{1,200})</Message>")
 
-
 # Large objects are sent in parts of this size, at most four parts of one object at a time.
 _PART_BYTES = 16 << 20
 _MOST_PARTS = 4
@@ -102,10 +101,9 @@ class ObjectStore:
     def __init__(self, place: BucketPath, *, looks_again: bool = False) -> None:
         """Prepare requests to the bucket of `place`. Nothing is imported, read or sent before the first one.
 
-        With `looks_again`, an object counts as missing only after the store has said so three times.
-
         The first request raises `InvalidStore` if obstore is not installed, or if the bucket or the credentials'
-        files cannot be used.
+        files cannot be used. With `looks_again`, an object counts as missing only after the store has said so three
+        times.
         """
         self._place = place
         # The URL of the bucket, without the keys below it.

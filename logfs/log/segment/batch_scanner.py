@@ -73,7 +73,6 @@ _MOST_TEXT_BYTES = 32 << 20
 # The greatest size of a batch that a 32-bit length can express.
 _MOST_BYTES = 2**31 - 1 + LENGTH_OVERHEAD
 
-
 _UNMEASURED = np.empty((0, 3), np.int64)
 
 
@@ -150,7 +149,7 @@ class ScannedBatches(NamedTuple):
 
     @property
     def text(self) -> TextSize:
-        """The total of `sizes`: records, bytes of lines, bytes of envelopes. The batches come from `measured`."""
+        """The total of `sizes`. The batches come from `measured`."""
         return TextSize(*self.sizes.sum(axis=0).tolist())
 
     def measured(self) -> ScannedBatches:
@@ -162,9 +161,8 @@ class ScannedBatches(NamedTuple):
     ) -> Iterator[tuple[Columns | Corrupt, NDArray[np.int64], NDArray[np.int64]]]:
         """Decode and measure the records in groups of batches, and yield (columns, rows, sizes) for each group.
 
-        `columns` and `rows` are those that `decode` yields. `sizes`, int64[batches, 3], has the text size of each
-        batch of the group: records, bytes of lines, bytes of envelopes. A batch with malformed records counts as 0
-        records, and as many bytes in both views as the batch itself has.
+        `columns` and `rows` are those that `decode` yields, and `sizes` are the text sizes of the group's batches. A
+        batch with malformed records counts as 0 records, and as many bytes in both views as the batch itself has.
         """
         for columns, group in self.decode():
             if isinstance(columns, Corrupt):
@@ -174,10 +172,7 @@ class ScannedBatches(NamedTuple):
                 yield columns, group, _texts(columns, group)
 
     def text_sizes(self) -> NDArray[np.int64]:
-        """Return int64[batches, 3]: the records, bytes of lines and bytes of envelopes of each; 0 for control ones.
-
-        Nearly all batches are measured without decoding them to columns.
-        """
+        """Return the text size of each batch, as int64[batches, 3] like `sizes`; 0 for control batches."""
         found = self.measure_plainly()
         if found is not None:
             return found[0]
@@ -440,10 +435,7 @@ def _spans(rows: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def survey(segment: Segment, position: int, first_offset: int) -> Iterator[ScannedBatches | Damage]:
-    """Yield what `scan_segment` yields, with the text sizes of the batches (`measured`).
-
-    The text of a large segment is measured in other threads too, while this thread reads ahead.
-    """
+    """Yield what `scan_segment` yields, with the text sizes of the batches, measured as by `scan_ahead`."""
     return scan_ahead(segment, position, first_offset, ScannedBatches.measured)
 
 

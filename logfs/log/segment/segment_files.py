@@ -35,7 +35,6 @@ _DURABLE_DESCRIPTORS = 4
 # The descriptors of a segment that waits for its flush: it may also have one for the transaction index.
 _UNFLUSHED_DESCRIPTORS = 5
 
-
 # The attributes that `SegmentFiles.__getattr__` makes.
 _INDEXES = frozenset({"offset_index", "time_index", "text_index", "txn_index"})
 # Held while the index objects are made, so that all threads get the same objects.
