@@ -323,6 +323,20 @@ def test_truncation_restores_the_producers(store: Store) -> None:
     assert snapshots(orders) == []
 
 
+def test_a_log_is_flushed_after_an_aborted_transaction_was_cut_off(store: Store) -> None:
+    """The roll of the empty segment removes the transaction index, which then needs no fsync."""
+    orders = store.create(NAME)
+    orders.append_batch(batch(1, 0, b"a", transactional=True))
+    orders.end_transaction(1, 0, commit=False)
+    store.truncate(NAME, 0)
+    orders.roll(NOW)
+    assert not orders.active.txn_index.path.exists()
+    orders.append([b"b"])
+    orders.roll(NOW)
+    assert orders.flush() == 1
+    assert orders.failure is None
+
+
 def test_idle_producers_expire_and_open_transactions_do_not(log_dir: Path) -> None:
     now = NOW
     with Store(log_dir, clock=lambda: now) as store:

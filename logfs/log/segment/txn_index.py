@@ -115,7 +115,7 @@ class TransactionIndex(NamedFile):
 
     def remove(self) -> None:
         """Drop all entries and unlink the file, which an earlier segment with the same base offset may have left."""
-        self._file, self._entries = None, ()
+        self._file, self._entries, self._is_dirty = None, (), False
         if self._disk.exists(self.path):
             self._disk.unlink(self.path)
 
