@@ -111,14 +111,15 @@ class Settings:
             return
         with self._lock:
             overrides = _changed(self.topic_overrides(topic), topic_setting, changes)
-            self._check_change(topic, LogConfig.resolve(overrides, self.broker_overrides))
+            config = LogConfig.resolve(overrides, self.broker_overrides)
+            self._check_change(topic, config, self.broker_config)
             self._check_log_dirs(_topic_file(topic))
             self._write(_topic_file(topic), overrides)
             self._topics[topic] = overrides
             self.version += 1
 
-    def _check_change(self, topic: str, config: LogConfig) -> None:
-        if config.remote_storage_enable and not self.broker_config.remote_storage_url:
+    def _check_change(self, topic: str, config: LogConfig, broker: BrokerConfig) -> None:
+        if config.remote_storage_enable and not broker.remote_storage_url:
             raise InvalidSetting(
                 "remote.storage.enable: there is no bucket for the segments; first set remote.storage.url, as in "
                 "'logfs config LOGDIR remote.storage.url=s3://bucket/prefix'"
@@ -151,7 +152,7 @@ class Settings:
                 if entry.name.endswith(TOPIC_SUFFIX)
             }
             for topic in topics:
-                self._check_topic(topic, broker)
+                self._check_topic(topic, broker, config)
             self._check_log_dirs(BROKER_FILE)
             self._write(BROKER_FILE, broker)
             self.broker_overrides, self.broker_config = broker, config
@@ -224,13 +225,14 @@ class Settings:
                     f"together, as in '{here} {path}'"
                 )
 
-    def _check_topic(self, topic: str, broker: Mapping[str, str]) -> None:
+    def _check_topic(self, topic: str, broker: Mapping[str, str], config: BrokerConfig) -> None:
         try:
             self.log_config(topic)
         except (Corrupt, InvalidName, InvalidSetting):
             return  # the topic was invalid before; it must not block changes for the other topics
         try:
-            LogConfig.resolve(self.topic_overrides(topic), broker)
+            changed = LogConfig.resolve(self.topic_overrides(topic), broker)
+            self._check_change(topic, changed, config)
         except InvalidSetting as problem:
             raise InvalidSetting(
                 f"topic {topic}: {problem}; the broker-level setting is not changed, because the topic depends on it"

@@ -378,3 +378,21 @@ def test_a_change_with_one_of_the_log_directories_is_refused_if_another_has_a_co
         assert store.settings.log_config("orders").segment_bytes == 5000
         store.settings.set_topic("orders", "segment.bytes", "6000")
     assert (first / "orders@p").read_bytes() == (second / "orders@p").read_bytes()
+
+
+def test_the_bucket_of_tiered_topics_stays(log_dirs):
+    """The URL of the bucket cannot be removed while a topic is tiered: its partitions could not be opened again."""
+    settings = Settings([(Disk(), path) for path in log_dirs])
+    settings.set_broker("remote.storage.url", "s3://bucket/a")
+    settings.set_topic("orders", "remote.storage.enable", "true")
+    with pytest.raises(
+        InvalidSetting, match=r"topic orders: remote\.storage\.enable: there is no bucket"
+    ):
+        settings.set_broker("remote.storage.url", None)
+    assert settings.broker_config.remote_storage_url == "s3://bucket/a"
+    settings.set_broker("remote.storage.url", "s3://bucket/b")
+    settings.change_topic(
+        "orders", {"remote.storage.enable": "false", "remote.log.delete.on.disable": "true"}
+    )
+    settings.set_broker("remote.storage.url", None)
+    assert Settings([(Disk(), path) for path in log_dirs]).broker_config.remote_storage_url == ""
