@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import logfs
-from logfs.errors import LogfsError, NotWritable, RemoteStorageError
+from logfs.errors import InvalidSetting, LogfsError, NotWritable, RemoteStorageError
 from logfs.log.remote import object_store
 from logfs.log.remote.object_store import ObjectStore
 from logfs.store.admin.requests import Tier
@@ -185,6 +185,10 @@ def test_the_user_is_told_and_can_take_the_bucket_over(
         assert upkeep_status(store)["bucket_refused"] == str(raised.value)
         assert [str(each) for each in check(twin) if str(raised.value) in str(each)]
         fill(store)
+        store.create("plain-0")
+        with pytest.raises(InvalidSetting):
+            Tier([str(twin)], ["plain-0"], take_over=True).run(store, lambda *_: None)
+        assert upkeep_status(store)["bucket_refused"], "a refused request takes nothing over"
         done = Tier([str(twin)], take_over=True).run(store, lambda *_: None)
         assert done["partitions"][0]["segments"]
         assert not upkeep_status(store)["bucket_refused"]

@@ -202,10 +202,10 @@ class Tier(Request, operation="tier"):
 
     def run(self, store: Store, report: Report) -> Answer:
         manager = store.remote_log_manager
-        if self.take_over:
-            store.tiered.owner.take_over()
         chosen = self.partitions or tiered_partitions(store, _partitions_in(store, self.log_dirs))
         plans = {name: manager.plan(name) for name in chosen}
+        if self.take_over:
+            store.tiered.owner.take_over()
         if chosen:
             store.tiered.owner.claim()
         # Each byte is sent once, and read back once.
