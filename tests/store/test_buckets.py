@@ -308,7 +308,8 @@ def test_what_was_fetched_is_not_fetched_again(
         with open_bucket(place) as remote:
             records = list(remote["orders-0"].read())
     assert remote.disk.chunks.requests == 0
-    assert len(os.listdir("/proc/self/fd")) == before, "a store that is closed keeps nothing open"
+    # Descriptors that were open before may be closed meanwhile.
+    assert len(os.listdir("/proc/self/fd")) <= before, "a store that is closed keeps nothing open"
     for path in sorted(cache.iterdir())[::3]:
         damaged = bytearray(path.read_bytes())
         damaged[len(damaged) // 2] ^= 1

@@ -324,7 +324,7 @@ def _check_commits(store: Store, log_dir: LogDir) -> Iterator[Finding]:
             continue
         for file in part.files:
             staged = store.registry.home(part.partition) / part.partition / file.name
-            if not log_dir.disk.exists(staged):
+            if not store.registry.homes[part.partition].disk.exists(staged):
                 yield error(staged, "missing; a decided commit needs it")
 
 
