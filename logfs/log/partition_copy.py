@@ -206,7 +206,9 @@ class PartitionCopy:
         """
         self.catch_up()
         if self.missing_bytes:
-            raise Corrupt(f"{self._partition.directory}: a .log file was cut while it was copied")
+            raise Corrupt(
+                f"{self._partition.directory}: a .log file was truncated while it was copied"
+            )
         partition = self._partition
         active, end = partition.active, partition.log_end_offset
         self._segments = [self._twin(segment) for segment in partition.local_segments[:-1]]

@@ -274,7 +274,7 @@ class PartitionLoader:
     def load_all(self, *, gently: bool = False) -> None:
         """Execute `Store.load_all`, with several partitions at a time if any may need recovery.
 
-        Returns when a load of each was attempted, or after `stop`. May be called in any thread, and starts others.
+        Returns when it has tried to load every partition, or after `stop`. Any thread may call it.
         """
         is_clean = not self._recover and all(
             log_dir.clean or log_dir.live for log_dir in self._registry.working
@@ -419,7 +419,8 @@ class PartitionLoader:
                 is_live=log_dir.live,
             )
         elif start.is_tiered:
-            # With a lease, the remote segments are not attached: the process that holds the lock does that.
+            # With a lease, no remote segments are attached: the process that holds the lock does that. But the log
+            # start must include them: the load took the first local segment for it.
             with partition.lock:
                 partition.publish(
                     log_start_offset=min(start.log_start_offset, partition.log_start_offset)

@@ -347,7 +347,7 @@ class Commits:
             # This partition was created after the decision, in place of a deleted one of the same name.
         elif name in self._registry.homes:
             raise CommitPending(
-                f"{home.path}: a decided commit writes to {name}, which is offline or not loaded"
+                f"{home.path}: a decided commit cannot be finished while {name} is offline or not loaded"
             )
         elif part.log_dir and part.log_dir not in [str(known.path) for known in self._known]:
             raise CommitPending(

@@ -418,14 +418,15 @@ class Partition(Log):
             sealed.seal(base_offset)
         except LogDirFailed:
             raise
-        except OSError:
+        except OSError as error:
             try:
                 snapshots.drop(base_offset)
                 segment.discard()
             except LogDirFailed:
                 raise
             except OSError as second:
-                raise OSError(errno.EIO, f"a failed roll could not be undone: {second}") from None
+                what = f"a roll failed ({error.strerror}) and could not be undone: {second}"
+                raise OSError(errno.EIO, what) from None
             raise
         return segment
 

@@ -278,7 +278,7 @@ class Disk:
         return False
 
     def is_cut(self, file: File) -> bool:
-        """Whether a stored .log file is longer than `size` says: the next segment repeats its last batches."""
+        """Whether `size` leaves out the last batches of a .log file, because the next segment begins with them."""
         return False
 
     def described_end(self, file: File) -> tuple[int, int] | None:

@@ -170,7 +170,7 @@ class LiveSegment(Segment):
         walked = super().walk(position, end, chunk_bytes, first_offset, is_end_known=is_end_known)
         for found in walked:
             if not is_end_known and not isinstance(found, Damage):
-                # Recovery finds the end of the segment with this walk.
+                # Recovery finds the end of the segment with this walk; `advance` goes on after the last batch.
                 self._last = found[0], bytes(found[1].data[:HEADER_SIZE])
             yield found
 

@@ -247,7 +247,10 @@ class TextRenderer:
     def _render(
         self, segment: Segment, entry: TextEntry, end: int, after: TextSize
     ) -> list[RenderedRange]:
-        """Return the text of the batches of a segment from an entry up to position `end`."""
+        """Return the text of a segment's batches, from the batch of `entry` up to position `end` of the .log file.
+
+        `after` is the size of the segment's text up to there.
+        """
         if end - entry.position > _INLINE_BYTES[self.view]:
             self._log.check_may_block()
         start = entry.position

@@ -216,7 +216,7 @@ class TextView:
         """Replace each segment that the view holds by its copy, which has the same text, if `copies` has one."""
         with self._extending:
             reached = [(start, copies.get(segment, segment)) for start, segment in self._segments]
-            # An empty segment that the view has reached, and the segment that replaced it, have the same copy.
+            # No copy is held twice: an empty segment and the one that has replaced it have the same copy.
             self._segments = list(dict.fromkeys(reached))
             known = {segment for _, segment in reached}
             self._ahead = [

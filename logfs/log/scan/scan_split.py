@@ -193,7 +193,7 @@ def read(segment_split: SegmentSplit, since: int | None = None) -> Iterator[Colu
     """
     segment = segment_split.segment.open()
     if segment.is_tiered:
-        # Read from the object: no request has shown yet whether it exists.
+        # No request has shown yet whether the object exists. Read a header, so that this call raises `Gone`.
         segment.header(segment_split.position)
     return _read(segment, segment_split, since)
 

@@ -42,7 +42,7 @@ class Lease:
     @classmethod
     def of(cls, log_dir: LogDir, partition: TopicPartition) -> Lease:
         """Make a lease of a partition from its entries in the checkpoints of a log directory that is open here."""
-        # The entry 0 tells the receiver that offsets may be missing. `is_brokers` tells it already, for every log.
+        # A cleaner offset of 0 says that offsets may be missing in the log; `is_brokers` says so of every log.
         cleaned = 0 if log_dir.may_have_gaps(partition) and not log_dir.is_brokers else None
         return cls(
             str(log_dir.path),

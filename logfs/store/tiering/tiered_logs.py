@@ -216,13 +216,13 @@ class TieredLogs:
         """Put the remote segments of a partition, if it has any, in front of its log, which was just loaded.
 
         `log_start_offset` is the one in the checkpoint. The log begins at this offset, or at that of its first leader
-        epoch if that is higher; readers get an error for segments that are missing after it. The start is unknown in
-        a broker's directory, because a broker writes its epochs later. It is also unknown in a live directory, which
-        may drop segments after the checkpoint was read, unless the partition's metadata partition does not exist.
+        epoch if that is higher; readers get an error for segments that are missing after it. Two kinds of logs begin
+        at the first segment that is found instead: those in a broker's directory (`is_brokers`), because a broker
+        writes its epochs later, and those in a live directory, which may have dropped segments since the checkpoint
+        was read, unless the partition's metadata partition does not exist.
 
-        Raises the errors of `of`. In a store that writes, raises `Corrupt` if the local log ends before its copies
-        do: appends would assign the copied offsets again. In a broker's directory, the copies may be those of
-        another replica, which has more records.
+        Raises as `of` does. In a store that writes, raises `Corrupt` if the local log ends before its copies do:
+        appends would assign the copied offsets again.
         """
         log = self.of(partition)
         if isinstance(partition, LivePartition) and partition.topic != TOPIC:
