@@ -19,7 +19,7 @@ from logfs.cli.common import (
     regular_expression,
     target,
 )
-from logfs.errors import InvalidName
+from logfs.errors import InvalidName, LogfsError
 from logfs.format.base import names
 
 if TYPE_CHECKING:
@@ -153,14 +153,23 @@ def _standard_input() -> BufferedReader:
 def _append(
     appender: Appender, lines: KeyedLines | None, file: BufferedReader, name: str, size: int | None
 ) -> None:
-    with progress_bar(f"appending {name}", size) as bar:
-        # Append each piece of input at once: the writer of a pipe may pause for hours.
-        while data := _read(file, appender, lines):
-            appender.write(data if lines is None else lines.write(data))
-            bar.update(len(data))
-        if lines is not None:
-            appender.write(lines.finish())
-        appender.finish()
+    before = appender.appended.count
+    try:
+        with progress_bar(f"appending {name}", size) as bar:
+            # Append each piece of input at once: the writer of a pipe may pause for hours.
+            while data := _read(file, appender, lines):
+                appender.write(data if lines is None else lines.write(data))
+                bar.update(len(data))
+            if lines is not None:
+                appender.write(lines.finish())
+            appender.finish()
+    except LogfsError as error:
+        number = appender.appended.count - before + 1
+        what, rest = "line", f"'tail -n +{number} FILE | logfs append …'"
+        if lines is not None and lines.has_several_lines:
+            what, rest = "record", "the rest of the input"
+        done = f"what precedes it is appended: correct it, and go on with {rest}"
+        raise LogfsError(f"{name}, {what} {number}: {error}; {done}") from error
 
 
 def _read(file: BufferedReader, appender: Appender, lines: KeyedLines | None) -> bytes:

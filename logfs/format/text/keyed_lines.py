@@ -49,6 +49,11 @@ class KeyedLines:
         self._size = 0
 
     @property
+    def has_several_lines(self) -> bool:
+        """Whether a record may have several lines."""
+        return self._start is not None
+
+    @property
     def is_waiting(self) -> bool:
         """Whether a record is kept that further lines may continue, and no unfinished line is kept."""
         return bool(self._lines) and not self._unfinished
