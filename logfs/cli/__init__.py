@@ -8,8 +8,9 @@ ends a command with 130.
 Commands share `common` (arguments, opening a store, tables, errors), `service_manager` (messages to systemd) and
 `watch` (the snapshots that `status` and `top` show). `cat`, `tail` and `consume` also share `selection` (which
 records are printed, with `human_times`), `reading` (the partitions of a TARGET), `scanning` (reads records, and skips
-damage), `decoding` (decodes keys and values by schemas) and `output` (the form of the output). `members` assigns
-partitions to the members of a group. `dump` and `spark` are folders, with a file for each kind of file and each job.
+damage), `decoding` (decodes keys and values by schemas), `output` (the form of the output) and `output_pipe` (what
+the reader of a pipe has taken). `members` assigns partitions to the members of a group. `dump` and `spark` are
+folders, with a file for each kind of file and each job.
 """
 
 from __future__ import annotations

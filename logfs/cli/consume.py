@@ -9,12 +9,14 @@ import subprocess
 import sys
 import threading
 import time
+from bisect import bisect
 from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.cli.common import add_isolation, add_target, ask, group_name, not_empty
 from logfs.cli.human_times import moment
 from logfs.cli.members import Membership
 from logfs.cli.output import Printer, add_form
+from logfs.cli.output_pipe import OutputPipe, pause
 from logfs.cli.reading import OpenLogs
 from logfs.cli.selection import EARLIEST, LATEST, add_filter
 from logfs.errors import InvalidName, NotWritable, StoreLocked
@@ -133,6 +135,15 @@ class _Place(NamedTuple):
     committed: int
 
 
+class _Printed(NamedTuple):
+    """A batch that was printed: the offsets [start, end) of a partition, and its first byte in the whole output."""
+
+    log: OpenLog
+    start: int
+    end: int
+    at: int
+
+
 class _Consumer:
     """Consumes the partitions of a member. `is_whole` is False once a record was lost, or a command has failed."""
 
@@ -143,7 +154,10 @@ class _Consumer:
         self._group: str = arguments.group
         self._places: dict[OpenLog, _Place] = {}
         self._due = 0.0
-        self._printer = Printer(arguments, arguments.lines)
+        self._pipe = OutputPipe()
+        self._printer = Printer(arguments, arguments.lines, self._pipe.out)
+        # The batches that the reader of the pipe may not have taken completely, in the order of the output.
+        self._printed: list[_Printed] = []
         self._is_refused = False
         # Whether the last commit failed because another process has locked the log directory.
         self._is_waiting = False
@@ -161,16 +175,46 @@ class _Consumer:
             elif idle is not None and time.monotonic() - since >= idle and self._has_all():
                 return
             else:
-                time.sleep(_POLL_SECONDS)
+                pause(_POLL_SECONDS)
             if time.monotonic() >= self._due:
+                self._forget_taken()
                 for log in [*self._places]:
                     self._try_to_commit(log)
                 self._due = time.monotonic() + _COMMIT_SECONDS
 
     def finish(self) -> None:
-        """Print how many values could not be decoded, and commit all partitions. Raises as `commit`."""
+        """Print how many values could not be decoded, and commit all partitions. Raises as `commit`.
+
+        If the reader of standard output exits now, as `head` does, only the records that it has taken are committed.
+        """
         self._printer.finish()
+        is_read = self._pipe.await_reader(_COMMIT_SECONDS)
+        self._forget_taken()
+        if is_read:
+            self._printed.clear()
+        elif self._printed:
+            batch = self._printed[0]
+            self._printed[0] = batch._replace(start=self._offset_after(batch, self._pipe.taken()))
         self.commit()
+
+    def _forget_taken(self) -> None:
+        """Forget the printed batches that the reader of standard output has taken completely."""
+        ends = [*(batch.at for batch in self._printed[1:]), self._pipe.written]
+        taken = self._pipe.taken()
+        pairs = zip(self._printed, ends, strict=False)
+        self._printed = [batch for batch, end in pairs if end > taken]
+
+    def _offset_after(self, batch: _Printed, taken: int) -> int:
+        """Return the offset after the records of a batch that lie in the first `taken` bytes of the output."""
+
+        def is_left(end: int) -> bool:
+            text = io.BytesIO()
+            printer = Printer(self._arguments, None, text)
+            printer.print_logs([batch.log], [(batch.start, end)])
+            return batch.at + text.tell() > taken
+
+        ends = range(batch.start, batch.end + 1)
+        return batch.start + bisect(ends, False, key=is_left) - 1
 
     def _try_to_commit(self, log: OpenLog) -> bool:
         """Commit a partition. If another process has the log directory, warn once, and return False."""
@@ -203,7 +247,11 @@ class _Consumer:
         self._opened.find_new()
         mine = {*self._member.assigned([log.name for log in self._opened.logs])}
         for log in [*self._places]:
-            if log.name not in mine and self._try_to_commit(log):
+            if log.name in mine:
+                continue
+            # The next member goes on after everything that was printed.
+            self._printed = [batch for batch in self._printed if batch.log is not log]
+            if self._try_to_commit(log):
                 del self._places[log]
                 self._member.release(log.name)
         for log in self._opened.logs:
@@ -249,6 +297,7 @@ class _Consumer:
                 "they were read"
             )
         if self._arguments.exec is None:
+            self._printed.append(_Printed(log, start, end, self._pipe.written))
             self.is_whole &= self._printer.print_logs([log], [(start, end)])
         elif not self._execute(log, start, end):
             self.is_whole, self._is_refused = False, True
@@ -277,10 +326,12 @@ class _Consumer:
 
     def _commit(self, log: OpenLog) -> None:
         place = self._places[log]
-        if place.taken == place.committed:
+        left = (batch.start for batch in self._printed if batch.log is log)
+        taken = next(left, place.taken)
+        if taken == place.committed:
             return
-        ask(self._opened.log_dirs, CommitOffsets(self._group, {log.name: str(place.taken)}))
-        self._places[log] = _Place(place.taken, place.taken)
+        ask(self._opened.log_dirs, CommitOffsets(self._group, {log.name: str(taken)}))
+        self._places[log] = place._replace(committed=taken)
 
 
 def _resolve(text: str, reader: Reader) -> int:

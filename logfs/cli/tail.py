@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 from logfs.cli.common import add_isolation, add_target
 from logfs.cli.output import Printer, add_form
+from logfs.cli.output_pipe import pause
 from logfs.cli.reading import OpenLogs
 from logfs.cli.selection import add_filter
 from logfs.errors import InvalidName
@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
         whole = printer.print_last(opened.logs, list(ends.values()), arguments.lines)
         printer.finish()
         while arguments.follow:
-            time.sleep(_POLL_SECONDS)
+            pause(_POLL_SECONDS)
             opened.store.refresh()
             for log in opened.logs:
                 if log.look_again(refresh=False):

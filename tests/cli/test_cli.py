@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import signal
 import struct
@@ -236,7 +237,8 @@ def test_append_errors(orders: Path, tmp_path: Path) -> None:
     done = call("append", orders, "--jsonl", stdin=b'{"value":"a"}\n{"value":1}\n{"value":"b"}\n')
     assert done.returncode == 1
     assert done.stdout == b"orders-0: 10..11\n"
-    assert b'"value" must be a string' in done.stderr
+    assert b'logfs: standard input, line 2: orders-0: "value" must be a string' in done.stderr
+    assert b"go on with 'tail -n +2 FILE | logfs append" in done.stderr
     done = call("append", orders, stdin=b"b\n" + b"x" * 2_000_000 + b"\n")
     assert done.returncode == 1
     assert done.stdout == b"orders-0: 11..12\n"
@@ -246,6 +248,27 @@ def test_append_errors(orders: Path, tmp_path: Path) -> None:
     assert "'logfs create' creates one" in fails("append", orders.with_name("users-0"))
     assert "nowhere does not exist" in fails("append", tmp_path / "nowhere/users-0")
     assert ok("append", orders, stdin=b"") == ""
+
+
+@pytest.mark.parametrize("through", ["directory", "mount", "topic"])
+def test_an_append_goes_on_after_a_refused_line(
+    request: pytest.FixtureRequest, tmp_path: Path, through: str
+) -> None:
+    """The error has the file and the number of the line, and nothing is doubled if the rest is appended."""
+    target = request.getfixturevalue("orders")
+    if through == "mount":
+        target = request.getfixturevalue("make_mount")().path / "orders-0"
+    target = target.with_name("orders") if through == "topic" else target
+    good = [b'{"value":"%d","key":"k"}\n' % number for number in range(5001)]
+    file = tmp_path / "many.jsonl"
+    before = len(ok("cat", target).splitlines())
+    file.write_bytes(b"".join([*good[:2500], b'{"value":\n', *good[2501:]]))
+    said = fails("append", target, "--jsonl", "-f", file)
+    assert said.startswith(f"logfs: {file}, line 2501: ")
+    rest = b"".join(file.read_bytes().splitlines(keepends=True)[2501:])
+    ok("append", target, "--jsonl", stdin=rest)
+    shown = ok("cat", target).splitlines()[before:]
+    assert sorted(map(int, shown)) == [n for n in range(5001) if n != 2500]
 
 
 def test_commands_beside_a_mount(mount: Mount) -> None:
@@ -465,6 +488,14 @@ def test_tail_follows(mount: Mount, tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=20)
     assert (process.returncode, errors) == (-signal.SIGINT, b"")
+
+
+def test_tail_ends_with_its_reader(orders: Path) -> None:
+    """`tail -f | head` ends when head has ended, without waiting for another record."""
+    ok("append", orders, stdin=b"a\nb\n")
+    command = f"{shlex.join(LOGFS)} tail -f {orders} | head -n 1"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, check=False, timeout=60)
+    assert (done.stdout, done.stderr) == (b"value 2\n", b"")
 
 
 # dump.

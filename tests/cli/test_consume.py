@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import subprocess
@@ -162,6 +163,43 @@ def test_an_output_that_is_closed_from_the_start(log_dir: Path, topic: str) -> N
         assert done.returncode == 1
         assert done.stderr == b"logfs: standard output: Bad file descriptor\n"
     assert committed(log_dir, "a") == [0, 0, 0]
+
+
+@pytest.mark.parametrize("size", [1, 100, 8192, 250_000])
+@pytest.mark.parametrize("words", [END, ()], ids=["all", "followed"])
+def test_what_the_reader_of_a_pipe_has_taken_is_committed(
+    log_dir: Path, words: tuple[str, ...], size: int
+) -> None:
+    """A reader such as `head` ends early: the group goes on with the record after those that it has taken."""
+    values = [b"%d" % n * (n % 7) for n in range(20_000)]
+    with Store(log_dir) as store:
+        store.create("orders-0").append(values)
+    target = f"{log_dir}/orders"
+    with subprocess.Popen(
+        [*LOGFS, "consume", target, "-g", "a", *words], stdout=subprocess.PIPE
+    ) as consuming:
+        assert consuming.stdout is not None
+        taken = os.read(consuming.stdout.fileno(), 1)
+        while len(taken) < size:
+            taken += os.read(consuming.stdout.fileno(), size - len(taken))
+        consuming.stdout.close()
+        # 0 if everything was written before the pipe was closed.
+        assert consuming.wait(60) in (0, 1)
+    whole = taken.count(b"\n")
+    assert committed(log_dir, "a")[0] == whole
+    rest = ok("consume", target, "-g", "a", *END).encode()
+    assert rest == b"".join(b"%s\n" % value for value in values[whole:])
+
+
+def test_a_reader_that_waits_for_the_end_gets_everything(log_dir: Path, topic: str) -> None:
+    """It reads only after the command has ended, which commits everything."""
+    with subprocess.Popen(
+        [*LOGFS, "consume", topic, "-g", "a", *END], stdout=subprocess.PIPE
+    ) as consuming:
+        assert consuming.wait(60) == 0
+        assert consuming.stdout is not None
+        assert consuming.stdout.read().decode().split() == expected(0, 1, 2)
+    assert committed(log_dir, "a") == [10, 10, 10]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

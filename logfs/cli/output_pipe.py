@@ -1,0 +1,97 @@
+"""Standard output as a pipe: how many of the written bytes its reader has taken, and whether it still reads."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import io
+import os
+import select
+import stat
+import struct
+import sys
+import termios
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, BinaryIO
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+_INT = struct.Struct("i")
+_POLL_SECONDS = 0.005
+
+
+class OutputPipe:
+    """Standard output of a command that has to know what its reader, such as `head`, has taken.
+
+    `out` is the file to write to. Anything but a pipe counts as taken as soon as it is written.
+    """
+
+    def __init__(self) -> None:
+        self._raw = _CountedOutput(sys.stdout.fileno())
+        self.out: BinaryIO = io.BufferedWriter(self._raw)
+        self.is_pipe = stat.S_ISFIFO(os.fstat(self._raw.fileno()).st_mode)
+
+    @property
+    def written(self) -> int:
+        """The number of bytes that were written."""
+        return self._raw.count
+
+    def taken(self) -> int:
+        """Return how many of the written bytes the reader has taken out of the pipe."""
+        if not self.is_pipe:
+            return self.written
+        # Bytes in the pipe may be those of another writer. They count as ours: it is safer to take records again.
+        (unread,) = _INT.unpack(fcntl.ioctl(self._raw.fileno(), termios.FIONREAD, bytes(_INT.size)))
+        return max(self.written - int(unread), 0)
+
+    def await_reader(self, seconds: float) -> bool:
+        """Wait until the reader has taken everything, for at most `seconds`; return False if it has exited before."""
+        end = time.monotonic() + seconds
+        while self.taken() < self.written:
+            if not has_reader():
+                return False
+            if time.monotonic() >= end:
+                break
+            time.sleep(_POLL_SECONDS)
+        return True
+
+
+class _CountedOutput(io.RawIOBase):
+    """Writes to a descriptor, and counts the bytes that it has accepted."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self.count = 0
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Buffer) -> int:
+        try:
+            done = os.write(self._fd, data)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, "standard output") from None
+        self.count += done
+        return done
+
+
+def has_reader() -> bool:
+    """Whether standard output can still be written to: False once the reader of a pipe or a socket has exited."""
+    with suppress(OSError, ValueError):
+        poll = select.poll()
+        # Errors are reported whatever events are wanted.
+        poll.register(sys.stdout.fileno(), 0)
+        return not any(found & select.POLLERR for _, found in poll.poll(0))
+    return True
+
+
+def pause(seconds: float) -> None:
+    """Sleep. Raises `BrokenPipeError` if standard output has lost its reader; a write would notice it only later."""
+    if not has_reader():
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+    time.sleep(seconds)
