@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from logfs.cli.common import add_log_dirs, log_dirs_of, progress_bar
+from logfs.cli.common import add_json, add_log_dirs, log_dirs_of, print_json, progress_bar
 from logfs.log.disk.memory import keep_memory
 
 if TYPE_CHECKING:
@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the argument for log directories."""
+    """Add the arguments: log directories, and the form of the output."""
     add_log_dirs(parser)
+    add_json(parser)
 
 
 def _size_bytes(log_dir: Path) -> int:
@@ -46,9 +47,16 @@ def run(arguments: argparse.Namespace) -> int:
     with progress_bar("checking", total) as bar:
         for finding in check(log_dirs, lambda _, size: bar.update(size) and None):
             bar.clear()
-            print(finding)
+            severity = finding.severity.name.lower()
+            if arguments.json:
+                row = {"severity": severity, "path": str(finding.path), "text": finding.text}
+                print_json(row)
+            else:
+                print(finding)
             errors += finding.severity is Severity.ERROR
             notes += finding.severity is Severity.NOTE
+    if arguments.json:
+        return 1 if errors else 0
     if errors or notes:
         print(f"{errors} errors, {notes} notes")
     else:

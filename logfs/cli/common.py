@@ -23,7 +23,7 @@ from logfs.format.base import names
 from logfs.log.disk.bucket_path import BucketPath, as_path
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Sequence
+    from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
     from logfs.log.append.partition import Partition
     from logfs.log.read.log import Log
@@ -115,6 +115,18 @@ def add_log_dirs(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Add the option for output as JSON, which the command prints by `print_json`."""
+    parser.add_argument("--json", action="store_true", help="one JSON object per line")
+
+
+def print_json(row: Mapping[str, object]) -> None:
+    """Print one JSON object as a line."""
+    import json
+
+    print(json.dumps(row, ensure_ascii=False, separators=(",", ":")))
+
+
 def log_dirs_of(words: Iterable[str | Path], *, may_be_empty: bool = False) -> list[Path]:
     """Return the log directories that `words` name; a mountpoint stands for the log directories mounted there.
 
@@ -126,6 +138,20 @@ def log_dirs_of(words: Iterable[str | Path], *, may_be_empty: bool = False) -> l
     found = [as_path(path) for path in recognition.log_dirs_of(words)]
     recognition.check_log_dirs(found, may_be_empty=may_be_empty)
     return found
+
+
+def split_name(words: Sequence[Path]) -> tuple[Sequence[Path], str]:
+    """Return log directories, and the partition or topic that LOGDIR/NAME, as the only word, names; "" for none."""
+    from logfs.store.directory.recognition import PathKind, recognise
+
+    roots = (PathKind.LOG_DIR, PathKind.MOUNTPOINT)
+    if len(words) == 1 and not isinstance(words[0], BucketPath):
+        path = words[0].absolute()
+        if recognise(path).kind not in roots and recognise(path.parent).kind in roots:
+            partitions = partitions_in(log_dirs_of([path.parent]))
+            if partitions.intersection(names.partitions_named(path.name, partitions)):
+                return [path.parent], path.name
+    return words, ""
 
 
 def target(words: Sequence[str], *, may_be_empty: bool = False) -> Target:

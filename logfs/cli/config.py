@@ -5,11 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from logfs.cli.common import ask, log_dirs_of, not_empty, parse_changes, path_argument
-from logfs.errors import InvalidSetting
+from logfs.cli.common import (
+    add_json,
+    ask,
+    log_dirs_of,
+    not_empty,
+    parse_changes,
+    path_argument,
+    print_json,
+    split_name,
+)
+from logfs.errors import InvalidName, InvalidSetting
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Sequence
 
     from logfs.store.store import Store
 
@@ -17,13 +27,14 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments: log directories, a topic, and the settings to show or set."""
     parser.add_argument("--topic", help="settings of this topic; without it, of the store")
+    add_json(parser)
     parser.add_argument(
         "words",
         nargs="+",
         type=not_empty,
         metavar="LOGDIR | NAME[=VALUE]",
-        help="the log directories; then the settings: show NAME, or set it; an empty VALUE restores the default; "
-        "without any NAME, show all",
+        help="the log directories, or LOGDIR/TOPIC; then the settings: show NAME, or set it; an empty VALUE restores "
+        "the default; without any NAME, show all",
     )
 
 
@@ -33,14 +44,16 @@ def run(arguments: argparse.Namespace) -> int:
     from logfs.store.store import Store
 
     settings = [word for word in arguments.words if _is_setting(word)]
-    directories = [path_argument(word) for word in arguments.words if not _is_setting(word)]
+    words = [word for word in arguments.words if not _is_setting(word)]
+    directories: Sequence[Path] = list(map(path_argument, words))
     if not directories:
         raise InvalidSetting(f"{settings[0]}: give the log directories before the settings")
+    if not arguments.topic:
+        directories, arguments.topic = _split_topic(directories)
+    changed = [word for word in settings if "=" in word]
+    log_dirs = log_dirs_of(directories, may_be_empty=bool(changed) and not arguments.topic)
     # Check the changes before an empty directory becomes a store.
-    changes = parse_changes(
-        [word for word in settings if "=" in word], of_topic=bool(arguments.topic)
-    )
-    log_dirs = log_dirs_of(directories, may_be_empty=bool(changes) and not arguments.topic)
+    changes = parse_changes(changed, of_topic=bool(arguments.topic))
     if changes:
         if arguments.topic:
             # Check the topic first: if it does not exist, no lock is taken.
@@ -52,8 +65,19 @@ def run(arguments: argparse.Namespace) -> int:
         with Store(log_dirs, read_only=True, only="") as store:
             if arguments.topic:
                 check_topic(store, arguments.topic)
-            _show(store, arguments.topic, shown)
+            _show(store, arguments.topic, shown, as_json=arguments.json)
     return 0
+
+
+def _split_topic(directories: Sequence[Path]) -> tuple[Sequence[Path], str]:
+    """Return the log directories, and the topic of LOGDIR/TOPIC, or "". Raises `InvalidName` for a partition."""
+    found, name = split_name(directories)
+    if name and (found[0] / name).is_dir():
+        topic = found[0] / name.rpartition("-")[0]
+        raise InvalidName(
+            f"{directories[0]} is a partition, whose settings are those of its topic: give {topic}"
+        )
+    return found, name
 
 
 def _is_setting(word: str) -> bool:
@@ -66,7 +90,7 @@ def _is_setting(word: str) -> bool:
     return bool(equals) or (("." in name or name in TOPIC_SETTINGS) and not Path(name).exists())
 
 
-def _show(store: Store, topic: str | None, names: list[str]) -> None:
+def _show(store: Store, topic: str | None, names: list[str], *, as_json: bool) -> None:
     from logfs import config, setting
 
     known, setting_of = setting.BROKER_SETTINGS, setting.broker_setting
@@ -83,4 +107,7 @@ def _show(store: Store, topic: str | None, names: list[str]) -> None:
         else:
             value = config.broker_value_in_force(name, broker)
             source = f"broker {name}" if name in broker else "default"
-        print(f"{name}={value}  # {source}")
+        if as_json:
+            print_json({"name": name, "value": value, "source": source})
+        else:
+            print(f"{name}={value}  # {source}")

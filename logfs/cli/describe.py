@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from logfs.cli.common import add_log_dirs, log_dirs_of, recovery_progress, table_lines
+from logfs.cli.common import (
+    add_log_dirs,
+    log_dirs_of,
+    recovery_progress,
+    split_name,
+    table_lines,
+)
+from logfs.format.base import names
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Callable
 
+    from logfs.format.base.names import TopicPartition
     from logfs.store.directory.log_dir import LogDir
     from logfs.store.store import Store
 
@@ -24,18 +33,28 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the partitions; exit code 1 if a partition is offline or a log directory has failed."""
     from logfs.store.store import Store
 
-    topics = set(arguments.topic_list.split(",")) if arguments.topic_list else None
-    with Store(
-        log_dirs_of(arguments.log_dirs), read_only=True, progress=recovery_progress()
-    ) as store:
+    words, name = split_name(arguments.log_dirs)
+    with Store(log_dirs_of(words), read_only=True, progress=recovery_progress()) as store:
+        chosen = _choice(store, name, arguments.topic_list)
         if arguments.json:
-            _print_json(store, topics)
+            _print_json(store, chosen)
         else:
-            _print_table(store, topics)
+            _print_table(store, chosen)
         return 1 if store.offline or store.registry.failed else 0
 
 
-def _print_json(store: Store, topics: set[str] | None) -> None:
+def _choice(store: Store, name: str, topic_list: str | None) -> Callable[[TopicPartition], bool]:
+    """Return a filter of partitions: those of `name`, a partition or a topic, and of the topics in a list."""
+    named = names.partitions_named(name, store.registry.homes)
+    topics = topic_list.split(",") if topic_list else []
+
+    def is_chosen(each: TopicPartition) -> bool:
+        return (not name or each.directory in named) and (not topics or each.topic in topics)
+
+    return is_chosen
+
+
+def _print_json(store: Store, is_chosen: Callable[[TopicPartition], bool]) -> None:
     import json
 
     from logfs.store.maintenance.move_recovery import futures
@@ -50,13 +69,12 @@ def _print_json(store: Store, topics: set[str] | None) -> None:
                 "isFuture": False,
             }
             for name in store
-            if store.registry.home(name) == log_dir.path
-            and (topics is None or store[name].topic in topics)
+            if store.registry.home(name) == log_dir.path and is_chosen(store[name].name)
         ]
         partitions += [
             {"partition": name.directory, "size": size, "offsetLag": -1, "isFuture": True}
             for name, size in futures(log_dir)
-            if topics is None or name.topic in topics
+            if is_chosen(name)
         ]
         log_dirs.append(
             {"partitions": partitions, "error": _error(log_dir), "logDir": str(log_dir.path)}
@@ -91,10 +109,10 @@ def _broker_id(store: Store) -> int:
     return int(properties.get("node.id", properties.get("broker.id", "0")))
 
 
-def _print_table(store: Store, topics: set[str] | None) -> None:
+def _print_table(store: Store, is_chosen: Callable[[TopicPartition], bool]) -> None:
     from logfs.format.base.times import format_time
 
-    chosen = [name for name in store if topics is None or store[name].topic in topics]
+    chosen = [name for name in store if is_chosen(store[name].name)]
     # Only a part of a tiered log is in the log directory.
     shows_local = any(store[name].is_tiered for name in chosen)
     local = ["LOCAL"] if shows_local else []

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from logfs.cli.common import (
     Target,
+    add_json,
     add_log_dirs,
     ask,
     check_names,
     group_name,
     log_dirs_of,
     not_empty,
+    print_json,
     recovery_progress,
     table_lines,
     with_whole_store,
@@ -37,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-p", "--partition", type=not_empty, metavar="NAME", help="this partition or topic only"
     )
     parser.add_argument("-g", "--group", type=group_name, help="this group only")
-    parser.add_argument("--json", action="store_true", help="one JSON object per line")
+    add_json(parser)
     change = parser.add_mutually_exclusive_group()
     change.add_argument(
         "--commit",
@@ -127,10 +129,8 @@ def _print_table(rows: list[tuple[GroupOffset, int | None]]) -> None:
 
 
 def _print_json(rows: list[tuple[GroupOffset, int | None]]) -> None:
-    import orjson
-
     for (group, partition, commit), end in rows:
-        row: dict[str, Any] = {
+        row = {
             "group": group,
             "topic": partition.topic,
             "partition": partition.partition,
@@ -141,4 +141,4 @@ def _print_json(rows: list[tuple[GroupOffset, int | None]]) -> None:
             "metadata": commit.metadata,
             "commitTimestamp": commit.commit_timestamp,
         }
-        print(orjson.dumps(row).decode())
+        print_json(row)

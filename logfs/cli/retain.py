@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from logfs.cli.common import add_log_dirs, ask, log_dirs_of, recovery_progress
+from logfs.cli.common import (
+    add_json,
+    add_log_dirs,
+    ask,
+    log_dirs_of,
+    print_json,
+    recovery_progress,
+)
 
 if TYPE_CHECKING:
     import argparse
@@ -19,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="drop nothing; works beside a mount or a broker",
     )
+    add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -33,19 +42,39 @@ def run(arguments: argparse.Namespace) -> int:
     log_dirs = log_dirs_of(arguments.log_dirs)
     if not arguments.dry_run:
         done = ask(log_dirs, Retain(list(map(str, log_dirs))))
-        _explain(done["partitions"], "is dropped", "is dropped here, and stays in the object store")
+        show = _print_json if arguments.json else partial(_explain, will="is")
+        show(done["partitions"])
         return int(done["failed"])
     with Store(log_dirs, read_only=True, progress=recovery_progress(), create=False) as store:
         plans = retention_plans(store, store)
-        _explain(plans, "would be dropped", "would be dropped here, and stays in the object store")
+        show = _print_json if arguments.json else partial(_explain, will="would be")
+        show(plans)
         return int(bool(store.registry.failed))
 
 
-def _explain(plans: list[dict[str, Any]], expired: str, released: str) -> None:
+def _explain(plans: list[dict[str, Any]], will: str) -> None:
     for plan in plans:
         print(plan["name"])
-        for rows, what in ((plan["expired"], expired), (plan["released"], released)):
-            for file, first, following, size, reason in rows:
-                print(f"  {file} ({first}..{following}, {size} bytes) {what}: {reason}")
+        for kind, what in (("expired", ""), ("released", " here, and stays in the object store")):
+            for file, first, following, size, reason in plan[kind]:
+                print(
+                    f"  {file} ({first}..{following}, {size} bytes) {will} dropped{what}: {reason}"
+                )
         if plan["stays"]:
             print(f"  {plan['oldest']} stays: {plan['stays']}")
+
+
+_SEGMENT = ("file", "firstOffset", "nextOffset", "sizeBytes", "reason")
+
+
+def _print_json(plans: list[dict[str, Any]]) -> None:
+    for plan in plans:
+        print_json(
+            {
+                "partition": plan["name"],
+                "dropped": [dict(zip(_SEGMENT, row, strict=True)) for row in plan["expired"]],
+                "released": [dict(zip(_SEGMENT, row, strict=True)) for row in plan["released"]],
+                "oldest": plan["oldest"],
+                "stays": plan["stays"],
+            }
+        )

@@ -10,7 +10,7 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
-from logfs.cli.common import path_argument, table_lines
+from logfs.cli.common import add_json, path_argument, print_json, table_lines
 from logfs.cli.watch import source
 from logfs.errors import InvalidSetting
 
@@ -59,6 +59,21 @@ SORTS: Mapping[str, tuple[str, Callable[[Row], float]]] = {
     "segments": ("g", lambda row: -row.segments),
     "name": ("n", lambda row: 0),
 }
+# The keys of the fields of a `Row` in JSON.
+_KEYS = (
+    "partition",
+    "sizeBytes",
+    "segments",
+    "logStartOffset",
+    "logEndOffset",
+    "recordsPerSecond",
+    "bytesInPerSecond",
+    "bytesOutPerSecond",
+    "dirtyRatio",
+    "lag",
+    "state",
+    "remoteBytes",
+)
 _HEADINGS = (
     "PARTITION",
     "SIZE",
@@ -94,6 +109,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--once", action="store_true", help="print one plain table, as in a pipe, and exit"
     )
+    add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -110,7 +126,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise InvalidSetting(f"-n {arguments.rows}: give a number of partitions, 1 or more")
     watched = source(arguments.target)
     try:
-        if arguments.once or not (sys.stdout.isatty() and sys.stdin.isatty()):
+        if arguments.once or arguments.json or not (sys.stdout.isatty() and sys.stdin.isatty()):
             _print_once(watched, arguments)
         else:
             _Live(watched, arguments).run()
@@ -178,7 +194,6 @@ def table(found: Sequence[Row], sort: str, count: int | None) -> list[str]:
 
     `sort` is a key of `SORTS`. `count` is the largest number of partitions to show, None for all.
     """
-    chosen = sorted(sorted(found, key=lambda row: row.name), key=SORTS[sort][1])[:count]
     cells = [
         _HEADINGS,
         *(
@@ -196,10 +211,19 @@ def table(found: Sequence[Row], sort: str, count: int | None) -> list[str]:
                 _optional(row.lag, "{:.0f}"),
                 row.state,
             )
-            for row in chosen
+            for row in _chosen(found, sort, count)
         ),
     ]
     return table_lines(cells, numbers=range(1, len(_HEADINGS) - 1))
+
+
+def _chosen(found: Sequence[Row], sort: str, count: int | None) -> Sequence[Row]:
+    return sorted(sorted(found, key=lambda row: row.name), key=SORTS[sort][1])[:count]
+
+
+def _whole(value: object) -> object:
+    """Return a whole number as an int: the metrics are floats."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _optional(value: float | None, form: str) -> str:
@@ -232,6 +256,10 @@ def _print_once(watched: Source, arguments: argparse.Namespace) -> None:
     time.sleep(arguments.interval)
     after = watched.look()
     found = rows(before, after, time.monotonic() - began)
+    if arguments.json:
+        for row in _chosen(found, arguments.sort, arguments.rows):
+            print_json(dict(zip(_KEYS, map(_whole, row), strict=True)))
+        return
     print(_summary(watched, after, found))
     print("\n".join(table(found, arguments.sort, arguments.rows)))
 

@@ -19,7 +19,7 @@ from logfs.errors import InvalidName
 from logfs.format.batches.record import Record
 from logfs.log.read.merge import MergedRows, last, merge, rising
 from logfs.store.store import Store
-from tests.support.command_line import fails, ok
+from tests.support.command_line import call, fails, ok
 from tests.support.processes import wait_for
 
 if TYPE_CHECKING:
@@ -295,3 +295,72 @@ def test_names_that_are_unknown_suggest_others(log_dir: Path, topic: list[object
     ok("groups", log_dir, "--commit", "billing", "orders-0", "5")
     said = fails("groups", log_dir, "-g", "biling")
     assert said.endswith("has no group 'biling' with committed offsets; did you mean 'billing'?")
+
+
+def test_json_of_every_table(log_dir: Path, topic: list[object]) -> None:
+    """One object a line, with the numbers of the table."""
+    ok("groups", log_dir, "--commit", "billing", "orders-0", "5")
+    (row,) = map(orjson.loads, ok("groups", log_dir, "--json").splitlines())
+    assert (row["group"], row["offset"], row["lag"]) == ("billing", 5, COUNT - 5)
+    (row,) = map(
+        orjson.loads, ok("config", log_dir / "orders", "retention.ms", "--json").splitlines()
+    )
+    assert row == {"name": "retention.ms", "value": "604800000", "source": "default"}
+    assert len(ok("config", log_dir, "--json").splitlines()) > 30
+    rows = {
+        row["partition"]: row
+        for row in map(orjson.loads, ok("top", log_dir, "--json").splitlines())
+    }
+    assert rows["orders-1"]["logEndOffset"] == COUNT
+    assert rows["orders-0"]["lag"] == COUNT - 5
+    rows = {
+        row["partition"]: row
+        for row in map(orjson.loads, ok("retain", "-n", log_dir, "--json").splitlines())
+    }
+    assert rows["orders-2"]["dropped"] == []
+    assert "retention.ms" in rows["orders-2"]["stays"]
+    assert ok("check", log_dir, "--json") == ""
+    log = log_dir / "orders-1" / f"{0:020}.log"
+    good = log.read_bytes()
+    log.write_bytes(good[:-1] + b"?")
+    done = call("check", log_dir, "--json")
+    log.write_bytes(good)
+    found = list(map(orjson.loads, done.stdout.splitlines()))
+    assert done.returncode == 1
+    assert any(each["severity"] == "error" and each["path"] == str(log) for each in found)
+
+
+def test_what_a_retention_dropped_as_json(log_dir: Path) -> None:
+    """The segments that were dropped, with the reason."""
+    with Store(log_dir) as store:
+        orders = store.create("orders-0")
+        orders.append([Record(b"old", timestamp=1)])
+        orders.roll(NOW)
+        orders.append([b"new"])
+    (row,) = map(orjson.loads, ok("retain", log_dir, "--json").splitlines())
+    (dropped,) = row["dropped"]
+    assert (dropped["file"], dropped["firstOffset"], dropped["nextOffset"]) == (
+        f"{0:020}.log",
+        0,
+        1,
+    )
+    assert "retention.ms" in dropped["reason"]
+
+
+def test_a_partition_or_a_topic_in_place_of_a_log_directory(
+    log_dir: Path, topic: list[object]
+) -> None:
+    """`describe` shows it alone; `config` takes a topic; `orders-2024` is a topic of its own."""
+    shown = ok("describe", log_dir / "orders").splitlines()[1:]
+    assert [line.split()[0] for line in shown] == ["orders-0", "orders-1", "orders-2"]
+    shown = ok("describe", log_dir / "orders-1").splitlines()[1:]
+    assert [line.split()[0] for line in shown] == ["orders-1"]
+    ok("config", log_dir / "orders", "retention.ms=2d")
+    assert ok("config", log_dir, "--topic", "orders", "retention.ms").startswith(
+        "retention.ms=172800000"
+    )
+    assert "give " + str(log_dir / "orders") in fails(
+        "config", log_dir / "orders-1", "retention.ms"
+    )
+    assert "does not exist" in fails("describe", log_dir / "order")
+    assert "does not exist" in fails("config", log_dir / "order", "retention.ms=1")
