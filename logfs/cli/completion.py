@@ -1,12 +1,15 @@
-"""`logfs completion`: print the script with which a shell completes commands, options and paths."""
+"""`logfs completion`: print the script with which a shell completes commands, options, paths, groups and settings."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from logfs.errors import LogfsError
+from logfs.errors import InvalidName, LogfsError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -14,17 +17,80 @@ if TYPE_CHECKING:
 SHELLS = ("bash", "zsh", "fish")
 _DIRECTORIES = re.compile("LOGDIR|TARGET|MOUNTPOINT|DIR")
 _FILES = re.compile("FILE|MAP")
+# The variable in which the scripts pass the words of the command line to `logfs completion --groups`, a word a line.
+_WORDS = "LOGFS_COMPLETED_WORDS"
+# By shell: what completes the name of a group, and the function that does it.
+_GROUPS = {
+    "bash": "_logfs_groups",
+    "zsh": "_logfs_groups",
+    "fish": f"({_WORDS}=(commandline -opc | string collect) logfs completion --groups 2>/dev/null)",
+    "preamble": {
+        "bash": f"""
+_logfs_groups() {{
+  local IFS=$'\\n'
+  compgen -W "$({_WORDS}="${{COMP_WORDS[*]}}" logfs completion --groups 2>/dev/null)" -- "$1"
+}}""",
+        "zsh": f"""
+_logfs_groups() {{
+  compadd -- ${{(f)"$({_WORDS}="${{(F)words}}" logfs completion --groups 2>/dev/null)"}}
+}}""",
+    },
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments: the shell."""
-    parser.add_argument("shell", choices=SHELLS, help="the shell that the script is for")
+    """Add the arguments: the shell, and the option by which its script asks for groups."""
+    parser.add_argument("shell", nargs="?", choices=SHELLS, help="the shell that the script is for")
+    parser.add_argument("--groups", action="store_true", help=argparse.SUPPRESS)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the script. Raises `LogfsError` if shtab, which makes it, is not installed."""
+    if arguments.groups:
+        for group in _groups(os.environ.get(_WORDS, "").splitlines()):
+            print(group)
+        return 0
+    if arguments.shell is None:
+        raise InvalidName(f"give the shell: one of {', '.join(SHELLS)}")
     print(script_for(arguments.shell))
     return 0
+
+
+def _groups(words: list[str]) -> list[str]:
+    """Return the groups with offsets in the log directories that the words of a command line name."""
+    from logfs.cli.common import log_dirs_of, split_name, with_whole_store
+    from logfs.store.store import Store
+
+    found: set[str] = set()
+    for word in map(os.path.expanduser, words[1:]):
+        with suppress(LogfsError, OSError):
+            log_dirs = log_dirs_of(split_name([Path(word)])[0])
+            with Store(with_whole_store(log_dirs), read_only=True, create=False) as store:
+                found |= {each.group for each in store.groups}
+    return sorted(found)
+
+
+def _settings() -> dict[str, object]:
+    """Return, by shell, what completes the words of `logfs config`: directories and the names of settings."""
+    from logfs.setting import BROKER_SETTINGS, TOPIC_SETTINGS
+
+    names = " ".join(sorted({*TOPIC_SETTINGS, *BROKER_SETTINGS}))
+    return {
+        "bash": "_logfs_settings",
+        "zsh": "_logfs_settings",
+        "fish": f"(__fish_complete_directories; string split ' ' '{names}')",
+        "preamble": {
+            "bash": f"""
+_logfs_settings() {{
+  compgen -d -S / -- "$1"
+  compgen -W "{names}" -- "$1"
+}}""",
+            "zsh": f"""
+_logfs_settings() {{
+  _alternative 'directories:directory:_files -/' 'settings:setting:({names})'
+}}""",
+        },
+    }
 
 
 def script_for(shell: str) -> str:
@@ -39,11 +105,17 @@ def script_for(shell: str) -> str:
     for action in _actions(parser):
         # The name of an argument's value in the help tells whether it is a path.
         name = str(action.metavar or action.dest)
-        if _DIRECTORIES.search(name):
+        if "-g" in action.option_strings:
+            action.complete = _GROUPS  # type: ignore[attr-defined]
+        elif name == "LOGDIR | NAME[=VALUE]":
+            action.complete = _settings()  # type: ignore[attr-defined]
+        elif _DIRECTORIES.search(name):
             action.complete = shtab.DIRECTORY  # type: ignore[attr-defined]
         elif _FILES.search(name):
             action.complete = shtab.FILE  # type: ignore[attr-defined]
-    return str(shtab.complete(parser, shell))
+    script = str(shtab.complete(parser, shell))
+    # In zsh, "(*):" completes only the first of several words.
+    return script.replace('  "(*):', '  "*:') if shell == "zsh" else script
 
 
 def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:

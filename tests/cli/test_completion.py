@@ -14,6 +14,7 @@ import pytest
 
 from logfs.cli import COMMANDS, whole_parser
 from logfs.cli.completion import SHELLS
+from logfs.store.store import Store
 from tests.support.processes import wait_for
 from tests.support.requirements import need_command
 from tests.support.terminal import Terminal
@@ -43,6 +44,9 @@ def shell(
     directory = tmp_path_factory.mktemp(request.param)
     directory.joinpath("orders-log").mkdir()
     directory.joinpath("file.txt").touch()
+    with Store(directory / "real-log") as store:
+        store.create("orders-0").append([b"a"])
+        store.groups.commit("billing", "orders-0", 1)
     script = directory / "_logfs"
     command = [sys.executable, "-m", "logfs", "completion", request.param]
     script.write_bytes(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
@@ -50,6 +54,8 @@ def shell(
         "env",
         f"HOME={directory}",
         "TERM=xterm",
+        # `logfs` is the one that is tested.
+        f"PATH={Path(sys.executable).parent}:{os.environ['PATH']}",
         "sh",
         "-c",
         f"cd {directory}; exec {start}",
@@ -70,6 +76,9 @@ def shell(
         ("logfs spark rein", "logfs spark reindex"),
         ("logfs describe ord", "logfs describe orders-log/"),
         ("logfs completion zs", "logfs completion zsh"),
+        ("logfs groups real-log -g bil", "logfs groups real-log -g billing"),
+        ("logfs consume real-log/orders -g bil", "logfs consume real-log/orders -g billing"),
+        ("logfs config real-log log.retention.mi", "logfs config real-log log.retention.minutes"),
     ],
 )
 def test_tab_completes(shell: Terminal, typed: str, completed: str) -> None:
