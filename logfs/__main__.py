@@ -1,10 +1,23 @@
-"""Entry point of `python -m logfs`, which is the `logfs` command."""
+"""Entry point of the `logfs` command and of `python -m logfs`."""
 
 from __future__ import annotations
 
+import signal
 import sys
 
-from logfs.cli import main
+
+def main() -> int:
+    """Run the command that the arguments of the process name, and return its exit code."""
+    # Python's own handler of Ctrl-C would print a traceback during this import.
+    is_heeded = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if is_heeded:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from logfs.cli import main as run
+
+    if is_heeded:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    return run()
+
 
 if __name__ == "__main__":
     sys.exit(main())

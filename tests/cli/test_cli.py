@@ -964,17 +964,21 @@ import os, signal, sys
 
 class Finder:
     def find_spec(self, name, path=None, target=None):
-        if name == sys.argv[1]:
+        if name == module:
             os.kill(os.getpid(), signal.SIGINT)
 
-from logfs.cli import main
+from logfs.__main__ import main
 sys.meta_path.insert(0, Finder())
-sys.exit(main(sys.argv[2:]))
+module = sys.argv.pop(1)
+sys.exit(main())
 """
 
 
 @pytest.mark.parametrize("command", ["check", "recover"])
-@pytest.mark.parametrize("module", ["logfs.cli.{}", "orjson", "numpy", "logfs.log.segment.segment"])
+@pytest.mark.parametrize(
+    "module",
+    ["logfs.cli", "argparse", "logfs.cli.{}", "orjson", "numpy", "logfs.log.segment.segment"],
+)
 def test_an_interrupt_while_modules_are_imported(orders: Path, module: str, command: str) -> None:
     """Ctrl-C ends a command without any output, however early it comes."""
     words = [INTERRUPTED, module.format(command), command, orders.parent]

@@ -54,8 +54,8 @@ tidy() {
 # Puts every other file of the package in its place.
 stage_files() {
     local from=$work/source/scripts/packaging doc=$stage/usr/share/doc/logfs share=$stage/usr/share
-    program main >"$home/bin/logfs"
-    program mount_helper >"$home/bin/mount.logfs"
+    program logfs.__main__ main >"$home/bin/logfs"
+    program logfs.cli mount_helper >"$home/bin/mount.logfs"
     chmod 755 "$home"/bin/*logfs
     mkdir -p "$stage/usr/bin" "$stage/usr/sbin"
     ln -s ../lib/logfs/bin/logfs "$stage/usr/bin/logfs"
@@ -90,8 +90,8 @@ stage_files() {
     chmod -R u=rwX,go=rX "$stage"
 }
 
-program() { # program FUNCTION: prints a program that calls this function of the command line
-    printf '#!/usr/lib/logfs/bin/python3\nimport sys\n\nfrom logfs.cli import %s\n\nsys.exit(%s())\n' "$1" "$1"
+program() { # program MODULE FUNCTION: prints a program that calls this function
+    printf '#!/usr/lib/logfs/bin/python3\nimport sys\n\nfrom %s import %s\n\nsys.exit(%s())\n' "$1" "$2" "$2"
 }
 
 control() {
