@@ -146,7 +146,8 @@ class Printer:
         return start
 
     def _reader_of(self, ranges: Sequence[Range]) -> ReadNext[Chunk]:
-        if all(end is not None and end - start <= FEW for start, end in ranges):
+        are_few = self._filter is None and self.left is not None and self.left <= FEW
+        if are_few or all(end is not None and end - start <= FEW for start, end in ranges):
             return read_records
         if self._decoder is not None or (self.left is not None and self.left < _FEW_OF_MANY):
             return partial(read_chunks, split_bytes=_SMALL_SPLIT_BYTES)

@@ -1036,3 +1036,27 @@ def test_help_imports_no_large_modules() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.endswith("\nset()\n")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("cat", "-n", "1"), ("cat", "-n", "64"), ("cat", "-o", "5"), ("tail", "-n", "3"), ("append",)],
+)
+def test_few_records_load_no_kernels(orders: Path, words: tuple[str, ...]) -> None:
+    """Compiled kernels take a second to load, which few records do not repay."""
+    with logfs.open(orders.parent) as store:
+        store["orders-0"].append([b"x"] * 5000)
+    code = (
+        "import sys; from logfs.cli import main\n"
+        "code = main(sys.argv[1:])\n"
+        "print({'numba', 'pyfuse3', 'trio'} & set(sys.modules), code)"
+    )
+    command, *rest = words
+    done = subprocess.run(
+        [sys.executable, "-c", code, command, str(orders), *rest],
+        input="a line\n",
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.endswith("\nset() 0\n")
