@@ -102,11 +102,15 @@ def without_secrets(message: str) -> str:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose error messages show no passwords of URLs."""
+    """A parser whose error messages show no passwords of URLs, and suggest options."""
 
     def error(self, message: str) -> NoReturn:
         """Print a usage error, and exit with 2."""
-        super().error(without_secrets(message))
+        from logfs.errors import did_you_mean
+
+        wrong = re.match(r"unrecognized arguments: (--[a-z-]+)", message)
+        hint = did_you_mean(wrong[1], self._option_string_actions) if wrong else ""
+        super().error(without_secrets(message) + hint)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -115,6 +115,23 @@ def test_wrong_usage(words: tuple[str, ...]) -> None:
     assert done.stdout == b""
 
 
+def test_wrong_words_suggest_right_ones(orders: Path) -> None:
+    """An unknown command or option is answered with the nearest one, and not with all."""
+    for words, right in (
+        (("tial", "x-0"), b"there is no command 'tial'; did you mean 'tail'?"),
+        (("spark", "xport"), b"there is no command 'xport'; did you mean 'export'?"),
+        (
+            ("cat", orders, "--ofset", "3"),
+            b"unrecognized arguments: --ofset 3; did you mean '--offset'?",
+        ),
+        (("retain", "--dryrun", orders.parent), b"--dryrun; did you mean '--dry-run'?"),
+    ):
+        done = call(*words)
+        assert done.returncode == 2
+        assert right in done.stderr
+        assert len(done.stderr.splitlines()[-1]) < 150
+
+
 # create, delete, describe.
 
 
