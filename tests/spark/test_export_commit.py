@@ -37,17 +37,18 @@ class Stepped:
 
     def __enter__(self) -> Stepped:
         for name in CALLS:
-            setattr(os, name, self._counted(self._calls[name]))
+            setattr(os, name, self._counted(name, self._calls[name]))
         return self
 
     def __exit__(self, *_: object) -> None:
         for name in CALLS:
             setattr(os, name, self._calls[name])
 
-    def _counted(self, call: Callable[..., Any]) -> Callable[..., Any]:
+    def _counted(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*words: Any, **named: Any) -> Any:
             self.left -= 1
-            if self.left == 0:
+            is_lasting = self._fail is broken and name in ("rename", "mkdir")
+            if self.left == 0 or (self.left < 0 and is_lasting):
                 self._fail()
             return call(*words, **named)
 
@@ -57,6 +58,11 @@ class Stepped:
 def full() -> None:
     """Fail as on a full disk."""
     raise OSError(28, "No space left on device")
+
+
+def broken() -> None:
+    """Fail as on a disk that takes no more names: later calls that make names fail, too."""
+    raise OSError(5, "Input/output error")
 
 
 def interrupted() -> None:
@@ -99,7 +105,7 @@ def state_of(target: Path) -> State:
     return found
 
 
-@pytest.mark.parametrize("fail", [full, interrupted, killed])
+@pytest.mark.parametrize("fail", [full, broken, interrupted, killed])
 @pytest.mark.parametrize("kind", ["first", "second", "anew"])
 def test_an_export_is_whole_or_not_there(
     tmp_path: Path, kind: str, fail: Callable[[], object]
@@ -128,6 +134,10 @@ def test_an_export_is_whole_or_not_there(
         else:
             with suppress(OSError, KeyboardInterrupt):
                 export(target, first, anew=kind == "anew", stepped=stepped)
+            if fail is broken and stepped.left <= 0:
+                with temporary_directory(target, incremental=True):
+                    # This completes what could not be undone.
+                    pass
         found = state_of(target)
         if stepped.left > 0:
             assert found == after

@@ -205,17 +205,21 @@ def _make(disk: Disk, move: FileMove) -> None:
         disk.rename_unsynced(move.old, move.new)
 
 
-def _undo(target: Path, moves: Sequence[FileMove]) -> None:
-    """Undo the moves that were made, and remove the directories that are empty then."""
+def _undo(target: Path, moves: Sequence[FileMove]) -> bool:
+    """Undo the moves that were made, and remove the directories that are empty then; False if a move could not be."""
+    is_undone = True
     for move in reversed(moves):
-        with suppress(OSError):
+        try:
             if move.new.exists() and not move.old.exists():
                 move.old.parent.mkdir(parents=True, exist_ok=True)
                 Disk().rename_unsynced(move.new, move.old)
+        except OSError:
+            is_undone = False
         for directory in (move.new.parent, move.new.parent.parent):
             if directory != target:
                 with suppress(OSError):
                     directory.rmdir()
+    return is_undone
 
 
 def _end(journal: Path) -> None:
@@ -306,8 +310,9 @@ class Folders:
             Disk().replace_file(journal, json.dumps({"moves": named}).encode())
             _apply(target, every)
         except BaseException:
-            _undo(target, every)
-            _end(journal)
+            # If this fails, the journal stays, and the next export makes the remaining moves.
+            if _undo(target, every):
+                _end(journal)
             raise
         _end(journal)
 
