@@ -90,6 +90,10 @@ _HEADINGS = (
 )
 
 
+# The columns that a narrow terminal leaves out, in this order.
+_LEAST_WANTED = ("DIRTY", "START", "SEGMENTS", "MB/S OUT", "REMOTE", "SIZE", "END")
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments: a mount or a log directory, the interval, and the form of the table."""
     parser.add_argument(
@@ -189,10 +193,13 @@ def rows(before: StoreSnapshot, after: StoreSnapshot, seconds: float) -> list[Ro
     return found + [Row(name, 0, 0, 0, 0, state="offline") for name in after.status["offline"]]
 
 
-def table(found: Sequence[Row], sort: str, count: int | None) -> list[str]:
+def table(
+    found: Sequence[Row], sort: str, count: int | None, width: int | None = None
+) -> list[str]:
     """Return the table of the rows `found` as lines, the heading first.
 
-    `sort` is a key of `SORTS`. `count` is the largest number of partitions to show, None for all.
+    `sort` is a key of `SORTS`. `count` is the largest number of partitions to show, None for all. A line that is
+    longer than `width` lacks columns of `_LEAST_WANTED`, as many as necessary. REMOTE is shown if a log is tiered.
     """
     cells = [
         _HEADINGS,
@@ -214,7 +221,15 @@ def table(found: Sequence[Row], sort: str, count: int | None) -> list[str]:
             for row in _chosen(found, sort, count)
         ),
     ]
-    return table_lines(cells, numbers=range(1, len(_HEADINGS) - 1))
+    columns = list(zip(*cells, strict=True))
+    if all(row.remote is None for row in found):
+        columns = [each for each in columns if each[0] != "REMOTE"]
+    for heading in (None, *_LEAST_WANTED):
+        columns = [each for each in columns if each[0] != heading]
+        lines = table_lines(list(zip(*columns, strict=True)), numbers=range(1, len(columns) - 1))
+        if width is None or max(map(len, lines)) <= width:
+            break
+    return lines
 
 
 def _chosen(found: Sequence[Row], sort: str, count: int | None) -> Sequence[Row]:
@@ -310,7 +325,7 @@ class _Live:
             f"q:quit  sort by {self.sort} ({keys})",
             "",
         ]
-        lines = head + table(self.found, self.sort, self.rows)
+        lines = head + table(self.found, self.sort, self.rows, width)
         # Each line erases the rest of the old line. Clearing the whole screen first would flicker.
         shown = "".join(f"{line[:width]}\x1b[K\n" for line in lines[: height - 1])
         sys.stdout.write(f"\x1b[H{shown}\x1b[J")

@@ -175,6 +175,24 @@ def first_row(screen: str) -> str:
     return table.partition(" ")[0]
 
 
+@pytest.mark.parametrize(("width", "missing"), [(200, ()), (60, ("DIRTY", "START", "SEGMENTS"))])
+def test_a_narrow_terminal_shows_rates_and_lags(
+    filled: Mount, width: int, missing: tuple[str, ...]
+) -> None:
+    """What a narrow line has no room for is left out column by column, and REMOTE if no log is tiered."""
+    terminal = Terminal(*LOGFS, "top", filled.path, "--interval", "0.2", width=width)
+    try:
+        terminal.expect("middle-0")
+        heading = next(line for line in terminal.read().splitlines() if "PARTITION" in line)
+        assert all(each in heading for each in ("REC/S", "MB/S IN", "LAG", "STATE"))
+        assert not any(each in heading for each in (*missing, "REMOTE"))
+        assert width == 60 or "DIRTY" in heading
+        terminal.type("q")
+        assert end(terminal) == 0
+    finally:
+        terminal.close()
+
+
 def test_live_top_follows_sorts_and_quits_with_q(live: Terminal, filled: Mount) -> None:
     live.type("s")
     live.expect("sort by size")
