@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import random
 import re
@@ -33,8 +34,12 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+    from logfs.log.audit import Finding
+    from logfs.log.read.log import Log
     from tests.support.mounts import Mount
 
+# The name in the package is that of the function.
+verify_module = importlib.import_module("logfs.spark.jobs.verify")
 TOPICS, PARTITIONS, SEGMENTS = 10, 10, 3
 CODECS = ("uncompressed", "gzip", "snappy", "lz4", "zstd")
 
@@ -153,6 +158,28 @@ def test_verify_names_all_damage_as_check_does(spark: SparkSession, copied: list
     assert list(report.findings) == list(check(copied))
     # The other partitions are audited nevertheless.
     assert report.partitions == 100
+
+
+def test_verify_passes_over_partitions_that_are_deleted_meanwhile(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process deletes one when the job looks at the partition before it; all others are audited."""
+    log_dir = tmp_path / "log"
+    with Store(log_dir) as store:
+        for number in range(3):
+            store.create(f"orders-{number}").append([b"a"])
+            store.settings.set_topic("orders", "file.delete.delay.ms", "0")
+        check_small_files = verify_module.check_small_files
+
+        def deleting(reading: Store, partition: Log) -> Iterator[Finding]:
+            if partition.partition == 0:
+                store.delete("orders-1")
+                shutil.rmtree(next(log_dir.glob("orders-1.*-delete")))
+            return check_small_files(reading, partition)
+
+        monkeypatch.setattr(verify_module, "check_small_files", deleting)
+        done = verify(spark, log_dir)
+    assert (done.findings, done.partitions, done.records) == ((), 2, 2)
 
 
 def test_verify_some_topics(spark: SparkSession, copied: list[Path]) -> None:

@@ -5,16 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from logfs.log.audit import (
-    Account,
-    Finding,
-    Severity,
-    audit,
-    check_boundaries,
-    error,
-    note,
-)
-from logfs.log.disk.disk import Gone
+from logfs.errors import UnknownPartition
+from logfs.log.audit import Account, Finding, Severity, audit, check_boundaries, error, note
+from logfs.log.disk.disk import TRIES, Gone
 from logfs.log.scan.segment_descriptor import describe_segment
 from logfs.spark.jobs.job_runner import WorkItem, run
 from logfs.spark.jobs.missing import UnreadableSegment, still_in_log
@@ -74,12 +67,11 @@ def verify(
         small: dict[str, list[Finding]] = {}
         works: list[WorkItem[AuditSubject]] = []
         for name in store:
-            small[name] = list(check_small_files(store, store[name]))
-            works += [
-                WorkItem(each, each.segment.size_bytes)
-                for each in audit_subjects(store, store[name])
-            ]
-        starts = {name: store[name].log_start_offset for name in store}
+            plan = _planned(store, name)
+            if plan is not None:
+                small[name], subjects = plan
+                works += [WorkItem(each, each.segment.size_bytes) for each in subjects]
+        starts = {name: store[name].log_start_offset for name in small}
     found = run(spark, "logfs verify", works, _audit, progress)
     missing = set(
         still_in_log(paths, (each for each in found if isinstance(each, UnreadableSegment)))
@@ -110,6 +102,24 @@ def verify(
         sum(account.records for each in accounts.values() for account in each),
         sum(work.size_bytes for work in works),
     )
+
+
+def _planned(store: Store, name: str) -> tuple[list[Finding], list[AuditSubject]] | None:
+    """Return the findings in a partition's small files, and its segments to audit; None if it was deleted meanwhile.
+
+    Raises `Gone` or `FileNotFoundError` if files leave the log in `TRIES` attempts in a row, and `OSError`.
+    """
+    for left in reversed(range(TRIES)):
+        try:
+            partition = store[name]
+            return list(check_small_files(store, partition)), audit_subjects(store, partition)
+        except (Gone, FileNotFoundError, UnknownPartition):
+            store.refresh()
+            if name not in store and name not in store.offline:
+                return None
+            if not left:
+                raise
+    raise AssertionError("the last try returns or raises")
 
 
 @dataclass(frozen=True)
