@@ -191,8 +191,8 @@ class _Consumer:
         is_read = self._pipe.await_reader(_COMMIT_SECONDS)
         self._forget_taken()
         if is_read:
-            self._printed.clear()
-        elif self._printed:
+            self._printed = [batch for batch in self._printed if not self._is_complete(batch)]
+        if self._printed:
             batch = self._printed[0]
             self._printed[0] = batch._replace(start=self._offset_after(batch, self._pipe.taken()))
         self.commit()
@@ -201,8 +201,18 @@ class _Consumer:
         """Forget the printed batches that the reader of standard output has taken completely."""
         ends = [*(batch.at for batch in self._printed[1:]), self._pipe.written]
         taken = self._pipe.taken()
-        pairs = zip(self._printed, ends, strict=False)
-        self._printed = [batch for batch, end in pairs if end > taken]
+        self._printed = [
+            batch
+            for batch, end in zip(self._printed, ends, strict=False)
+            if end > taken or not self._is_complete(batch)
+        ]
+
+    def _forget_printed(self, log: OpenLog) -> None:
+        self._printed = [batch for batch in self._printed if batch.log is not log]
+
+    def _is_complete(self, batch: _Printed) -> bool:
+        """Whether all of a batch was written: False for the last one, if its reader has exited meanwhile."""
+        return self._places[batch.log].taken >= batch.end
 
     def _offset_after(self, batch: _Printed, taken: int) -> int:
         """Return the offset after the records of a batch that lie in the first `taken` bytes of the output."""
@@ -250,7 +260,7 @@ class _Consumer:
             if log.name in mine:
                 continue
             # The next member goes on after everything that was printed.
-            self._printed = [batch for batch in self._printed if batch.log is not log]
+            self._forget_printed(log)
             if self._try_to_commit(log):
                 del self._places[log]
                 self._member.release(log.name)
@@ -258,6 +268,7 @@ class _Consumer:
             if log.look_again(refresh=False):
                 # The partition was deleted and created again.
                 self._places.pop(log, None)
+                self._forget_printed(log)
                 self._member.release(log.name)
             if log.name in mine and log not in self._places and self._member.take(log.name):
                 self._places[log] = log.ask(self._begin)
