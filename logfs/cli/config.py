@@ -15,7 +15,7 @@ from logfs.cli.common import (
     print_json,
     split_name,
 )
-from logfs.errors import InvalidName, InvalidSetting
+from logfs.errors import InvalidSetting
 
 if TYPE_CHECKING:
     import argparse
@@ -70,14 +70,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _split_topic(directories: Sequence[Path]) -> tuple[Sequence[Path], str]:
-    """Return the log directories, and the topic of LOGDIR/TOPIC, or "". Raises `InvalidName` for a partition."""
+    """Return the log directories, and the topic of LOGDIR/TOPIC, or "". A partition has no settings of its own."""
     found, name = split_name(directories)
-    if name and (found[0] / name).is_dir():
-        topic = found[0] / name.rpartition("-")[0]
-        raise InvalidName(
-            f"{directories[0]} is a partition, whose settings are those of its topic: give {topic}"
-        )
-    return found, name
+    return (directories, "") if (found[0] / name).is_dir() else (found, name)
 
 
 def _is_setting(word: str) -> bool:

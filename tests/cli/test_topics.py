@@ -359,8 +359,7 @@ def test_a_partition_or_a_topic_in_place_of_a_log_directory(
     assert ok("config", log_dir, "--topic", "orders", "retention.ms").startswith(
         "retention.ms=172800000"
     )
-    assert "give " + str(log_dir / "orders") in fails(
-        "config", log_dir / "orders-1", "retention.ms"
-    )
+    said = fails("config", log_dir / "orders-1", "retention.ms")
+    assert f"is a partition, not a log directory; did you mean {log_dir}?" in said
     assert "does not exist" in fails("describe", log_dir / "order")
     assert "does not exist" in fails("config", log_dir / "order", "retention.ms=1")
