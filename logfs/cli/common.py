@@ -196,13 +196,13 @@ def partitions_in(log_dirs: Iterable[Path]) -> set[str]:
     return found
 
 
-def _partitions_in(log_dir: Path) -> set[str]:
+def _partitions_in(log_dir: Path, *, deleted: bool = False) -> set[str]:
     found = set()
     with os.scandir(log_dir) as entries:
         for entry in entries:
             with suppress(InvalidName):
                 kind, parsed = names.classify_directory(entry.name)
-                if kind is not names.DirectoryKind.DELETED and entry.is_dir():
+                if (deleted or kind is not names.DirectoryKind.DELETED) and entry.is_dir():
                     found.add(parsed.directory)
     return found
 
@@ -307,7 +307,8 @@ def check_partition_exists(wanted: Target) -> None:
         if isinstance(path, BucketPath):
             raise NotWritable(f"{path}: a bucket can only be read; give a local log directory")
         try:
-            if wanted.name in _partitions_in(path):
+            # For a while, a partition that was moved away leaves its original behind as a deleted directory.
+            if wanted.name in _partitions_in(path, deleted=True):
                 return
         except OSError as failed:
             error = failed

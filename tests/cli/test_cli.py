@@ -848,6 +848,14 @@ def test_a_move_that_cannot_read_its_source_creates_nothing(orders: Path, tmp_pa
     assert os.listdir(tmp_path / "new") == []
 
 
+def test_a_move_that_was_made_is_named_as_such(orders: Path, tmp_path: Path) -> None:
+    """Also by the log directory that the partition has left: the files are removed there a minute later."""
+    other = tmp_path / "other"
+    other.mkdir()
+    ok("move", orders, "--to", other)
+    assert fails("move", orders, "--to", other).endswith(f"it is in {other} already")
+
+
 def test_a_file_in_a_log_directory_is_no_partition(orders: Path) -> None:
     """A command for a plain file changes nothing: no marker, lock or checkpoint is written again."""
     log_dir = orders.parent
