@@ -163,7 +163,7 @@ def test_verify_names_all_damage_as_check_does(spark: SparkSession, copied: list
 def test_verify_passes_over_partitions_that_are_deleted_meanwhile(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another process deletes one when the job looks at the partition before it; all others are audited."""
+    """Another process deletes one before the job looks at it, and one after; all others are audited."""
     log_dir = tmp_path / "log"
     with Store(log_dir) as store:
         for number in range(3):
@@ -172,14 +172,18 @@ def test_verify_passes_over_partitions_that_are_deleted_meanwhile(
         check_small_files = verify_module.check_small_files
 
         def deleting(reading: Store, partition: Log) -> Iterator[Finding]:
-            if partition.partition == 0:
-                store.delete("orders-1")
-                shutil.rmtree(next(log_dir.glob("orders-1.*-delete")))
+            if partition.partition == 1:
+                for name in ("orders-0", "orders-1"):
+                    store.delete(name)
+                    shutil.rmtree(next(log_dir.glob(f"{name}.*-delete")))
             return check_small_files(reading, partition)
 
         monkeypatch.setattr(verify_module, "check_small_files", deleting)
         done = verify(spark, log_dir)
-    assert (done.findings, done.partitions, done.records) == ((), 2, 2)
+    assert (done.errors, done.partitions, done.records) == ([], 2, 1)
+    (found,) = done.findings
+    assert "orders-0" in str(found.path)
+    assert "has left the log" in found.text
 
 
 def test_verify_some_topics(spark: SparkSession, copied: list[Path]) -> None:

@@ -66,12 +66,13 @@ def verify(
         findings = list(check_log_dir_files(store))
         small: dict[str, list[Finding]] = {}
         works: list[WorkItem[AuditSubject]] = []
+        starts: dict[str, int] = {}
         for name in store:
             plan = _planned(store, name)
             if plan is not None:
                 small[name], subjects = plan
+                starts[name] = store[name].log_start_offset
                 works += [WorkItem(each, each.segment.size_bytes) for each in subjects]
-        starts = {name: store[name].log_start_offset for name in small}
     found = run(spark, "logfs verify", works, _audit, progress)
     missing = set(
         still_in_log(paths, (each for each in found if isinstance(each, UnreadableSegment)))
