@@ -19,7 +19,7 @@ from logfs.cli.common import (
     regular_expression,
     target,
 )
-from logfs.errors import InvalidName, LogfsError
+from logfs.errors import InvalidName, LogfsError, PartitionFailed
 from logfs.format.base import names
 
 if TYPE_CHECKING:
@@ -163,6 +163,9 @@ def _append(
             if lines is not None:
                 appender.write(lines.finish())
             appender.finish()
+    except PartitionFailed:
+        # Not the fault of a line. Of a topic, records after the failed one may be in other partitions.
+        raise
     except LogfsError as error:
         number = appender.appended.count - before + 1
         what, rest = "line", f"'tail -n +{number} FILE | logfs append …'"
