@@ -65,7 +65,8 @@ def _groups(words: list[str]) -> list[str]:
     for word in map(os.path.expanduser, words[1:]):
         with suppress(LogfsError, OSError):
             log_dirs = log_dirs_of(split_name([Path(word)])[0])
-            with Store(with_whole_store(log_dirs), read_only=True, create=False) as store:
+            # The groups need no other partitions than those of their topic, which the store finds itself.
+            with Store(with_whole_store(log_dirs), read_only=True, only="") as store:
                 found |= {each.group for each in store.groups}
     return sorted(found)
 
