@@ -212,7 +212,6 @@ def _choose(
 
     hint = did_you_mean(words[0], commands)
     parser.error(f"there is no command {words[0]!r}{hint}; '{prog} --help' lists all")
-    return 2
 
 
 def whole_parser() -> argparse.ArgumentParser:

@@ -47,10 +47,9 @@ def run(arguments: argparse.Namespace) -> int:
     with progress_bar("checking", total) as bar:
         for finding in check(log_dirs, lambda _, size: bar.update(size) and None):
             bar.clear()
-            severity = finding.severity.name.lower()
             if arguments.json:
-                row = {"severity": severity, "path": str(finding.path), "text": finding.text}
-                print_json(row)
+                severity = finding.severity.name.lower()
+                print_json({"severity": severity, "path": str(finding.path), "text": finding.text})
             else:
                 print(finding)
             errors += finding.severity is Severity.ERROR

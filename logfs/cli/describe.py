@@ -35,11 +35,11 @@ def run(arguments: argparse.Namespace) -> int:
 
     words, name = split_name(arguments.log_dirs)
     with Store(log_dirs_of(words), read_only=True, progress=recovery_progress()) as store:
-        chosen = _choice(store, name, arguments.topic_list)
+        is_chosen = _choice(store, name, arguments.topic_list)
         if arguments.json:
-            _print_json(store, chosen)
+            _print_json(store, is_chosen)
         else:
-            _print_table(store, chosen)
+            _print_table(store, is_chosen)
         return 1 if store.offline or store.registry.failed else 0
 
 

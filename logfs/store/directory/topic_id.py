@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 def read_topic_id(disk: Disk, directory: Path) -> uuid.UUID | None:
-    """Return the topic id in a partition's directory; None if it is missing or cannot be read.
+    """Return the topic id in a partition's directory (kafka-storage 1.5); None if it is missing or unreadable.
 
     If the file is damaged or reading it fails, a warning is logged. Raises `LogDirFailed` for a failed disk.
     """
