@@ -116,6 +116,7 @@ class _Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code. `argv` defaults to the arguments of the process."""
     _open_standard_streams()
+    _buffer_output()
     codecs.register_error(_PRINTABLE, _escape_unprintable)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -155,6 +156,20 @@ def _open_standard_streams() -> None:
             flags = os.O_RDONLY if name == "stdout" else os.O_RDWR
             descriptor = os.open(os.devnull, flags)
             setattr(sys, name, os.fdopen(descriptor, mode, encoding="utf-8"))
+
+
+def _buffer_output() -> None:
+    """Give the standard streams a buffer, by lines, where `python -u` or PYTHONUNBUFFERED has left it out.
+
+    Without a buffer, a write to a full disk may be cut without an error, and `print` writes the end of a line by a
+    second call, before which another thread or process may write.
+    """
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if isinstance(stream, io.TextIOWrapper) and isinstance(stream.buffer, io.RawIOBase):
+            buffered = os.fdopen(stream.fileno(), "w", encoding=stream.encoding, closefd=False)
+            buffered.reconfigure(line_buffering=True)
+            setattr(sys, name, buffered)
 
 
 def _escape_unprintable(error: UnicodeError) -> tuple[bytes, int]:

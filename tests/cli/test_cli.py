@@ -376,6 +376,26 @@ def test_cat_format(orders: Path, form: str, expected: str) -> None:
     assert ok("cat", orders, "-o", "6..8", "-F", form) == expected
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"], ids=["", "PYTHONUNBUFFERED"])
+def test_a_line_is_printed_in_one_call(orders: Path, unbuffered: str) -> None:
+    """Lines of other threads and processes can stand before and after it, but not between it and its end."""
+    # Such a pipe keeps the bytes of each call apart.
+    reading, writing = os.pipe2(os.O_DIRECT)
+    try:
+        for words in (["config", orders, "segment.bytes"], ["cat", orders / "nothing"]):
+            subprocess.run(
+                [sys.executable, "-m", "logfs", *words],
+                env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+                stdout=writing,
+                stderr=writing,
+                check=False,
+            )
+            assert os.read(reading, 4096).endswith(b"\n")
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
 def test_cat_errors(orders: Path, log_dir: Path, tmp_path: Path) -> None:
     """The error names what was not found, and where it was looked for."""
     assert "offset 10" in fails("cat", orders, "-o", "10") or "ends at 9" in fails(

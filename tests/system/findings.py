@@ -48,7 +48,7 @@ class Findings:
         lines = [f"{sum(map(len, self.kinds.values()))} failures of {len(self.kinds)} kinds"]
         for kind, examples in sorted(self.kinds.items(), key=lambda item: -len(item[1])):
             lines.append(f"{len(examples)} x {kind}")
-            lines += [f"    {example[:1500]}" for example in examples[:_SHOWN]]
+            lines += [f"    {example[:6000]}" for example in examples[:_SHOWN]]
         # Flush at once: the next test may take long.
         print("\n".join(lines), flush=True)
         pytest.fail(lines[0], pytrace=False)

@@ -47,7 +47,9 @@ class Daemon:
             if self.child.poll() is not None:
                 return False
             if time.monotonic() > end:
-                raise TimeoutError(f"the mount is not ready after {READY_SECONDS} s")
+                raise TimeoutError(
+                    f"the mount is not ready after {READY_SECONDS} s\n{self.child.dump_stacks()}"
+                )
             time.sleep(0.005)
         return True
 

@@ -129,6 +129,30 @@ def test_an_append_that_fits_succeeds_on_a_full_disk(small_disk: Path) -> None:
     assert_clean(small_disk / "log")
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"], ids=["", "PYTHONUNBUFFERED"])
+@pytest.mark.parametrize("command", ["cat", "dump"])
+def test_output_that_does_not_fit_is_an_error(
+    small_disk: Path, tmp_path: Path, command: str, unbuffered: str
+) -> None:
+    """Also where the environment asks Python for no buffer, as images of containers do."""
+    target = tmp_path / "log/a-0"
+    ok("create", "-p", target)
+    ok("append", target, stdin=b"line\n" * 40_000)
+    source = [target] if command == "cat" else ["--print-data-log", target / f"{0:020}.log"]
+    fill(small_disk, leave=16_384)
+    with (small_disk / "output").open("wb") as output:
+        done = subprocess.run(
+            [sys.executable, "-m", "logfs", command, *source],
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+            stdout=output,
+            stderr=subprocess.PIPE,
+            check=False,
+        )
+    assert done.returncode == 1
+    (message,) = done.stderr.splitlines()
+    assert message.endswith(b"No space left on device")
+
+
 def test_a_partition_can_be_deleted_on_a_full_disk(small_disk: Path, mount: Mount) -> None:
     """`logfs delete` succeeds on a full disk. A new partition of that name has nothing of the old one."""
     topic = mount.partition("a-0")
