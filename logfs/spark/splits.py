@@ -131,11 +131,11 @@ def plan(
     deleted meanwhile, and `OSError`.
     """
 
-    def parts_of(split_bytes: int) -> list[SplitPart]:
+    def parts_of(split_bytes: int, records: int | None = None) -> list[SplitPart]:
         return [
             part
             for name, first, end in wanted
-            for part in _parts(name, readers[name], first, end, split_bytes)
+            for part in _parts(name, readers[name], first, end, split_bytes, records)
         ]
 
     split_bytes = options.split_bytes or _MOST_BYTES
@@ -151,14 +151,13 @@ def plan(
     most = options.max_records_per_partition
     if most is not None and parts:
         # As in Kafka's source, a split has one range of one partition.
-        cut = (_cut(part, most) for part in parts)
-        return [Split([part]) for some in cut for part in some]
+        return [Split([part]) for part in parts_of(split_bytes, most)]
     if options.min_partitions is not None and 0 < len(parts) < options.min_partitions:
         records = sum(
             part.segment_split.end_offset - part.segment_split.first_offset for part in parts
         )
         each = max(-(-records // options.min_partitions), 1)
-        return [Split([part]) for some in parts for part in _cut(some, each)]
+        return [Split([part]) for part in parts_of(split_bytes, each)]
     groups = [*packed(parts, lambda part: part.segment_split.bytes, split_bytes)]
     # Parts end at batches, so some exceed `split_bytes`, and there may be fewer groups than `min_partitions`. Divide
     # the group with the most parts until there are enough groups.
@@ -172,20 +171,19 @@ def plan(
     return [Split(group) for group in groups] or [Split([])]
 
 
-def _cut(part: SplitPart, records: int) -> Iterator[SplitPart]:
-    if part.segment_split.end_offset - part.segment_split.first_offset <= records:
-        yield part
-        return
-    for segment_split in scan_split.divide(part.segment_split, records):
-        yield part._replace(segment_split=segment_split)
-
-
 def _parts(
-    name: TopicPartition, reader: Reader, first: int, end: int, split_bytes: int
+    name: TopicPartition,
+    reader: Reader,
+    first: int,
+    end: int,
+    split_bytes: int,
+    records: int | None = None,
 ) -> list[SplitPart]:
     for tries_left in range(_TRIES - 1, -1, -1):
         try:
             found = scan_split.plan(reader, first, end, split_bytes=split_bytes)
+            if records is not None:
+                found = (part for some in found for part in scan_split.divide(some, records))
             return [SplitPart(name.topic, name.partition, segment_split) for segment_split in found]
         except (Gone, FileNotFoundError):
             if not tries_left:

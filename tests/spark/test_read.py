@@ -537,6 +537,37 @@ def test_a_file_may_leave_the_log_again_during_the_search(
     assert found == [28, 29]
 
 
+@pytest.mark.parametrize("option", ["maxRecordsPerPartition", "minPartitions"])
+def test_a_file_may_leave_the_log_while_splits_are_cut_by_records(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    """The driver plans again if compaction replaces a file between its plan and the division of the file."""
+    from pyspark.sql.datasource import CaseInsensitiveDict
+
+    from logfs.spark import splits
+    from logfs.spark.source import LogfsDataSource
+
+    options = {"subscribe": "orders", "path": str(tmp_path), option: "2"}
+    source = LogfsDataSource(CaseInsensitiveDict(options))
+    with Store(tmp_path) as store:
+        store.settings.set_topic("orders", "cleanup.policy", "compact")
+        partition = store.create("orders-0")
+        partition.append([Record(b"%d" % n, b"k%d" % (n % 3)) for n in range(30)])
+        reader = source.reader(source.schema())
+        divide = splits.scan_split.divide
+
+        def compact_before(*arguments: Any) -> Any:
+            monkeypatch.undo()
+            store.compact("orders-0", roll=True)
+            return divide(*arguments)
+
+        monkeypatch.setattr(splits.scan_split, "divide", compact_before)
+        planned = reader.partitions()
+        batches = [batch for split in planned for batch in reader.read(split)]
+        found = [offset for batch in batches for offset in batch.column("offset").to_pylist()]
+    assert found == [27, 28, 29]
+
+
 @pytest.mark.parametrize("kind", ["aiven", "local"])
 def test_a_bucket_reads_as_the_log_directory(
     spark: SparkSession, log_dir: Path, tmp_path: Path, kind: str

@@ -7,6 +7,7 @@ can be pickled. Only the process that reads a split reads its bytes.
 from __future__ import annotations
 
 from bisect import bisect_right
+from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -130,16 +131,18 @@ def divide(segment_split: SegmentSplit, records: int) -> Iterator[SegmentSplit]:
 
     The offset index gives the position of each new split. Raises `Gone` if the segment's file is missing or was cut.
     """
-    segment = segment_split.segment.open()
     count = max(segment_split.end_offset - segment_split.first_offset, 1)
-    for first in range(segment_split.first_offset, segment_split.end_offset, records):
-        end = min(first + records, segment_split.end_offset)
-        position = max(segment.position_of(first), segment_split.position)
-        share = max(segment_split.bytes * (end - first) // count, 1)
-        yield replace(
-            segment_split, first_offset=first, end_offset=end, position=position, bytes=share
-        )
-    segment.close()
+    if count <= records:
+        yield segment_split
+        return
+    with closing(segment_split.segment.open()) as segment:
+        for first in range(segment_split.first_offset, segment_split.end_offset, records):
+            end = min(first + records, segment_split.end_offset)
+            position = max(segment.position_of(first), segment_split.position)
+            share = max(segment_split.bytes * (end - first) // count, 1)
+            yield replace(
+                segment_split, first_offset=first, end_offset=end, position=position, bytes=share
+            )
 
 
 def _cuts(segment: Segment, first: int, end: int, split_bytes: int) -> Iterator[tuple[int, int]]:
