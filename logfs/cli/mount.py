@@ -105,6 +105,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="follow the topics of a Kafka cluster into the LOGDIR while it is mounted, as `logfs mirror` does",
     )
     add_source(parser)
+    parser.add_argument(
+        "--metrics-listen",
+        type=_address,
+        metavar="[ADDRESS:]PORT",
+        help=(
+            "serve the metrics over HTTP at /metrics, for Prometheus; the ADDRESS is 127.0.0.1 by default, "
+            "and only there are they hidden from other machines"
+        ),
+    )
     # The source to show in the mount table, for an fstab line that names several log directories.
     parser.add_argument("--source", help=argparse.SUPPRESS)
     parser.add_argument("--log-file", type=Path, help="the file for the daemon's log messages")
@@ -214,6 +223,7 @@ def _store_session(arguments: argparse.Namespace, words: list[str]) -> Callable[
         source=arguments.source,
         fuse_options=frozenset(fuse),
         mirror=_mirror(arguments, read_only=read_only),
+        metrics_address=arguments.metrics_listen,
     )
     return partial(run, options)
 
@@ -258,6 +268,10 @@ def _write_behind_session(arguments: argparse.Namespace, words: list[str]) -> Ca
         raise InvalidStore(
             "--mirror: not with --write-behind; give it to the mount of the log directories"
         )
+    if arguments.metrics_listen is not None:
+        raise InvalidStore(
+            "--metrics-listen: not with --write-behind; give it to the mount of the log directories"
+        )
     options = WriteBehindOptions(
         mount=main.absolute(),
         mountpoint=mountpoint.absolute(),
@@ -267,6 +281,14 @@ def _write_behind_session(arguments: argparse.Namespace, words: list[str]) -> Ca
         fuse_options=frozenset(fuse),
     )
     return partial(run, options)
+
+
+def _address(text: str) -> tuple[str, int]:
+    """Return host and port of `PORT`, `HOST:PORT` or `[HOST]:PORT`. Raises `ArgumentTypeError`."""
+    host, _, port = text.rpartition(":")
+    if not (port.isascii() and port.isdigit() and int(port) < 1 << 16):
+        raise argparse.ArgumentTypeError(f"{text!r} is not [ADDRESS:]PORT, such as 9308")
+    return host.removeprefix("[").removesuffix("]") or "127.0.0.1", int(port)
 
 
 def _milliseconds(word: str) -> int:

@@ -15,6 +15,7 @@
 - `errnos`: the mapping from errors to errno, and the last errors for `.logfs/errors`.
 - `mounted_mirror`: the mirror of a Kafka cluster that a mount runs (`--mirror`).
 - `mount_metrics`: the metrics of the mount, for `.logfs/metrics`.
+- `metrics_server`: the same metrics over HTTP (`--metrics-listen`).
 - `remount`: changes the flags of an existing mount.
 - `write_behind`: a second mount that collects small writes in the page cache.
 """

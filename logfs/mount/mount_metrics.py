@@ -1,4 +1,4 @@
-"""The metrics of a mount, besides those of its store: requests, their errors and durations, and open files."""
+"""The metrics of a mount: those of its store, and its requests, their errors and durations, and open files."""
 
 from __future__ import annotations
 
@@ -6,15 +6,23 @@ import errno
 from typing import TYPE_CHECKING
 
 from logfs.mount.handler_guard import REQUESTS
-from logfs.store.observe.metrics import Family, Sample, histogram
+from logfs.store.observe.metrics import Family, Sample, histogram, metrics
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from logfs.mount.errnos import ErrorLog
+    from logfs.mount.nodes.base import Context
 
 
-def families(errors: ErrorLog) -> Iterator[Family]:
+def metrics_of(context: Context, as_openmetrics: bool = False) -> bytes:
+    """Return all metrics of a mount in Prometheus' text format, or as OpenMetrics. Raises `WouldBlock`."""
+    more = () if context.mirror is None else context.mirror.families()
+    own = _families(context.errors)
+    return metrics(context.store, [*own, *more], as_openmetrics=as_openmetrics)
+
+
+def _families(errors: ErrorLog) -> Iterator[Family]:
     """Yield the metrics of the mount that this process serves; `errors` supplies the number of recorded errors.
 
     Operations that were never called have no metrics.

@@ -9,7 +9,7 @@ import os
 import resource
 import sys
 import threading
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,9 +22,10 @@ import logfs
 from logfs.log.disk.bucket_path import BucketPath
 from logfs.log.disk.memory import keep_memory
 from logfs.log.read.read_committed import Isolation
-from logfs.mount import threads
+from logfs.mount import metrics_server, threads
 from logfs.mount.admin_requests import AdminRequests
 from logfs.mount.errnos import ErrorLog
+from logfs.mount.mount_metrics import metrics_of
 from logfs.mount.mounted_mirror import MirrorOptions, MountedMirror
 from logfs.mount.mounting import (
     first_error,
@@ -45,6 +46,7 @@ from logfs.store.maintenance.upkeep import update_key_indexes
 from logfs.store.store import Store
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Awaitable, Callable, Sequence
 
 logger = logging.getLogger(__name__)
@@ -82,6 +84,8 @@ class MountOptions:
     source: str | None = None
     fuse_options: frozenset[str] = field(default_factory=frozenset)
     mirror: MirrorOptions | None = None
+    # The host and the port at which the metrics are served over HTTP.
+    metrics_address: tuple[str, int] | None = None
 
 
 def run(
@@ -132,14 +136,19 @@ def _mount(
     context = Context(store, errors, logfs.__version__, requests, options.isolation, mirror)
     operations = Operations(RootDirectory(context))
     threads.start()
+    address = options.metrics_address
+    listening = None if address is None else metrics_server.listen(*address)
     # The path as the mount table will show it. Resolve it before the mount: later, the call would wait for an answer
     # of this thread.
     place = Path(os.path.realpath(mountpoint))
     source, words = source_of(options), _fuse_options(options)
-    with mounted(operations, mountpoint, FILESYSTEM_TYPE, source, words):
+    with (
+        listening or nullcontext(),
+        mounted(operations, mountpoint, FILESYSTEM_TYPE, source, words),
+    ):
         watch(place)
         try:
-            trio.run(_serve, operations, store, mountpoint, stop_wanted, ready)
+            trio.run(_serve, operations, store, mountpoint, stop_wanted, ready, listening)
         except BaseExceptionGroup as group:
             raise first_error(group) from group
 
@@ -216,6 +225,7 @@ async def _serve(
     mountpoint: Path,
     stop_wanted: Callable[[], Awaitable[None]],
     ready: Callable[[], None],
+    listening: socket.socket | None,
 ) -> None:
     stopping = threading.Event()
     async with trio.open_nursery() as nursery:
@@ -235,6 +245,9 @@ async def _serve(
         nursery.start_soon(_load, store)
         nursery.start_soon(_warm_up, operations, stopping)
         nursery.start_soon(_announce, store, mountpoint, ready)
+        if listening is not None:
+            metrics = partial(metrics_of, operations.context)
+            nursery.start_soon(metrics_server.serve, listening, metrics)
         await pyfuse3.main(max_tasks=_MAX_TASKS)
         stopping.set()
         if mirror is not None:

@@ -7,9 +7,6 @@ import json
 import math
 import os
 import re
-import subprocess
-import sys
-import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -461,20 +458,3 @@ def test_every_alert_is_explained() -> None:
         assert rule["expr"].count("(") == rule["expr"].count(")")
     told = re.findall(r"\bLogfs[A-Za-z]+\b", MONITORING)
     assert sorted(told) == sorted(rule["alert"] for rule in rules)
-
-
-def test_a_server_on_the_loopback_device_serves_the_file(mount: Mount) -> None:
-    """The server that docs/monitoring.md starts is all that a scrape needs."""
-    mount.partition("orders-0")
-    words = ["-m", "http.server", "--bind", "127.0.0.1", "--directory", str(mount.path / ".logfs")]
-    with subprocess.Popen(
-        [sys.executable, "-u", *words, "0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    ) as server:
-        try:
-            assert server.stdout is not None
-            port = re.search(rb"port (\d+)", server.stdout.readline())[1].decode()  # type: ignore[index]
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
-                found = Scrape(answer.read())
-        finally:
-            server.terminate()
-    assert found("kafka_log_log_logendoffset", topic="orders", partition="0") == 0

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from logfs.errors import InvalidName, NotWritable
 from logfs.mount.errnos import refuse
-from logfs.mount.mount_metrics import families
+from logfs.mount.mount_metrics import metrics_of
 from logfs.mount.nodes.admin import AdminFile
 from logfs.mount.nodes.base import (
     DIRECTORY_BITS,
@@ -26,7 +26,6 @@ from logfs.mount.nodes.generated import GeneratedFile, installed_ns
 from logfs.mount.nodes.partition import PartitionDirectory, offline_error
 from logfs.mount.nodes.topics import TopicsDirectory
 from logfs.store.directory.permissions import Access, PermissionTable
-from logfs.store.observe.metrics import metrics
 from logfs.store.observe.status import store_status, upkeep_text
 
 if TYPE_CHECKING:
@@ -195,9 +194,7 @@ class SelfDirectory(DirectoryNode):
         return json.dumps(status, indent=2).encode() + b"\n"
 
     def _metrics(self) -> bytes:
-        mirror = self.context.mirror
-        more = () if mirror is None else mirror.families()
-        return metrics(self.context.store, [*families(self.context.errors), *more])
+        return metrics_of(self.context)
 
 
 def _readme() -> bytes:

@@ -52,15 +52,17 @@ class Family(NamedTuple):
 # The text format.
 
 
-def render(families: Iterable[Family]) -> bytes:
-    """Return metrics in Prometheus' text format; a metric without samples is left out."""
+def render(families: Iterable[Family], *, as_openmetrics: bool = False) -> bytes:
+    """Return metrics in Prometheus' text format or as OpenMetrics 1.0; a metric without samples is left out."""
     out: list[str] = []
     for name, text, samples in families:
         if samples:
             text = text.replace("\\", "\\\\").replace("\n", "\\n")
-            out.append(f"# HELP {name} {text}\n# TYPE {name} {_kind(name, samples)}\n")
+            # OpenMetrics names a counter without the suffix of its sample.
+            family = name.removesuffix("_total") if as_openmetrics else name
+            out.append(f"# HELP {family} {text}\n# TYPE {family} {_kind(name, samples)}\n")
             out += [f"{name}{s.suffix}{_labels(s.labels)} {_number(s.value)}\n" for s in samples]
-    return "".join(out).encode()
+    return "".join([*out, "# EOF\n" if as_openmetrics else ""]).encode()
 
 
 def _kind(name: str, samples: Sequence[Sample]) -> str:
@@ -193,8 +195,8 @@ _HELP_BY_NAME = {
 }
 
 
-def metrics(store: Store, more: Iterable[Family] = ()) -> bytes:
-    """Return a store's metrics and `more` as Prometheus text. Raises `WouldBlock` in a thread that must not wait."""
+def metrics(store: Store, more: Iterable[Family] = (), *, as_openmetrics: bool = False) -> bytes:
+    """Return a store's metrics and `more` as `render` does. Raises `WouldBlock` in a thread that must not wait."""
     store.disk.check_may_block()
     return render(
         [
@@ -207,7 +209,8 @@ def metrics(store: Store, more: Iterable[Family] = ()) -> bytes:
             *_groups(store),
             *more,
             *_process(),
-        ]
+        ],
+        as_openmetrics=as_openmetrics,
     )
 
 

@@ -1,0 +1,117 @@
+"""The metrics of a mount over HTTP, for Prometheus (`logfs mount --metrics-listen`)."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import socket
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING
+
+import trio
+
+from logfs.mount.threads import run_in_thread
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    # Returns the metrics: as OpenMetrics if the argument is true, else in Prometheus' text format.
+    Metrics = Callable[[bool], bytes]
+
+logger = logging.getLogger(__name__)
+
+_PATH = "/metrics"
+_TEXT = "text/plain; version=0.0.4; charset=utf-8"
+_OPENMETRICS = "application/openmetrics-text"
+# A client must send its request and take the answer within this time.
+_SECONDS = 5.0
+# The most connections at a time. Others wait in the kernel: they take no descriptor from the logs.
+_CONNECTIONS = 8
+_MOST_HEADER_BYTES = 16 << 10
+_PAUSE_SECONDS = 0.1
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens on an address; port 0 stands for any free port. Raises `OSError`."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        found = socket.create_server((host, port), family=family, backlog=_CONNECTIONS)
+    except OSError as error:
+        number = error.errno or errno.EADDRNOTAVAIL
+        raise OSError(number, os.strerror(number), f"--metrics-listen {host}:{port}") from None
+    host, port = found.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    logger.info("metrics: http://%s:%d%s", shown, port, _PATH)
+    return found
+
+
+async def serve(listening: socket.socket, metrics: Metrics) -> None:
+    """Answer requests until cancelled. An error of a client ends its own connection only."""
+    listener = trio.SocketListener(trio.socket.from_stdlib_socket(listening))
+    free = trio.Semaphore(_CONNECTIONS)
+    async with listener, trio.open_nursery() as nursery:
+        while True:
+            await free.acquire()
+            try:
+                stream = await listener.accept()
+            except OSError as error:
+                # For example, no descriptor is free, or the client has gone.
+                free.release()
+                logger.warning("metrics: no connection: %s", error)
+                await trio.sleep(_PAUSE_SECONDS)
+            else:
+                nursery.start_soon(partial(_serve_client, stream, free, metrics))
+
+
+async def _serve_client(stream: trio.SocketStream, free: trio.Semaphore, metrics: Metrics) -> None:
+    try:
+        with trio.move_on_after(_SECONDS), suppress(trio.BrokenResourceError):
+            async with stream:
+                await stream.send_all(await _answer(await _read_header(stream), metrics))
+    except OSError as error:
+        logger.warning("metrics: no answer: %s", error)
+    finally:
+        free.release()
+
+
+async def _read_header(stream: trio.SocketStream) -> bytes:
+    """Return a request up to the empty line that ends its header, or what came of it."""
+    header = b""
+    while b"\r\n\r\n" not in header and len(header) < _MOST_HEADER_BYTES:
+        received = await stream.receive_some()
+        if not received:
+            break
+        header += received
+    return header
+
+
+async def _answer(header: bytes, metrics: Metrics) -> bytes:
+    """Return the whole HTTP response to a request. Only GET and HEAD of `/metrics` have a content."""
+    first, *lines = header.decode("latin-1").split("\r\n")
+    method, _, rest = first.partition(" ")
+    path, _, version = rest.partition(" ")
+    if "" not in lines or not version.startswith("HTTP/1."):
+        return _response("400 Bad Request", "not an HTTP request\n")
+    if method not in ("GET", "HEAD"):
+        return _response("405 Method Not Allowed", "use GET\n", "Allow: GET, HEAD\r\n")
+    if path.partition("?")[0] != _PATH:
+        return _response("404 Not Found", f"the metrics are at {_PATH}\n")
+    accepted = [line.lower() for line in lines if line.lower().startswith("accept:")]
+    as_openmetrics = any(_OPENMETRICS in line for line in accepted)
+    try:
+        content = await run_in_thread(metrics, as_openmetrics)
+    except Exception as error:
+        # Unexpected, and no reason to end the mount.
+        logger.exception("metrics: cannot be made")
+        return _response("500 Internal Server Error", f"{error!r}\n")
+    kind = f"{_OPENMETRICS}; version=1.0.0; charset=utf-8" if as_openmetrics else _TEXT
+    answer = _response("200 OK", content, kind=kind)
+    return answer.removesuffix(content) if method == "HEAD" else answer
+
+
+def _response(status: str, content: str | bytes, more: str = "", *, kind: str = _TEXT) -> bytes:
+    body = content.encode() if isinstance(content, str) else content
+    header = f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n{more}"
+    return f"{header}Connection: close\r\n\r\n".encode() + body
