@@ -77,8 +77,8 @@ def describe_source(name: str, topic: Mapping[str, str], broker: Mapping[str, st
 def _in_force(name: str, topic: Mapping[str, str], broker: Mapping[str, str]) -> tuple[Value, str]:
     """Return a topic-level setting's value in force, and its source as `describe_source` describes it.
 
-    If a before or after limit of timestamps is unlimited, and the deprecated `DIFFERENCE_MAX_MS` is not, the value
-    and source of `DIFFERENCE_MAX_MS` are returned.
+    An unlimited `BEFORE_MAX_MS` or `AFTER_MAX_MS` gets the value and source of the deprecated `DIFFERENCE_MAX_MS`, if
+    that one is limited.
     """
     value, source = _first_set(name, topic, broker)
     if name in (BEFORE_MAX_MS, AFTER_MAX_MS) and value == LONG_MAX:
@@ -89,7 +89,7 @@ def _in_force(name: str, topic: Mapping[str, str], broker: Mapping[str, str]) ->
 
 
 def _first_set(name: str, topic: Mapping[str, str], broker: Mapping[str, str]) -> tuple[Value, str]:
-    """Return a topic-level setting's value by the order of this module's docstring, and its source."""
+    """Return a topic-level setting's value by the precedence in this module's docstring, and its source."""
     setting = topic_setting(name)
     if name in topic:
         return setting.parse(topic[name]), f"topic {name}"
@@ -165,8 +165,7 @@ class LogConfig:
     """The topic-level settings that concern one partition's storage on one machine.
 
     Each attribute has its setting's name, with `_` for `.`; sizes are in bytes, times in milliseconds. The values of
-    an instance made by `resolve` are valid and consistent; the constructor, which is for tests, checks
-    nothing.
+    an instance made by `resolve` are valid and consistent; the constructor, which is for tests, checks nothing.
     """
 
     cleanup_policy: frozenset[str] = _default("cleanup.policy")

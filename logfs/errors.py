@@ -49,7 +49,7 @@ class PartitionExists(LogfsError):
 
 
 class PartitionNotEmpty(LogfsError):
-    """A partition that was to be deleted only without records has records."""
+    """The partition has records, but the caller asked to delete it only if it is empty."""
 
 
 class UnknownVolume(LogfsError, LookupError):
@@ -101,14 +101,14 @@ class CommitPending(LogfsError):
 class NotWritable(LogfsError):
     """A change is refused: the store is read-only, the topic is a mirror, or the bucket belongs to another store.
 
-    It is also raised if the caller may not write or send requests there.
+    Also raised if the caller lacks the permission to write, or to send requests to a mount.
     """
 
     @classmethod
     def of_mirror(cls, partition: str, source: str) -> NotWritable:
         """Return the error for a change of `partition`, which mirrors the cluster with the id `source`."""
         return cls(
-            f"{partition}: is a mirror of {source}, and read-only; 'logfs promote' makes it a log of its own"
+            f"{partition}: is a mirror of {source}, and read-only; run 'logfs promote' to stop mirroring"
         )
 
 
@@ -121,10 +121,10 @@ class PartitionFailed(LogfsError):
 
 
 class LogDirFailed(PartitionFailed, OSError):
-    """A log directory had a storage error or was removed or replaced; its partitions are offline until a new opening.
+    """The partitions of a log directory are offline: it had a storage error, or was removed or replaced.
 
-    It corresponds to Kafka's KafkaStorageException. Its `errno` is None, so callers do not mistake it for a full
-    disk.
+    Reopen the store to use them again. The error corresponds to Kafka's KafkaStorageException. Its `errno` is None,
+    so callers do not mistake it for a full disk.
     """
 
 

@@ -35,7 +35,7 @@ _SIZES = {"B": 1} | {
     for power, letter in enumerate("KMGT", 1)
     for suffix, base in (("", 1024), ("iB", 1024), ("B", 1000))
 }
-# The last word of the name of a setting that is a time, and its unit in ms.
+# The unit (in ms) of a setting that is a time, by the last word of the setting's name.
 _SUFFIXES = {"ms": 1, "minutes": MINUTE_MS, "hours": HOUR_MS}
 
 
@@ -154,7 +154,8 @@ class Setting:
         """Return the value of a text that a person typed: as `parse` does, but a time or a size may have a unit.
 
         Examples are `12h` and `1.5 d` for a time, `10GB` (10^10 bytes) and `10G` or `10GiB` (10 * 2^30) for a size.
-        Files of settings have plain numbers, as Kafka's do. Raises as `parse`, and for an unknown unit.
+        Settings files have plain numbers, as Kafka's do. Raises as `parse`, and also for an unknown unit, and for a
+        fraction of a byte or of the setting's unit of time, such as `0.1ms`.
         """
         unit_of_value, units = self._units
         typed = re.fullmatch(r"\s*([0-9]{1,19})(?:\.([0-9]{1,9}))?\s*([A-Za-z]+)\s*", text)
@@ -174,7 +175,7 @@ class Setting:
 
     @property
     def _units(self) -> tuple[int, Mapping[str, int]]:
-        """The unit of the value, and those that a typed text may have; no units if the value is no time or size."""
+        """The value's own unit, and the units allowed in a typed text: none unless the value is a time or a size."""
         words = self.name.split(".")
         if words[-1] in _SUFFIXES:
             return _SUFFIXES[words[-1]], _TIMES
@@ -414,15 +415,15 @@ _BROKER_ROWS = (
     _row(LONG, "log.flush.interval.ms", None, 0,
          "After how long a log is flushed to the disk."),
     _row(LONG, "log.flush.scheduler.interval.ms", _MAX, 0,
-         "How often logs are checked for one that is due to be flushed."),
+         "How often a broker checks for logs that are due to be flushed."),
     _row(INT, "log.flush.offset.checkpoint.interval.ms", "60000", 0,
          "How often the recovery points are written."),
     _row(INT, "log.flush.start.offset.checkpoint.interval.ms", "60000", 0,
          "How often the log start offsets are written."),
     _row(LONG, "replica.high.watermark.checkpoint.interval.ms", "5000", 0,
-         "How often the high watermarks are written."),
+         "How often a broker writes the high watermarks."),
     _row(INT, "num.recovery.threads.per.data.dir", "2", 1,
-         "How many threads load the logs of each log directory at startup and flush them at shutdown."),
+         "How many threads of a broker load the logs of each log directory, and flush them at shutdown."),
     _row(LONG, "log.retention.check.interval.ms", "300000", 1,
          "How often logs are checked for segments that are due to be deleted."),
     _row(LONG, "log.initial.task.delay.ms", "30000", 0,
@@ -430,11 +431,11 @@ _BROKER_ROWS = (
     _row(BOOLEAN, "log.cleaner.enable", "true", None,
          "Whether logs are compacted at all."),
     _row(INT, "log.cleaner.threads", "1", 0,
-         "How many threads compact logs."),
+         "How many threads of a broker compact logs, and share the dedupe buffer; logfs compacts in one."),
     _row(LONG, "log.cleaner.dedupe.buffer.size", "134217728", 0,
          "The bytes of memory for the keys of compactions, for all threads together."),
     _row(INT, "log.cleaner.io.buffer.size", "524288", 0,
-         "The bytes of memory for the input and output of compactions, for all threads together."),
+         "The bytes of memory for the input and output of a broker's compactions, for all threads together."),
     _row(DOUBLE, "log.cleaner.io.buffer.load.factor", "0.9", Range(0, 1),
          "The fraction of the map of keys that a compaction may fill."),
     _row(DOUBLE, "log.cleaner.io.max.bytes.per.second", str(DOUBLE_MAX), Range(1, DOUBLE_MAX),

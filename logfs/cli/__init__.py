@@ -1,9 +1,9 @@
 """The command line. No other package uses argv, the standard streams or exit codes.
 
-Each command is one file, imported only when the command runs, so that `logfs --help` costs nothing. A command module
+Each command is one file, imported only when the command runs, so that `logfs --help` starts fast. A command module
 has `add_arguments(parser)` and `run(arguments) -> int`, which returns the exit code: 0 for success, 1 for an error in
 the data or the system, 2 for wrong usage. `umount` also returns 3, `consume` 128 plus the number of a signal. Ctrl-C
-ends a command with 130.
+ends `mount -f`, `top` and `volume-plugin` with 0, and all other commands with 130.
 
 Commands share `common` (arguments, opening a store, tables, errors), `service_manager` (messages to systemd) and
 `watch` (the snapshots that `status` and `top` show). `cat`, `tail` and `consume` also share `selection` (which
@@ -54,7 +54,7 @@ COMMANDS = {
     "recover": "run recovery now, as after a crash",
     "reindex": "rebuild all indexes of a partition",
     "config": "show or change settings",
-    "spark": "verify, rebuild, compact, export, import and count with Spark",
+    "spark": "verify, reindex, compact, export, import and count with Spark",
     "mirror": "follow topics of a Kafka cluster, batch by batch",
     "push": "send topics into a Kafka cluster, batch by batch",
     "promote": "make a mirrored topic an ordinary one, open to appends",
@@ -63,7 +63,7 @@ COMMANDS = {
     "completion": "print a script that completes commands in a shell",
 }
 
-# Commands that do not write to log directories. Ctrl-C may kill them at once: they need no orderly shutdown.
+# Commands that Ctrl-C may kill at once: they do not write to log directories. `volume-plugin` sets its own handler.
 _READ_ONLY = frozenset(
     {
         "cat",
@@ -86,9 +86,9 @@ _AGAIN_SECONDS = 0.02
 _PRINTABLE = "logfs.printable"
 
 _EPILOG = """\
-A TARGET is a partition: its directory (LOGDIR/orders-0), or LOGDIR… and its name; some commands take a topic,
-too. While a mount has the log directories, all commands but recover, reindex and mirror work; while a broker
-has them, only commands that read. 'logfs COMMAND --help' shows details.
+A TARGET is a partition: its directory (LOGDIR/orders-0), or LOGDIR… and its name. Some commands also take a
+topic. While log directories are mounted, all commands except recover, reindex, mirror and 'spark compact' work.
+While a broker uses them, only commands that read work. 'logfs COMMAND --help' shows details.
 """
 
 
@@ -97,7 +97,7 @@ _SECRET = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+:[/\\]+)(\S*[@?#%]\S*|\S*;\S+)")
 
 
 def without_secrets(message: str) -> str:
-    """Return a message in which `***` replaces all after the scheme of each URL with `@`, `?`, `#`, `%` or `;`."""
+    """Return a message with `***` in place of all after the scheme of each URL that has `@`, `?`, `#`, `%` or `;`."""
     return _SECRET.sub(r"\1***", message)
 
 
@@ -159,10 +159,10 @@ def _open_standard_streams() -> None:
 
 
 def _buffer_output() -> None:
-    """Give the standard streams a buffer, by lines, where `python -u` or PYTHONUNBUFFERED has left it out.
+    """Give standard output and standard error a line buffer if `python -u` or PYTHONUNBUFFERED has disabled it.
 
-    Without a buffer, a write to a full disk may be cut without an error, and `print` writes the end of a line by a
-    second call, before which another thread or process may write.
+    Without a buffer, a full disk may cut a write short without an error. `print` also writes the newline in a second
+    call, so another thread or process may write before the newline.
     """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
@@ -192,7 +192,7 @@ def _choose(
 ) -> int:
     """Run the command that the first word names, and return the exit code.
 
-    If the command's module has its own `COMMANDS`, the next word names the command in it.
+    If the command's module has its own `COMMANDS`, the next word names one of these.
     """
     if words and words[0] in commands:
         name, text = words[0], _sentence(commands[words[0]])
@@ -206,7 +206,7 @@ def _choose(
             module.add_arguments(parser)
             for word in words[1:]:
                 if word.startswith("-") and word.endswith("=--"):
-                    # argparse would read it as an option without a value, and store an empty list.
+                    # argparse would read `--option=--` as an option without a value, and store an empty list.
                     parser.error(f"argument {word.removesuffix('=--')}: '--' is not a value")
             parsed = parser.parse_intermixed_args(_joined(words[1:]))
             if name in _READ_ONLY:
@@ -262,7 +262,7 @@ def _module_of(package: str, command: str) -> str:
 
 
 def _joined(words: Sequence[str]) -> list[str]:
-    """Return words with each value such as `-3..` joined to its `-o`: argparse would take it for another option."""
+    """Return words with each value such as `-3..` joined to its `-o`: argparse would read the value as an option."""
     joined: list[str] = []
     for word in words:
         if re.match(r"-[0-9]+\.\.", word) and joined and joined[-1] in ("-o", "--offset"):
@@ -312,7 +312,7 @@ def mount_helper() -> int:
     parsed = parser.parse_args()
     if parsed.f:
         return 0
-    # mount(8) passes every flag that must be on, also for a remount: a flag that it does not pass is off.
+    # mount(8) passes every flag that must be on, also for a remount: clear those that it does not pass.
     options = ["-oexec,diratime", *(f"-o{option}" for option in parsed.options)]
     # The argument is one path, which may contain a comma, or a list of paths.
     if os.path.isdir(parsed.log_dirs) or "," not in parsed.log_dirs:

@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--start",
         type=not_empty,
         metavar="REGEX",
-        help="a record has several lines: one that REGEX matches at its beginning, and those up to the next match",
+        help="a record has several lines: one that REGEX matches at its beginning, and the lines before the next one",
     )
     parser.add_argument(
         "-H",
@@ -164,19 +164,19 @@ def _append(
                 appender.write(lines.finish())
             appender.finish()
     except PartitionFailed:
-        # Not the fault of a line. Of a topic, records after the failed one may be in other partitions.
+        # No line is at fault, so name none. Later records may be appended already, to other partitions of a topic.
         raise
     except LogfsError as error:
         number = appender.appended.count - before + 1
         what, rest = "line", f"'tail -n +{number} FILE | logfs append …'"
         if lines is not None and lines.has_several_lines:
             what, rest = "record", "the rest of the input"
-        done = f"what precedes it is appended: correct it, and go on with {rest}"
+        done = f"everything before it is appended: correct it, and go on with {rest}"
         raise LogfsError(f"{name}, {what} {number}: {error}; {done}") from error
 
 
 def _read(file: BufferedReader, appender: Appender, lines: KeyedLines | None) -> bytes:
-    """Return the next bytes of input, b"" at its end. If none come for a second, end a record of several lines."""
+    """Return the next bytes of input, b"" at its end. If none come for a second, end the unfinished record."""
     if lines is not None and lines.is_waiting:
         ready, _, _ = select.select([file], [], [], _PAUSE_SECONDS)
         if not ready:

@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _ranges(opened: OpenLogs, bounds: Bounds) -> dict[OpenLog, Range]:
-    """Return the range of offsets to print of each log, without partitions of a topic that lack the selected offset.
+    """Return the offsets [start, end) to print of each log; leave out partitions of a topic without the given offset.
 
     Raises `OffsetOutOfRange` if no partition is left.
     """

@@ -40,7 +40,7 @@ class Target(NamedTuple):
 
 
 def path_argument(text: str) -> Path:
-    """Return an argument of the command line as a path. Raises `ArgumentTypeError` if it is empty.
+    """Return an argument as a path. Raises `ArgumentTypeError` if it is empty, or a URL that is not of a bucket.
 
     An empty argument usually comes from an unset shell variable, and as a path would mean the working directory.
     """
@@ -58,7 +58,7 @@ def not_empty(text: str) -> str:
 
 
 def group_name(text: str) -> str:
-    """Return the name of a consumer group from the command line. Raises `ArgumentTypeError` if none can have it."""
+    """Return the name of a consumer group from the command line. Raises `ArgumentTypeError` if empty or not UTF-8."""
     try:
         not_empty(text).encode()
     except UnicodeEncodeError:
@@ -72,7 +72,7 @@ def regular_expression(option: str, text: str) -> re.Pattern[bytes]:
         return re.compile(os.fsencode(text))
     except re.error as error:
         raise InvalidName(
-            f"{option} {text!r}: is no regular expression of Python: {error}"
+            f"{option} {text!r}: is not a Python regular expression: {error}"
         ) from None
 
 
@@ -141,7 +141,7 @@ def log_dirs_of(words: Iterable[str | Path], *, may_be_empty: bool = False) -> l
 
 
 def split_name(words: Sequence[Path]) -> tuple[Sequence[Path], str]:
-    """Return log directories, and the partition or topic that LOGDIR/NAME, as the only word, names; "" for none."""
+    """Return ([LOGDIR], NAME) if LOGDIR/NAME, an existing partition or topic, is the only word; else (words, "")."""
     from logfs.store.directory.recognition import PathKind, recognise
 
     roots = (PathKind.LOG_DIR, PathKind.MOUNTPOINT)
@@ -185,9 +185,9 @@ def with_whole_store(log_dirs: Sequence[Path]) -> list[Path]:
 
 
 def partitions_in(log_dirs: Iterable[Path]) -> set[str]:
-    """Return the names of the partitions in log directories.
+    """Return the names of the partitions in log directories, without directories that cannot be read.
 
-    A partition counts even if a move has left only a copy or the original, such as `orders-0.UUID-stray`.
+    A partition counts even if only the copy (`-future`) or the original (`-stray`) of a move is there.
     """
     found: set[str] = set()
     for path in log_dirs:

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 SHELLS = ("bash", "zsh", "fish")
 _DIRECTORIES = re.compile("LOGDIR|TARGET|MOUNTPOINT|DIR")
 _FILES = re.compile("FILE|MAP")
-# The variable in which the scripts pass the words of the command line to `logfs completion --groups`, a word a line.
+# The variable in which the scripts pass the words of the command line to `logfs completion --groups`, one per line.
 _WORDS = "LOGFS_COMPLETED_WORDS"
-# By shell: what completes the name of a group, and the function that does it.
+# For each shell, the completer of group names. `preamble` defines the functions that these use.
 _GROUPS = {
     "bash": "_logfs_groups",
     "zsh": "_logfs_groups",
@@ -65,14 +65,14 @@ def _groups(words: list[str]) -> list[str]:
     for word in map(os.path.expanduser, words[1:]):
         with suppress(LogfsError, OSError):
             log_dirs = log_dirs_of(split_name([Path(word)])[0])
-            # The groups need no other partitions than those of their topic, which the store finds itself.
+            # Open no partitions: the store itself loads those of `__consumer_offsets`.
             with Store(with_whole_store(log_dirs), read_only=True, only="") as store:
                 found |= {each.group for each in store.groups}
     return sorted(found)
 
 
 def _settings() -> dict[str, object]:
-    """Return, by shell, what completes the words of `logfs config`: directories and the names of settings."""
+    """Return, for each shell, the completer of the words of `logfs config`: directories and names of settings."""
     from logfs.setting import BROKER_SETTINGS, TOPIC_SETTINGS
 
     names = " ".join(sorted({*TOPIC_SETTINGS, *BROKER_SETTINGS}))

@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _split_topic(directories: Sequence[Path]) -> tuple[Sequence[Path], str]:
-    """Return the log directories, and the topic of LOGDIR/TOPIC, or "". A partition has no settings of its own."""
+    """Return ([LOGDIR], TOPIC) for LOGDIR/TOPIC; (directories, "") otherwise: partitions have no settings."""
     found, name = split_name(directories)
     return (directories, "") if (found[0] / name).is_dir() else (found, name)
 

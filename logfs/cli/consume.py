@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Consume records until the options, a signal or a failed command end it.
 
     The exit code is 1 if a record could not be read, if offsets were deleted before they were read, or if the command
-    failed; 128 plus the number of a signal. Raises `NotWritable` for a bucket, and the errors of `OpenLogs`.
+    failed. After a signal, it is 128 plus the signal's number. Raises `NotWritable` for a bucket, and as `OpenLogs`.
     """
     for option, count in (("-n", arguments.lines), ("--batch", arguments.batch)):
         if count is not None and count < 1:
@@ -136,7 +136,7 @@ class _Place(NamedTuple):
 
 
 class _Printed(NamedTuple):
-    """A batch that was printed: the offsets [start, end) of a partition, and its first byte in the whole output."""
+    """A batch that was printed: the offsets [start, end) of a partition, and the position `at` of its first byte."""
 
     log: OpenLog
     start: int
@@ -183,7 +183,7 @@ class _Consumer:
                 self._due = time.monotonic() + _COMMIT_SECONDS
 
     def finish(self) -> None:
-        """Print how many values could not be decoded, and commit all partitions. Raises as `commit`.
+        """Print how many keys and values could not be decoded, and commit all partitions. Raises as `commit`.
 
         If the reader of standard output exits now, as `head` does, only the records that it has taken are committed.
         """
@@ -211,7 +211,7 @@ class _Consumer:
         self._printed = [batch for batch in self._printed if batch.log is not log]
 
     def _is_complete(self, batch: _Printed) -> bool:
-        """Whether all of a batch was written: False for the last one, if its reader has exited meanwhile."""
+        """Whether all of a batch was written: False if the reader of the output exited while it was printed."""
         return self._places[batch.log].taken >= batch.end
 
     def _offset_after(self, batch: _Printed, taken: int) -> int:
@@ -233,8 +233,8 @@ class _Consumer:
         except StoreLocked as error:
             if not self._is_waiting:
                 _warn(
-                    f"{error}; until then nothing is committed: if this command ends before, the records read since "
-                    "the last commit are read again"
+                    f"{error}; until then nothing is committed: if this command ends first, the group reads the "
+                    "records since its last commit again"
                 )
             self._is_waiting = True
             return False
@@ -275,7 +275,7 @@ class _Consumer:
 
     def _begin(self, reader: Reader) -> _Place:
         """Return the place to begin at: the committed offset, or else that of `--from`."""
-        # Not the last stable offset: a member with read_uncommitted may have committed beyond it.
+        # Compare with the log end offset: read_uncommitted members may have committed beyond the last stable offset.
         name, end = reader.name.directory, reader.log.state.log_end_offset
         # Another member may have committed since the last refresh.
         self._opened.store.refresh()
@@ -284,7 +284,7 @@ class _Consumer:
             return _Place(_resolve(self._arguments.begin, reader), -1)
         if found.offset > end:
             _warn(
-                f"{name}: {self._group} has committed {found.offset}, but the log ends at {end}: it reads on there"
+                f"{name}: {self._group} has committed {found.offset}, but the log ends at {end}: it continues there"
             )
         return _Place(min(found.offset, end), found.offset)
 

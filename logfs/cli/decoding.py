@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     Place = tuple[TopicPartition, int]
 
 _FIELDS = ("value", "key")
-# The most reasons for failures that are printed, each with its first record. Others are only counted.
+# The most different reasons for failures that are printed, each with its first record. Others are only counted.
 _MOST_TOLD = 20
 
 
@@ -66,7 +66,7 @@ class RecordDecoder:
             raise InvalidName(f"--decode {arguments.decode}: give value, key, or key,value")
         if arguments.schemas is None:
             if arguments.decode is not None:
-                raise InvalidName("--decode: needs the schemas: say with --schemas where they are")
+                raise InvalidName("--decode: needs --schemas PLACE; give it, or leave out --decode")
             return None
         try:
             from logfs.schema.decoder import Decoder

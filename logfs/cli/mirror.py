@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         required=True,
         type=not_empty,
         metavar="HOST:PORT",
-        help="the cluster: one broker or several, with commas",
+        help="one broker of the cluster or several, separated by commas",
     )
     add_source(parser)
     parser.add_argument(
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_source(parser: argparse.ArgumentParser, verb: str = "mirror") -> None:
-    """Add the arguments for topics and for the connection. `verb` is the command's word in the help, as "push"."""
+    """Add the arguments for topics and for the connection. `verb` is the verb in the help, such as "push"."""
     parser.add_argument(
         "--topics",
         metavar="REGEX",
@@ -61,7 +61,7 @@ def source_of(arguments: argparse.Namespace) -> tuple[re.Pattern[str], dict[str,
         topics = re.compile(".*" if arguments.topics is None else arguments.topics)
     except (re.error, OverflowError, RecursionError) as error:
         raise InvalidName(
-            f"--topics {arguments.topics!r}: is no regular expression of Python: {error}"
+            f"--topics {arguments.topics!r}: is not a Python regular expression: {error}"
         ) from None
     return topics, read_options(arguments.command_config)
 

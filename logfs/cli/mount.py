@@ -1,4 +1,4 @@
-"""`logfs mount`: mount log directories, or a write-behind mount, in the background unless `-f` is given."""
+"""`logfs mount`: mount log directories, or make a write-behind mount; in the background unless `-f` is given."""
 
 from __future__ import annotations
 
@@ -306,9 +306,9 @@ def _no_such_option(word: str) -> InvalidStore:
 
 
 def _who_may_enter(log_dir: Path) -> str:
-    """Return a sentence on which users `allow_other` admits.
+    """Return a message that says which users can access the mount with `allow_other`.
 
-    The root of the mount has the mode of the first log directory, so that mode decides.
+    The root of the mount has the mode of the first log directory, so this mode decides.
     """
     try:
         is_open = log_dir.stat().st_mode & stat.S_IXOTH
@@ -317,7 +317,7 @@ def _who_may_enter(log_dir: Path) -> str:
         is_open = False
     if is_open:
         return "all users can access the mount; mode bits control permissions"
-    return f"other users can access the mount only if they can enter the log directory: chmod 755 {log_dir}"
+    return f"other users can access the mount only if they can enter the log directory; run chmod 755 {log_dir}"
 
 
 def _in_background(serve: Callable[..., None]) -> int:

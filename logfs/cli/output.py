@@ -98,7 +98,7 @@ class Printer:
         return all(scan.whole for scan in scans)
 
     def print_last(self, logs: Sequence[OpenLog], ends: Sequence[int], count: int) -> bool:
-        """Print the last `count` records of all logs together, up to `ends`; return True if all could be read."""
+        """Print the last `count` records of all logs together, before `ends`; return True if all could be read."""
         from logfs.log.read.merge import last
 
         ranges = [
@@ -132,7 +132,7 @@ class Printer:
         self.out.flush()
 
     def _start_of_last(self, reader: Reader, end: int, count: int) -> int:
-        """Return an offset such that at least `count` records up to `end` match; the log start if fewer do."""
+        """Return an offset from which at least `count` records before `end` match; the log start if fewer do."""
         if self._filter is None:
             return reader.offset_of_last(count) if count > 0 else end
         start, step, found = end, 1024, 0
@@ -234,7 +234,7 @@ class Printer:
 
 
 def _past_damage(reader: Reader, start: int, stop: int) -> Iterator[tuple[int, Chunk]]:
-    """Yield (next offset, chunk) for the offsets [start, stop). Skip damage silently: the printing reports it."""
+    """Yield (next offset, chunk) for the offsets [start, stop). Skip damage silently: printing them reports it."""
     from logfs.log.segment.batch_iterator import DamagedRange
 
     at = start

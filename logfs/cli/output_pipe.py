@@ -25,7 +25,7 @@ _POLL_SECONDS = 0.005
 class OutputPipe:
     """Standard output of a command that has to know what its reader, such as `head`, has taken.
 
-    `out` is the file to write to. Anything but a pipe counts as taken as soon as it is written.
+    `out` is the file to write to. If standard output is not a pipe, bytes count as taken when they are written.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class OutputPipe:
         """Return how many of the written bytes the reader has taken out of the pipe."""
         if not self.is_pipe:
             return self.written
-        # Bytes in the pipe may be those of another writer. They count as ours: it is safer to take records again.
+        # Bytes of another writer in the pipe count as ours: a record may then be consumed twice, but is not lost.
         (unread,) = _INT.unpack(fcntl.ioctl(self._raw.fileno(), termios.FIONREAD, bytes(_INT.size)))
         return max(self.written - int(unread), 0)
 
@@ -84,14 +84,14 @@ def has_reader() -> bool:
     """Whether standard output can still be written to: False once the reader of a pipe or a socket has exited."""
     with suppress(OSError, ValueError):
         poll = select.poll()
-        # Errors are reported whatever events are wanted.
+        # `poll` reports errors even if no event is requested.
         poll.register(sys.stdout.fileno(), 0)
         return not any(found & select.POLLERR for _, found in poll.poll(0))
     return True
 
 
 def pause(seconds: float) -> None:
-    """Sleep. Raises `BrokenPipeError` if standard output has lost its reader; a write would notice it only later."""
+    """Sleep. Raises `BrokenPipeError` if standard output has lost its reader: the next write may be much later."""
     if not has_reader():
         raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
     time.sleep(seconds)

@@ -24,14 +24,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         required=True,
         type=not_empty,
         metavar="HOST:PORT",
-        help="the cluster: one broker or several, with commas",
+        help="one broker of the cluster or several, separated by commas",
     )
     add_source(parser, "push")
     parser.add_argument(
         "--translate",
         type=path_argument,
         metavar="MAP",
-        help="give records new offsets if batches cannot be sent as they are, and map old to new ones in this file",
+        help="give records new offsets if batches cannot be sent as they are; this file maps old to new offsets",
     )
     parser.add_argument(
         "--replication-factor",

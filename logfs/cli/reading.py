@@ -144,8 +144,8 @@ class OpenLog:
     def look_again(self, *, refresh: bool = True) -> bool:
         """Refresh the reader. Return True if the partition was deleted and created again, so its log is another one.
 
-        Without `refresh`, the caller has refreshed the store. A partition that was moved to another log directory has
-        the same log. Raises `UnknownPartition` if the partition was deleted.
+        Without `refresh`, the caller has refreshed the store. Return False for a partition that was moved to another
+        log directory: its log is the same. Raises `UnknownPartition` if the partition was deleted.
         """
         if refresh:
             self.store.refresh()

@@ -18,7 +18,7 @@ NAME = Path("logfs-report.html")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments: log directories, the file to write, and `--quick`, which reads no logs."""
+    """Add the arguments: log directories, the file to write, and `--quick`, which reads only indexes."""
     add_log_dirs(parser)
     parser.add_argument(
         "-o",

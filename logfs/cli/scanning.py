@@ -39,7 +39,7 @@ class LogScan(Generic[T]):
 
     Damaged ranges, and ranges that retention drops before they are read, are reported on standard error and skipped.
     If the log is compacted meanwhile, a record may be removed before it is read. Without an `end`, reading therefore
-    continues to the new log end, which has a newer record of the key.
+    continues to the new log end: the newer record of the key is there.
     """
 
     def __init__(
@@ -122,8 +122,8 @@ def read_records(
 ) -> Iterator[tuple[int, Chunk]]:
     """Read records one by one, as `LogScan` describes.
 
-    It does not stop at segment boundaries: damage after a segment's last record lies before the first record of the
-    next segment.
+    It does not stop at segment boundaries: a read that ends at one does not raise the damage that begins after the
+    segment's last record.
     """
     for record in reader.read(start, stop):
         yield record.offset + 1, [record]
@@ -177,12 +177,12 @@ def _text(
 
 @lru_cache(maxsize=1)
 def _may_hide_damage(segment: Segment, size_bytes: int) -> bool:
-    """Return whether there is damage beside batches without text, such as control batches.
+    """Return whether a segment has damage that its text view may skip.
 
-    The text view skips these batches, and the damage with them. A segment with fewer records in its text than offsets
-    has such batches, or has lost batches, and is searched. A segment with `gaps` always has fewer records, and is not
-    searched. `size_bytes` is the present size of the segment. It is a part of the cache's key, so that a segment that
-    has grown is searched again.
+    The text view skips batches without text, such as control batches, and damage beside them. A segment with fewer
+    records in its text than offsets has such batches, or has lost batches, and is searched. A segment with `gaps`
+    always has fewer records, and is not searched. `size_bytes` is the present size of the segment. It is part of the
+    cache's key, so that a segment that has grown is searched again.
     """
     from logfs.log.segment import batch_scanner
 

@@ -38,7 +38,7 @@ def add_bounds(parser: argparse.ArgumentParser) -> None:
         metavar="N|A..B",
         type=not_empty,
         help="one record, a range (also A.. or ..B), or the last N (-N); A and B may be earliest, latest or -N, the "
-        "Nth from the end; of a topic, in each partition",
+        "Nth from the end; for a topic, the offsets of each partition",
     )
     parser.add_argument(
         "-t",
@@ -56,7 +56,7 @@ def add_bounds(parser: argparse.ArgumentParser) -> None:
 def add_filter(parser: argparse.ArgumentParser) -> None:
     """Add the options that filter records by key, value and headers."""
     parser.add_argument(
-        "-k", "--key", metavar="KEY", help="only records with that key; '' is the empty key"
+        "-k", "--key", metavar="KEY", help="only records with this key; '' is the empty key"
     )
     parser.add_argument(
         "--grep",
@@ -70,7 +70,7 @@ def add_filter(parser: argparse.ArgumentParser) -> None:
         type=not_empty,
         default=[],
         metavar="NAME[=VALUE]",
-        help="only records with that header; may be repeated",
+        help="only records with this header; may be repeated",
     )
 
 
@@ -94,8 +94,8 @@ class Bounds:
     def of(self, reader: Reader) -> tuple[int, int | None]:
         """Return the range as offsets [start, end) of a log; an `end` of None stands for the log end.
 
-        Raises `OffsetOutOfRange` if readers see no record at a single offset, or if `earliest`, or `latest` as the
-        first bound, is given and the log has no records.
+        Raises `OffsetOutOfRange` if readers see no record at a single offset, or if the log has no records and a
+        bound is `earliest`, or the first bound is `latest`.
         """
         start, end = reader.log_start_offset, None
         if self._offsets is not None:

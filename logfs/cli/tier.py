@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     either.add_argument(
         "--take-over",
         action="store_true",
-        help="first become the owner of the bucket, in place of a log directory that is no longer used",
+        help="first become the owner of the bucket, in place of a store that is no longer used",
     )
     either.add_argument(
         "-n",
@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     A mount does the same in the background. The exit code is 1 if a log directory has failed, or a partition is
     offline. Raises `InvalidSetting` for a partition whose topic is not tiered, `NotWritable` if the bucket belongs to
-    another log directory, and `RemoteStorageError`.
+    another store, and `RemoteStorageError`.
     """
     from logfs.store.admin.requests import Tier
 
@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     _print_offline(done["offline"], done["partitions"])
     for each in done["partitions"]:
         print(
-            f"{each['name']}: {each['segments']} segments of {each['bytes']} bytes copied; the next one is not "
+            f"{each['name']}: {each['segments']} segments ({each['bytes']} bytes) copied; the next one is not "
             f"copied: {each['stays']}"
         )
     print(

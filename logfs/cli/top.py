@@ -198,8 +198,8 @@ def table(
 ) -> list[str]:
     """Return the table of the rows `found` as lines, the heading first.
 
-    `sort` is a key of `SORTS`. `count` is the largest number of partitions to show, None for all. A line that is
-    longer than `width` lacks columns of `_LEAST_WANTED`, as many as necessary. REMOTE is shown if a log is tiered.
+    `sort` is a key of `SORTS`. `count` is the largest number of partitions to show, None for all. If a line is
+    longer than `width`, as many of `_LEAST_WANTED` as necessary are left out. REMOTE is shown if a log is tiered.
     """
     cells = [
         _HEADINGS,
@@ -246,7 +246,7 @@ def _optional(value: float | None, form: str) -> str:
 
 
 def _size(size: float) -> str:
-    """Return a number of bytes as up to three digits and a unit letter; each unit is 1024 times the one before."""
+    """Return a number of bytes as about three digits and a unit letter; each unit is 1024 times the one before."""
     for unit in ("B", "K", "M", "G"):
         if size < 1000:
             return f"{size:.0f}{unit}" if unit == "B" or size >= 100 else f"{size:.1f}{unit}"

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 # Exit code: the mountpoint is unmounted, but the filesystem is still mounted elsewhere, so the log directories stay
 # locked.
 SERVED_ELSEWHERE = 3
-# After this time of waiting for the end of the daemon, mounts elsewhere are searched for.
+# How long to wait for the daemon to end before searching for other mounts of the filesystem.
 _GRACE_SECONDS = 1.0
-# After this time of waiting for the daemon, a message is printed.
+# How long to wait for the daemon before printing a message.
 _SILENT_SECONDS = 5.0
 _POLL_MS = 200
 _MOST_PIDS = 5

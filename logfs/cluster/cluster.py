@@ -53,11 +53,11 @@ _PARTITION_BYTES = 4 << 20
 _EARLIEST, _LATEST = -2, -1
 # The last version of Produce that identifies topics by name, not by id.
 _PRODUCE_VERSION = 12
-# The value of acks with which the broker waits for all replicas in sync, and for how long it waits.
+# The value of acks with which the broker waits for all in-sync replicas, and how long it waits.
 _ALL_IN_SYNC = -1
 _PRODUCE_TIMEOUT_MS = 20_000
 
-# Error codes of Kafka's protocol. The document kafka-storage does not list them.
+# Error codes of Kafka's protocol, which docs/kafka-storage.md does not list.
 NONE = 0
 OFFSET_OUT_OF_RANGE = 1
 _MOVED = frozenset({3, 5, 6, 9, 56, 74, 75, 100, 103})
@@ -105,8 +105,8 @@ class Wanted(NamedTuple):
 class Fetched(NamedTuple):
     """The answer for a partition: an error code, or raw batches in `records`, and the bounds of the leader's log.
 
-    `diverging` is None unless the log before the requested offset differs from the leader's. It then is an epoch of
-    the leader's log, and the offset at which that epoch ends there (kafka-storage 10.5).
+    If the log before the requested offset differs from the leader's, `diverging` is an epoch of the leader's log, and
+    the offset at which that epoch ends there (kafka-storage 10.5). Otherwise it is None.
     """
 
     topic: str
@@ -142,7 +142,7 @@ class Produced(NamedTuple):
 
     @property
     def is_unsure(self) -> bool:
-        """Whether the error leaves open if the batch is in the log. The log's end offset then decides."""
+        """Whether the batch may be in the log in spite of the error. Only the log end offset shows whether it is."""
         return self.error in _UNSURE
 
 
@@ -150,7 +150,7 @@ _Part = TypeVar("_Part", Wanted, Outgoing)
 
 
 class EpochEnd(NamedTuple):
-    """The answer for a partition: an error code, the leader's greatest epoch up to the one asked for, and its end."""
+    """The answer for a partition: an error code, the leader's greatest epoch up to the requested one, and its end."""
 
     topic: str
     partition: int
@@ -291,7 +291,7 @@ class Cluster:
     def fetch(
         self, node: int, wanted: Sequence[Wanted], wait_ms: int = FETCH_WAIT_MS
     ) -> list[Fetched]:
-        """Return the batches of each partition from its offset on; without any, the broker waits up to `wait_ms`."""
+        """Return the batches of each partition from its offset on; if there are none, wait for up to `wait_ms`."""
         from kafka.protocol.consumer.fetch import FetchRequest
 
         topics = [
@@ -441,7 +441,7 @@ class Cluster:
                 ) from error()
 
     def produce(self, node: int, batches: Sequence[Outgoing]) -> list[Produced]:
-        """Send batches, one for a partition, to the broker that leads them, and wait for all replicas in sync."""
+        """Send batches, one for a partition, to the broker that leads them, and wait for all in-sync replicas."""
         from kafka.protocol.producer.produce import ProduceRequest
 
         kind = ProduceRequest.TopicProduceData

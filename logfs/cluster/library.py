@@ -81,7 +81,7 @@ class _Socket(socket.socket):
 
 
 class Failures(logging.Handler):
-    """A handler of kafka-python's log that keeps why the last connection failed, which exceptions do not tell."""
+    """A log handler that keeps why kafka-python's last connection failed, which its exceptions do not tell."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)

@@ -4,7 +4,7 @@ Each folder imports only from those below it in this list:
 
 - `tiered`: segments in an object store: metadata records, manifests, chunk indexes, names of objects.
 - `files`: the small files: checkpoints, producer snapshots, aborted transactions, key tables, the commit file.
-- `encoding`: records, lines, columns and Arrow data to sealed batches and back.
+- `encoding`: sealed batches from lines, records and columns; Arrow data from columns; estimates of distinct keys.
 - `text`: the text views of records: lines, and envelopes of JSON.
 - `messages`: Kafka's generated messages, group records, control records.
 - `batches`: records, columns of records, compression, record batches and the older message formats.

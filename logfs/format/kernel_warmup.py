@@ -23,7 +23,7 @@ def warm_up() -> None:
 
 
 def warm_up_steps() -> Iterator[None]:
-    """Do the work of `warm_up` in steps of a few seconds at most, so that the caller can stop between them."""
+    """Do the work of `warm_up`. Yield after each step of a few seconds at most, so that the caller can stop there."""
     import numpy as np
 
     from logfs.format.batches.batch import Batch
@@ -74,7 +74,7 @@ def _compaction_steps(data: NDArray[np.uint8], rows: NDArray[np.int64]) -> Itera
     spans = np.ascontiguousarray(rows[:, SPAN_START:])
     slots = np.zeros((4, 3), np.uint64)
     secret = np.zeros(2, np.uint64)
-    # Read-only like an array over bytes from `secrets`: numba compiles a separate version for read-only arrays.
+    # In use the secret is a read-only array over bytes, and numba compiles a separate version for read-only arrays.
     secret.flags.writeable = False
     scratch = np.empty(compaction_kernels.SCRATCH_SHAPE, np.uint64)
     compaction_kernels.put_keys(data, spans, 0, secret, slots, 0, 3, scratch, np.uint64(0))

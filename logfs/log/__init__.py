@@ -10,10 +10,10 @@ Each module or folder imports only from the items below it in this list:
 - `append`: a partition with its writer (Kafka's UnifiedLog), validation, and lines from a stream of writes.
 - `read`: reading by offset, time and key, read_committed, and the text views.
 - `recovery`: loads the files of a partition, and repairs those that a crash left (Kafka's LogLoader).
-- `state`: producers, their snapshots, leader epochs, and segments that wait for their deletion.
+- `state`: the state of a log: producers, their snapshots, leader epochs, segments that wait for their deletion.
 - `segment`: one `.log` file, its indexes, and the ways of reading its batches.
 - `remote`: buckets of an object store as directory trees, and uploads.
-- `disk`: the only access to files; latencies; a disk that closes at the first storage error.
+- `disk`: the only access to files; a disk that refuses operations after its first storage error; latencies.
 
 The engine has no clock and no tasks of its own (rule 5). Begin with `append.partition`.
 """

@@ -54,7 +54,7 @@ _TEXTS = np.dtype(
     ]
 )
 _ADVICE = "; run 'logfs reindex'"
-# In place of the leader epoch of an offset for which the epoch file has no epoch.
+# Stands for the leader epoch of an offset that no entry of the epoch file covers.
 _NO_EPOCH = -1
 
 
@@ -89,9 +89,9 @@ def note(path: Path, text: str) -> Finding:
 
 def _index_error(segment: Segment, path: Path, text: str) -> Finding:
     """Return a finding that an index of a segment is wrong, with what to do about it."""
-    # No command changes a copy in a bucket.
+    # No command rebuilds an index in a bucket.
     advice = (
-        "; it was copied so, and lookups check its entries" if segment.disk.is_remote else _ADVICE
+        "; it was uploaded damaged, but lookups check it" if segment.disk.is_remote else _ADVICE
     )
     return error(path, text.removesuffix(_ADVICE) + advice)
 
@@ -133,7 +133,7 @@ def audit(
     Checks every batch: its CRC, its records, its offsets, and its leader epoch against `epochs`, the pairs (epoch,
     start offset) in ascending order. Without `trusts_indexes` the indexes are not checked: a crash may have left them
     incomplete. Nor are they checked if recovery found damage in the segment. `live` means that another process writes
-    the log: it is no problem if that process has not completed and trimmed an index after a roll. Damage wholly below
+    the log: an index that it has not yet completed and trimmed after a roll is then no problem. Damage wholly below
     `log_start_offset` is a note, because it is no loss: a crash during retention leaves gaps there.
 
     `report` is called with the size in bytes of each run or damage that was read. Raises `OSError`, and `Gone` if
@@ -369,7 +369,7 @@ class _OffsetIndexAudit(_IndexAudit):
     _awaited: tuple[int, int] | None = None
 
     def pass_damage(self, damage: Damage) -> None:
-        """Skip the entries for the damaged bytes; those after them can be checked again."""
+        """Skip the entries for the damaged bytes. Later entries are checked."""
         self._take(damage.end)
 
     def hold_against(self, batches: ScannedBatches, text: TextSize) -> Iterator[Finding]:
@@ -468,12 +468,12 @@ class _TextIndexAudit(_IndexAudit):
             wrong |= entries[name] != texts[:, number]
         for first in np.flatnonzero(wrong)[:1]:
             position = entries[first]["position"]
-            yield self._wrong(f"the entry at byte {position} does not agree with the log")
+            yield self._wrong(f"the entry for byte {position} of the log is wrong")
             self._keep(self._done)
 
 
 def _sound_indexes(segment: Segment, *, live: bool) -> Generator[Finding, None, list[_IndexAudit]]:
-    """Return the audits of the indexes that can be compared with the log; yield the problems of the others."""
+    """Return the audits of the indexes that can be compared with the log; yield errors for the other indexes."""
     found: list[_IndexAudit] = []
     kinds = (_OffsetIndexAudit, _TimeIndexAudit, _TextIndexAudit)
     for index, kind in zip(segment.indexes, kinds, strict=True):
@@ -489,8 +489,8 @@ def _sound_indexes(segment: Segment, *, live: bool) -> Generator[Finding, None, 
             continue
         held = kind(segment, index.path, index.file_bytes(), live=live)
         if live or isinstance(held, _TextIndexAudit):
-            # A crash may have left unused space in a text index. A broker that closes the segment later does not trim
-            # it.
+            # A crash may have left unused space in a text index, and a broker that seals the segment later leaves the
+            # space there.
             held.leave_out_room()
         if isinstance(held, _TextIndexAudit):
             damaged = segment.text_index.check_entries(held.entries.tobytes())
@@ -540,7 +540,7 @@ class _TransactionAudit:
             self._aborts[producer_id, offset] = before, first
 
     def look_up(self) -> Iterator[Finding]:
-        """Note in the account which aborted transactions the index lacks; yield the index's first wrong entry."""
+        """Add the aborted transactions that the index lacks to the account; report the first wrong index entry."""
         index, account = self._segment.txn_index, self._account
         try:
             firsts = {

@@ -1,8 +1,8 @@
 """A copy of a partition in another directory, made while the log is in use, which then replaces the original.
 
-Sealed segments never change (rule 4) and the active segment only grows, so `catch_up` needs no lock. `complete` and
-`take_over` need the registry's lock, `Flusher.lock` and the partition's `lock`; `take_over` also `Disk.naming`.
-Segments that retention, compaction or a truncation has changed meanwhile are dropped or copied again.
+Sealed segments never change (rule 4) and the active segment only grows, so `catch_up` needs no lock. The caller of
+`complete` and `take_over` holds the registry's lock, `Flusher.lock` and the partition's `lock`; for `take_over`, also
+`Disk.naming`. Segments that retention, compaction or a truncation has changed meanwhile are dropped or copied again.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from logfs.log.segment.index import SparseIndex
     from logfs.log.segment.txn_index import TransactionIndex
 
-# The name of a file in a complete copy, kept until the original is about to be removed. It contains the unique part
-# of both directories' names.
+# The name of the file that marks a complete copy until the move ends. It contains the UUID that is in the name of the
+# copy's directory and, once it is renamed, in that of the original.
 MOVED = "logfs.moved"
 
 _CHUNK_BYTES = 1024 * 1024
@@ -67,10 +67,10 @@ class PartitionCopy:
         self._partition = partition
         self._disk = disk
         self._spend = spend
-        # By segment and its content, which a truncation replaces.
+        # The key is the segment and its `content`, which a truncation replaces.
         self._copied: dict[tuple[Segment, object], _Copied] = {}
-        # By name, the inode number, size and mtime of each other file that was copied; None if they may not show a
-        # change that follows.
+        # For each other file that was copied, by name: its inode number, size and mtime. None if a later change may
+        # leave these as they are.
         self._others: dict[str, tuple[int, int, int] | None] = {}
         self._segments: list[Segment] = []
         # After `take_over`: the segments of the original, each with its copy.
@@ -146,7 +146,7 @@ class PartitionCopy:
         return self.directory / (names.stem(segment.base_offset) + suffix)
 
     def _copy_log(self, segment: Segment, copied: _Copied) -> None:
-        """Copy the rest of the .log file up to its current end, durably. A truncation may end the copy sooner."""
+        """Copy the rest of the .log file up to its current end, durably; less if a truncation makes it shorter."""
         source, end = self._partition.disk, segment.size_bytes
 
         def note(size: int) -> None:
@@ -194,20 +194,19 @@ class PartitionCopy:
         kind = path.name.removesuffix(names.DELETED).rpartition(".")[2]
         self._disk.put_file(self._path(segment, f".{kind}"), data, sync=True)
 
-    # While all changes of the partition are blocked.
+    # Steps during which the caller blocks all changes of the partition.
 
     def complete(self, unique: str, now_ms: int) -> None:
         """Copy the rest and make the whole copy durable; the original stays as it is.
 
-        `unique` is the unique part of the name of the copy's directory, and is written to the file `logfs.moved`
-        there. The copy of the active segment is sealed, and a new active segment begins after it. Readers of the old
-        segment therefore find the new one as after any other roll. Raises `Corrupt` if a .log file has become
-        shorter.
+        `unique` is the UUID in the name of the copy's directory, and is written to the file `logfs.moved` there. The
+        copy of the active segment is sealed, and a new active segment begins after it. Readers of the old segment
+        therefore find the new one as after any other roll. Raises `Corrupt` if a .log file has become shorter.
         """
         self.catch_up()
         if self.missing_bytes:
             raise Corrupt(
-                f"{self._partition.directory}: a .log file was truncated while it was copied"
+                f"{self._partition.directory}: a .log file was truncated while it was copied; move it again"
             )
         partition = self._partition
         active, end = partition.active, partition.log_end_offset
@@ -227,7 +226,7 @@ class PartitionCopy:
         self._disk.sync_directory(self.directory)
 
     def _twin(self, segment: Segment) -> Segment:
-        """Return a segment whose files are copies of a sealed segment's."""
+        """Return the `Segment` of the copied files of `segment`, with the same attributes."""
         copied = Segment(self._disk, self.directory, segment.base_offset)
         copied.next_base, copied.gaps = segment.next_base, segment.gaps
         copied.content, copied.damaged = segment.content, segment.damaged
@@ -248,7 +247,7 @@ class PartitionCopy:
         return sealed
 
     def take_over(self, directory: Path) -> list[Segment]:
-        """Let the partition continue with the copy, whose directory was renamed to `directory`.
+        """Make the partition continue with the copy, whose directory was renamed to `directory`.
 
         Returns the segments of the original, and segments that were dropped earlier and that readers still hold.
         """

@@ -1,13 +1,13 @@
 """Recovery: make valid segments of the files that a crash left, in Kafka's order (kafka-storage 5.2, 5.3).
 
 One difference is deliberate. Kafka cuts the log at the first bad batch and deletes every later segment, which is
-right if replicas hold the data, but loses data on a single node. Here only a torn tail is cut off, as
-`_LogLoader._is_torn` decides: in a log that was not closed properly, invalid bytes at the end of a segment that do
-not begin with a whole batch. In the last segment they must be at or after the recovery point. In an earlier segment,
-the next segment must begin at the offset that follows the last batch. A torn tail is kept in a `.torn` file, unless
-it is all zeros. Segments at the end without a batch are dropped if they begin at or after the recovery point and an
-offset is missing before them. Damage anywhere else stays where it is: reading its offsets raises `Corrupt`, and
-everything after it stays readable.
+right if replicas hold the data, but loses data on a single node. Here only a torn tail is cut off
+(`_LogLoader._is_torn`): invalid bytes at the end of a segment that do not begin with a whole batch, in a log that was
+not closed properly. In the last segment, their first offset must be at or above the recovery point. In an earlier
+segment, the next segment must begin at the offset that follows the last batch. A torn tail is kept in a `.torn` file,
+unless it is all zeros. Segments at the end without a batch are dropped if they begin at or after the recovery point
+and an offset is missing before them. Damage anywhere else stays where it is: reading its offsets raises `Corrupt`,
+and everything after it stays readable.
 
 For example, the offsets 0 to 19 are in the bytes 0 to 799 of the last segment, and 200 bytes of an unfinished batch
 follow. With a recovery point of 20 they are a torn tail, and the next append gets offset 20. With a recovery point of
@@ -157,7 +157,7 @@ class _LogLoader:
     # The producers at the offset that recovery has reached, `producers_end`.
     producers: Producers = field(default_factory=Producers)
     producers_end: int = -1
-    # The offset after a log that was closed properly, by its snapshots and indexes; 0 if unknown.
+    # The log end offset of a log that was closed properly, from its snapshots and indexes; 0 if unknown.
     closed_at: int = 0
 
     def run(self) -> Loaded:
@@ -194,7 +194,7 @@ class _LogLoader:
             log_end_offset = max(deleted, self.start.recovery_point)
             segments = [self._new_segment(log_end_offset)]
         log_start_offset = max(deleted, segments[0].base_offset)
-        # In a tiered log, a snapshot at the first local offset has the producers of the remote segments before it.
+        # In a tiered log, the snapshot at the first local offset has the producers of the remote segments: keep it.
         first = deleted if self.start.is_tiered else log_start_offset
         producers = self._load_producers(segments, first, log_end_offset)
         for segment in segments:
@@ -256,7 +256,7 @@ class _LogLoader:
             self.disk.rename(self.directory / name, self.directory / name.removesuffix(names.SWAP))
 
     def _end_of(self, base_offset: int, files: Files, path: Path | None = None) -> int:
-        """Return the offset after the last batch of a segment that is being swapped in."""
+        """Return the offset after the last batch of a segment that a swap is putting in place; `path` is its .log."""
         segment = self._open_segment(base_offset, files)
         segment.path = path or segment.path
         return self._end(segment)
@@ -291,7 +291,7 @@ class _LogLoader:
     def _note_batches(self, segment: Segment, batches: ScannedBatches) -> None:
         """Note the producers, epochs and the last timestamp of batches under recovery.
 
-        The transactions that they abort get entries in the segment's transaction index.
+        Adds each transaction that the batches abort to the segment's transaction index.
         """
         for batch in deciding_batches(batches):
             aborted = self.producers.update(batch)
@@ -342,10 +342,10 @@ class _LogLoader:
         return self._end(segment, *start) > offset
 
     def _where_closed(self, last: Segment, snapshots: Sequence[int]) -> int:
-        """Return the offset after a log that was closed properly; 0 if it is unknown.
+        """Return the log end offset of a log that was closed properly; 0 if it is unknown.
 
-        It is the greatest of the offset of the newest of the `snapshots`, and the offsets after the last entries of
-        the indexes. Offsets that are too high for the last segment are ignored.
+        It is the greatest of these offsets: the newest in `snapshots`, and those after the last entries of the
+        indexes. Offsets that are too high for the last segment are ignored.
         """
         known = [0, *snapshots[-1:]]
         limit = last.limit_offset
@@ -362,8 +362,8 @@ class _LogLoader:
 
         Only segments at or above the recovery point are dropped; a read-only store drops them in memory. A power cut
         can keep the new file of a roll and lose the unflushed end of the file before it, if another process has
-        synced the directory. A file without a batch is no evidence of lost records. Bytes that are not all zero are
-        kept in a `.torn` file.
+        synced the directory. The empty file does not prove that durable records are lost. Bytes that are not all zero
+        are kept in a `.torn` file.
         """
         while len(segments) > 1:
             before, last = segments[-2:]
@@ -391,8 +391,8 @@ class _LogLoader:
         """Whether the log of `segments` has lost its end, and therefore ends below `next_base`.
 
         In a compacted log, offsets may be missing anyway, and compaction may have left segments empty. There the end
-        is lost if the last segment that is not empty ends in damage: compaction flushes a segment before it goes on,
-        so it has not emptied the segments after the damage.
+        is lost if the last segment that is not empty ends in damage. Compaction flushes each segment before the next,
+        so the empty segments after the damage are not its work.
         """
         if not self.start.compacted:
             return self._end(segments[-1]) < next_base
@@ -515,7 +515,7 @@ class _LogLoader:
         )
 
     def _rebuild(self, segments: Sequence[Segment], segment: Segment, *, sync: bool) -> None:
-        """Walk one of the segments, rebuild its indexes, and cut a torn tail (kafka-storage 3.4).
+        """Read one of the segments, rebuild its indexes, and cut off a torn tail (kafka-storage 3.4).
 
         With `sync`, each index is durable before it replaces the old one. The caller of `load` must flush the segment
         in any case.
@@ -525,8 +525,8 @@ class _LogLoader:
         size = self.disk.size(segment.file)
         if self.start.end is not None and segment.base_offset == self.start.end.base_offset:
             size = min(size, self.start.end.position)
-        # Start from the snapshot that was written at the end of the segment before. A read-only store writes no
-        # snapshot, and continues with the producers that it has in memory.
+        # Start from the snapshot at the end of the segment before. A read-only store writes no snapshots, so it
+        # continues with the producers that it has in memory.
         if self.disk.writable or self.producers_end != segment.base_offset:
             self.producers = self.snapshots.restore(
                 segments, self.start.log_start_offset, segment.base_offset, self.now_ms

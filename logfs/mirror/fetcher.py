@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 5.0
-# If the batches of a partition in an answer have at least so many bytes, the next fetch is sent before their append.
+# If a partition's batches in an answer have at least this many bytes, the next fetch is sent before their append.
 _MANY_BYTES = 1 << 18
 # How often the thread looks for partitions while its broker leads none.
 _IDLE_SECONDS = 0.1
@@ -42,7 +42,7 @@ class Fetcher:
         """Start the thread.
 
         `connect` opens a connection for this thread alone. `led` returns the partitions whose leader is the given
-        node. `ask_metadata` is called when the metadata may be out of date; it requests new ones and returns at once.
+        node. `ask_metadata` is called when the metadata may be out of date; it requests new metadata without waiting.
         """
         self.node = node
         self.problem = ""
@@ -100,7 +100,7 @@ class Fetcher:
         _close(cluster)
 
     def _turn(self, cluster: Cluster) -> bool:
-        """Send one round of requests: compare the logs that need it with the leader's, and fetch for the others.
+        """Send one round of requests: compare copies with the leader's logs, and fetch for the copies that agree.
 
         Return False if the metadata may be out of date.
         """
@@ -132,7 +132,7 @@ class Fetcher:
     ) -> list[tuple[Wanted, Fetched]]:
         """Return the answer for each partition, with the request that it answers.
 
-        After a large answer the next fetch is sent already, so that the broker works during the append. `goals` are
+        After a large answer, this also sends the next fetch, so that the broker works during the append. `goals` are
         the offsets at which partitions stop. If there are any, the broker answers at once, even without new records.
         """
         wait_ms = 0 if goals else FETCH_WAIT_MS
@@ -158,7 +158,7 @@ class Fetcher:
         return pairs
 
     def _guarded(self, mirror: PartitionMirror, work: Callable[[], bool]) -> bool:
-        """Return the result of `work`. If it raises any error but `ClusterError`, mark the partition as failed."""
+        """Return `work()`. If it raises an error other than `ClusterError`, fail the partition, and return True."""
         try:
             return work()
         except ClusterError:

@@ -36,11 +36,11 @@ logger = logging.getLogger(__name__)
 # How often the topics, their leaders and settings, and the groups are read from the cluster.
 _METADATA_SECONDS = 5.0
 _TICK_SECONDS = 0.1
-# A partition with so many unflushed bytes is flushed. That bounds what is fetched again after a power cut.
+# A partition with this many unflushed bytes is flushed, to bound the bytes that are fetched again after a power cut.
 _FLUSH_BYTES = 32 << 20
 # Prefixes of settings that a copy does not take from the cluster: they are about tiered storage and logfs here.
 _OWN_SETTINGS = ("local.", "logfs.", "remote.")
-# How long `run_once` repeats attempts that fail, before it gives a partition up.
+# How long `run_once` repeats failed attempts for a partition before it leaves the partition incomplete.
 _GIVE_UP_SECONDS = 30.0
 
 
@@ -82,7 +82,7 @@ class Mirror:
         self._problems: dict[str, str] = {}
         # The topics for which a warning was logged that their settings cannot be read.
         self._unread: set[str] = set()
-        # The bytes that were fetched for partitions that are no longer mirrored, and for copies that were deleted.
+        # The bytes fetched for partitions that are no longer mirrored, and for copies that were deleted.
         self._past_bytes = 0
         # The problems of the last progress: only a problem that is not among them is logged, so each is logged once.
         self._told: Mapping[str, str] = {}
@@ -212,7 +212,7 @@ class Mirror:
             self._problems.pop("cluster", None)
         except ClusterError as error:
             self._problems["cluster"] = str(error)
-            # The client does not reconnect after all brokers were unreachable, so the next refresh uses a new one.
+            # A client does not reconnect after all brokers were unreachable, so the next refresh makes a new client.
             self._is_lost = True
             with suppress(ClusterError):
                 self._cluster.close()
@@ -268,7 +268,7 @@ class Mirror:
         except InvalidSetting:
             self._forget(topic.name)
             raise
-        # Set this before the first partition is created: after a crash in between, no other program may append.
+        # Set before the first partition is created: after a crash in between, no other program can append to it.
         if MIRROR_SOURCE not in store.settings.topic_overrides(topic.name):
             store.settings.set_topic(topic.name, MIRROR_SOURCE, self._cluster_id)
         if settings is not None:
@@ -280,7 +280,7 @@ class Mirror:
                 topic.name,
             )
         if settings is None and topic.name not in self._homes:
-            # Kafka's default would delete records older than a week.
+            # The default of retention.ms would delete records older than a week.
             store.settings.set_topic(topic.name, RETENTION_MS, "-1")
         for number, (leader, leader_epoch) in topic.leaders.items():
             name = TopicPartition(topic.name, number).directory
@@ -296,7 +296,7 @@ class Mirror:
             self._partitions[name].follow(leader, leader_epoch)
 
     def _check_copy(self, topic: RemoteTopic) -> None:
-        """Raise `InvalidSetting` if the store has a topic of this name that is not a copy of it."""
+        """Raise `InvalidSetting` if the store has a topic of this name that is not a copy of `topic`."""
         store, name = self._store, topic.name
         copies = self._homes.get(name)
         if not copies:
@@ -377,7 +377,7 @@ class Mirror:
         """Commit in the store the offsets that groups have committed in the cluster for mirrored partitions."""
         problem = ""
         try:
-            # A group without a name may commit in Kafka, but not here.
+            # In Kafka, a group with an empty name may commit. The store refuses such a group.
             for group in filter(None, self._cluster.groups()):
                 try:
                     self._mirror_group(group)

@@ -1,8 +1,8 @@
 """One partition of a mirror: compares it with its leader's log, and appends the batches that the leader sends.
 
-The rules are those of a follower (kafka-storage 10.5). Before the first fetch from a leader, after an error, and
-whenever the leader finds a difference, the leader epochs decide up to which offset the two logs are the same. Later
-records of the copy are dropped.
+The rules are those of a follower (kafka-storage 10.5), except that a leader's log end never proves a difference.
+Before the first fetch from a leader, after an error, and whenever the leader finds a difference, the leader epochs
+decide up to which offset the two logs are the same. Later records of the copy are dropped.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LONGEST_PAUSE_SECONDS = 5.0
 
 
 class PartitionMirror:
-    """The copy of one partition, and the state of its source. One thread at a time may use it, but any may flush it.
+    """The copy of one partition, and the state of its source. For one thread at a time, but any may `flush` it.
 
     `leader` is the node that leads the partition, -1 for none. `high_watermark` is the source's end for consumers, -1
     as long as it is unknown. `goal` is the offset at which the mirror stops, None for no end. `problem` is the
@@ -50,7 +50,7 @@ class PartitionMirror:
         self._not_before = 0.0
         self._pause = _FIRST_PAUSE_SECONDS
         self._failing_since: float | None = None
-        # Whether this log is known to have the same records as the leader's log, up to its own end.
+        # Whether the copy is known to have the same records as the leader's log, up to the end of the copy.
         self._agrees = False
         self._store = store
 
@@ -152,7 +152,7 @@ class PartitionMirror:
         else:
             self._agree_up_to(found.epoch, found.end_offset)
             if self.goal is not None and self.has_reached_goal:
-                # No fetch follows that would end the series of errors.
+                # At the goal no fetch follows, so the series of errors must end here.
                 self._end_errors()
         return True
 
@@ -178,7 +178,7 @@ class PartitionMirror:
         self._agrees = not later or partition.epochs.latest == _NO_EPOCH
 
     def take(self, found: Fetched, cluster: Cluster) -> bool:
-        """Append the fetched batches, and raise the log start to the source's.
+        """Append the fetched batches, and raise the log start to the source's. If the logs diverge, drop records.
 
         Return False if the metadata may be out of date. `cluster` is asked for the bounds of the source's log if the
         offset is out of range. Raises `ClusterError`, the errors of `fetched_batches.append_fetched`, and those of
@@ -236,7 +236,7 @@ class PartitionMirror:
             fetched_batches.begin_at(self.partition, first, self._source)
             self.problem = ""
         elif ours > end:
-            # Drop nothing: the source may have a new leader that lags. Only epochs prove that records differ.
+            # Unlike Kafka's follower, drop nothing: a new leader may lag. Only epochs prove that records differ.
             self.fail(
                 f"the source ends at offset {end}, below the end of the copy, {ours}; trying again"
             )
@@ -255,7 +255,7 @@ class PartitionMirror:
             self._store.delete_records(self.name, start, mirror_of=self._source)
 
     def _note_gap(self) -> None:
-        """Record that offsets may be missing, before a gap is appended: otherwise, loading takes it for damage."""
+        """Record, before a gap is appended, that offsets may be missing: else loading takes the gap for damage."""
         checkpoints = self._store.checkpoints
         if checkpoints.cleaner_offset(self.name) is None:
             checkpoints.set_cleaner_offset(self.partition, self.partition.log_start_offset)

@@ -11,7 +11,7 @@
 - `sharers`: the threads that may share an open file.
 - `threads`: worker threads, 24 of which are started before the mount serves requests.
 - `watchdog`: the process that aborts the FUSE connection if the daemon is killed.
-- `handler_guard`: the error boundary: only an errno leaves a handler.
+- `handler_guard`: the error boundary: turns each error of a handler into an errno.
 - `errnos`: the mapping from errors to errno, and the last errors for `.logfs/errors`.
 - `mounted_mirror`: the mirror of a Kafka cluster that a mount runs (`--mirror`).
 - `mount_metrics`: the metrics of the mount, for `.logfs/metrics`.

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from logfs.store.admin.requests import Request
     from logfs.store.store import Store
 
-# The time between two lines of progress.
+# The shortest time between two lines of progress.
 _PROGRESS_SECONDS = 0.2
 
 
 class RunningRequest:
-    """A request in progress. `answer` has lines of JSON; the first one that reports no progress is the last.
+    """A request in progress. `answer` has lines of JSON: lines of progress, and a last line with the result or error.
 
     A worker thread replaces `answer` and `error`; other threads only read them.
     """
@@ -47,7 +47,7 @@ class RunningRequest:
         """
         if self._is_cancelled:
             raise RequestInterrupted(
-                "interrupted: the caller has closed the file, or the mount is being stopped"
+                "interrupted: the file was closed or got another request, or the mount is being stopped"
             )
         now = time.monotonic()
         if now >= self._next_progress:
@@ -66,7 +66,7 @@ class AdminRequests:
     def start(
         self, store: Store, request: Request, done: Callable[[], None] = lambda: None
     ) -> RunningRequest:
-        """Begin to execute a request in a worker thread; call `done` there if it succeeds.
+        """Start a request in a worker thread and return its `RunningRequest`; call `done` in that thread on success.
 
         Raises `OSError` (EAGAIN) if no worker thread runs and none can be started.
         """

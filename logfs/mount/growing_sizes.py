@@ -1,9 +1,9 @@
 """Sizes of growing files in the kernel: which size the kernel is told, when, and how long it may keep it.
 
-A single `tail -f` asks for the size by GETATTR and gets the grown size in the answer, on the trio thread (`grow`). If
-the kernel may keep a size, an append makes the kernel forget the size before the writer gets its answer, also on the
-trio thread (`pop_stale`). If other threads may share the descriptor, a worker thread pushes the size to the kernel
-(`_grow_for_all`). The reasons are as follows.
+If only one thread can use an open file, as with `tail -f`, its GETATTR is answered with the grown size, on the trio
+thread (`grow`). If the kernel may keep a size, an append makes the kernel forget the size before the writer gets its
+answer, also on the trio thread (`pop_stale`). If other threads may share the descriptor, a worker thread pushes the
+size to the kernel (`_grow_for_all`). The reasons are as follows.
 
 A cached read that reaches the end of a file fills the rest of the last page with zeros. The kernel reads the file's
 size after it has the page, and grows the size before it drops the page. For example, a reader has the page of a file
@@ -11,10 +11,10 @@ of 4,000 bytes, with 96 zeros at its end; a line of 50 bytes is appended, and th
 sees 50 zeros as data. While several open files share a kernel inode, no order of the daemon's answers can prevent
 this. Therefore:
 
-- A kernel inode belongs to one open file. A lookup returns a new inode, unless the last inode of the name is not
-  open, is not reserved for another thread, and has the size that the kernel was told; then the pages of the last
-  reader serve the next one. An open of an inode that is open already fails with ESTALE, and the kernel repeats the
-  lookup.
+- A kernel inode belongs to one open file. A lookup returns the last inode of the name if it is closed, is not
+  reserved for another thread, and has the size that the kernel was told: its pages then serve the next reader.
+  Otherwise, the lookup returns a new inode. An open of an inode that is open already fails with ESTALE, and the
+  kernel repeats the lookup.
 - If only one thread can use the open file, the thread is told a larger size at once: it cannot ask for the size and
   read at the same time.
 - If other threads or processes may share the descriptor, the kernel's pages are dropped first. The size grows only
@@ -32,9 +32,10 @@ if the previous size is equally valid, that is, if all of the following hold:
   remote segments, which have many sources of appends, the logs that mirror a cluster, and all logs while a commit of
   staged files is decided but not done, because its appends may happen at any time.
 
-Sizes of segment files, of the text of a topic, of ranges that do not grow any more, and of files in a read-only store
-are never kept. The files of the active segment, and texts whose openers are not visible here, are opened with
-direct_io, but splice and sendfile use the kernel's page cache nevertheless. The mount does not implement FUSE's POLL.
+The kernel never keeps the sizes of segment files, of the text of a topic, of ranges that are complete when they are
+looked up, and of files in a read-only store. Files of the active segment, and texts opened by a thread that this
+process cannot watch, use direct_io. These rules hold for them, too: splice and sendfile use the kernel's page cache
+nevertheless. The mount does not implement FUSE's POLL.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ if TYPE_CHECKING:
 # The kernel may keep a size that it was told this long ago and that has not changed since: an answer reaches the
 # kernel within microseconds, so it has arrived by then.
 CONFIRMED_SECONDS = 0.1
-# For how long the kernel may keep such a size, unless an append invalidates it.
+# For how long the kernel may keep a size confirmed in this way, unless an append invalidates it.
 KEEP_SECONDS = 3600.0
 # The most growths in progress at a time. The limit is high: a growth that waits for threads must not delay others.
 _WAITING = 256
@@ -108,7 +109,7 @@ class GrowingSizes:
         self._is_stopped = False
 
     async def stop(self) -> None:
-        """Let inodes that threads share grow no more in the kernel, and wait until no growth is in progress.
+        """Begin no more growths of files that several threads share, and wait for the growths in progress.
 
         A growth waits for pages that readers have locked, so requests must still be answered meanwhile. This call
         waits for 20 s at most.
@@ -176,7 +177,7 @@ class GrowingSizes:
 
     @staticmethod
     def _is_alone(node: GrowingFile, thread: int, asked: set[int]) -> bool:
-        """Whether only `thread` has the file open, once, only it is in `asked`, and none shares its descriptors."""
+        """Whether `thread` has the only handle of `node`, is the only one in `asked`, and shares no descriptors."""
         openers = [handle.opener for handle in node.handles]
         return openers == [thread] and asked == {thread} and sharers.is_alone(thread)
 

@@ -52,14 +52,14 @@ class Handlers(pyfuse3.Operations, Generic[N]):
         return self._errors.note(self._path_of(name, arguments), error)
 
     def _node_of(self, name: str, arguments: tuple[Any, ...]) -> N | None:
-        """Return the node on which the handler `name` was called; None for an unknown inode, or no file's handle."""
+        """Return the node on which the handler `name` was called; None if there is no such inode or open file."""
         key = arguments[0] if arguments else None
         if name not in _BY_HANDLE:
             return self._inodes.get(key)
         return self._opened(key) if isinstance(key, int) else None
 
     def _opened(self, handle: int) -> N | None:
-        """Return the node of an open file; None for any other handle, also for that of a directory."""
+        """Return the node of an open file; None if the handle is unknown or that of a directory."""
         raise NotImplementedError
 
     def _path_of(self, name: str, arguments: tuple[Any, ...]) -> str:

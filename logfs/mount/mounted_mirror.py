@@ -42,7 +42,7 @@ class MountedMirror:
         self._stopped = threading.Event()
         self._mirror: Mirror | None = None
         self._problem = ""
-        # The bytes that were fetched over earlier connections.
+        # The bytes that earlier `Mirror` objects of this mount have appended.
         self._fetched_bytes = 0
 
     def stop(self) -> None:
@@ -50,7 +50,7 @@ class MountedMirror:
         self._stopped.set()
 
     def run(self) -> None:
-        """Mirror until `stop`. Start again after each error; an expected error that repeats is logged once."""
+        """Mirror until `stop` is called. Restart after each error; an expected error that repeats is logged once."""
         from logfs.mirror.mirror import Mirror
 
         pause = _FIRST_PAUSE_SECONDS
@@ -63,13 +63,13 @@ class MountedMirror:
             except (LogfsError, OSError) as error:
                 if self._problem != str(error):
                     logger.error(
-                        "mirror of %s: %s; it is started again", self._options.servers, error
+                        "mirror of %s: %s; the mirror restarts", self._options.servers, error
                     )
                 self._problem = str(error)
             except Exception as error:
                 # The error is unexpected, and must not end the mount.
                 logger.exception(
-                    "mirror of %s: unexpected error; it is started again", self._options.servers
+                    "mirror of %s: unexpected error; the mirror restarts", self._options.servers
                 )
                 self._problem = repr(error)
             finally:

@@ -66,8 +66,8 @@ def prepare_mountpoint(
 def _check_mountpoint(mountpoint: Path, sources: Sequence[Path], *, nonempty: bool) -> None:
     """Raise `InvalidStore` if `mountpoint` is unsuitable.
 
-    It is unsuitable if it is no directory, has a source in it, is a log directory or a partition, lies in another
-    mount of logfs, or, without `nonempty`, is not empty.
+    It is unsuitable if it is no directory, is or contains one of `sources`, is a log directory or a partition, lies
+    in another mount of logfs, or, without `nonempty`, is not empty.
     """
     if not mountpoint.is_dir():
         if mountpoint.exists():
@@ -174,8 +174,8 @@ def mounted(
     except RuntimeError as error:
         raise OSError(
             errno.EPERM,
-            f"cannot mount ({error}); is fuse3 installed, does /dev/fuse exist, and does /etc/fuse.conf "
-            "let users set allow_other if you asked for it?",
+            f"cannot mount ({error}); check that fuse3 is installed, /dev/fuse exists, and, for allow_other, "
+            "/etc/fuse.conf has user_allow_other",
             str(mountpoint),
         ) from None
     try:

@@ -85,8 +85,8 @@ class Operations(Handlers[Node]):
     def failed(self, name: str, arguments: tuple[Any, ...], error: Exception) -> int:
         """Record an error and return its errno. Except for ENOENT, count failed appends and reads in the metrics.
 
-        Any failed request on an `append` file counts as an append. Reads are counted for the records of partitions,
-        their texts and the directories with them.
+        Any failed request on an `append` file counts as an append. A failed request of `_READS` counts as a read if
+        its node is a record, a text of a partition, or a directory in a partition directory.
         """
         number = super().failed(name, arguments, error)
         node = self._node_of(name, arguments)
@@ -157,7 +157,7 @@ class Operations(Handlers[Node]):
                 )
 
     async def stop_growth(self) -> None:
-        """Let files that several threads share grow no more in the kernel, and wait for growths in progress.
+        """Begin no more growths of files that several threads share, and wait for the growths in progress.
 
         This call waits for 20 s at most. Call it before the mount ends: in a growth, a thread of the mount waits in
         the kernel for readers.
@@ -252,7 +252,7 @@ class Operations(Handlers[Node]):
         if uid not in (0, access.uid):
             raise refuse(
                 errno.EPERM,
-                f"{node.path}: only its owner, uid {access.uid}, and root may change mode or owner",
+                f"{node.path}: only its owner, uid {access.uid}, and root may change its mode or group",
             )
         if uid != 0 and fields.update_uid and attr.st_uid != access.uid:
             raise refuse(errno.EPERM, f"{node.path}: only root may change its owner")
@@ -394,7 +394,7 @@ class Operations(Handlers[Node]):
     async def read(self, fh: int, off: int, size: int) -> bytes:
         position, handle = off, self._handles[fh]
         found = await self._run(handle.read, position, size)
-        # What was read from `.logfs/admin` may be the answer to a request that has appended records.
+        # An answer read from `.logfs/admin` may mean that a request has appended records, so kept sizes may be stale.
         self._grown(handle)
         return found
 

@@ -194,8 +194,8 @@ def _raise_file_limit() -> None:
 def warm_up(stopping: threading.Event | None = None) -> None:
     """Compile the loops over batches and keys, or load them from the cache; the compilation takes many seconds.
 
-    The call ends early if `stopping` is set: a mount that ends must not wait for the compiler. If it does not end
-    early, it then releases the compiler's memory, and excludes the existing objects from garbage collection.
+    At its end, the call releases the compiler's memory, and excludes the existing objects from garbage collection. If
+    `stopping` is set, it returns early without this: a mount that ends must not wait for the compiler.
     """
     from logfs.format.kernel_warmup import warm_up_steps
     from logfs.log.read import key_tables
@@ -234,7 +234,7 @@ async def _serve(
         nursery.start_soon(_upkeep, lambda: store.upkeep(compaction=False), interval)
         nursery.start_soon(_upkeep, lambda: update_key_indexes(store.registry), interval)
         if not store.read_only:
-            # A round may take minutes, so no other upkeep waits for it. A request for a round wakes its task at once.
+            # Each worker may run for minutes, so it has a task of its own. A request to it wakes the task at once.
             for worker in (store.compactor, store.mover, store.remote_log_manager):
                 alarm = _Alarm()
                 worker.wake = alarm.ring

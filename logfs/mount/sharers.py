@@ -2,7 +2,7 @@
 
 FUSE reports which thread asks for attributes, but not when a read has ended. `/proc` shows the end of a read: the
 kernel never sleeps between taking a page of a file and reading the file's size, so a thread that is not runnable is
-outside of this code.
+not between these two steps.
 """
 
 from __future__ import annotations
@@ -66,8 +66,7 @@ def wait_until_outside(threads: Iterable[int]) -> None:
     """Wait until each thread has left the kernel code that it may have been running at the time of the call.
 
     A thread has left this code if it has ended, is not runnable, or has slept or received more than 30 ms of CPU time
-    since the call.
-    The wait lasts for as long as a runnable thread gets no CPU time.
+    since the call. The wait lasts for as long as a runnable thread gets no CPU time.
     """
     waiting = {
         thread: first

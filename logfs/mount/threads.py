@@ -97,7 +97,7 @@ class _Pool:
             if time.monotonic() > end:
                 raise OSError(
                     errno.EAGAIN,
-                    f"the mount cannot start its {count} threads within {_IDLE_SECONDS:.0f} s",
+                    f"the mount cannot start its {count} threads in {_IDLE_SECONDS:.0f} s; raise the limit of tasks",
                 )
             time.sleep(0.001)
 
@@ -176,9 +176,9 @@ async def run_in_thread(
 ) -> _T:
     """Call `work` in a worker thread and return its result, or raise its error.
 
-    `limiter` bounds the number of concurrent calls. With `fetches`, the call may wait for the network, and runs in a
-    pool of its own for such calls. A cancellation does not interrupt the call. Raises `OSError` (EAGAIN) if no
-    worker thread runs and none can be started.
+    `limiter` bounds the number of concurrent calls. With `fetches`, the call may wait for the network, and runs in
+    the pool for such calls. A cancellation does not interrupt the call. Raises `OSError` (EAGAIN) if no worker
+    thread runs and none can be started.
     """
     await trio.lowlevel.checkpoint_if_cancelled()
     async with limiter or nullcontext():

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# The signal at the death of the daemon. A service manager that stops a service sends other signals to all processes.
+# The kernel sends this signal when the daemon dies. A service manager that stops all processes sends other signals.
 _DEATH = signal.SIGUSR2
 # From <sys/prctl.h> and <sys/mount.h>.
 _PR_SET_PDEATHSIG = 1
@@ -36,7 +36,7 @@ _CONNECTIONS = "/sys/fs/fuse/connections"
 
 @contextmanager
 def watchdog() -> Iterator[Callable[[Path], None]]:
-    """Yield a function `watch(mountpoint)`. It has the connection aborted if this process dies in the block.
+    """Yield `watch(mountpoint)`: after its call, the mount's connection is aborted if this process dies in the block.
 
     Enter the block only in the main thread of a process that has no other threads. If no watchdog process can be
     started (EAGAIN, ENOMEM), this is logged as a warning, and the mount has no watchdog.

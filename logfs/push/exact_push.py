@@ -18,7 +18,7 @@ _LEADER_EPOCH = slice(12, 16)
 
 
 def first_offset(reader: Reader) -> int:
-    """Return the base offset of the batch with the log start offset, or the log start offset if no batch has it."""
+    """Return the base offset of the batch that contains the log start offset; without one, the log start offset."""
     start = reader.log_start_offset
     for batch in reader.batches(start):
         return min(batch.header.base_offset, start)
@@ -26,9 +26,9 @@ def first_offset(reader: Reader) -> int:
 
 
 def exact_batches(reader: Reader, offset: int, end: int) -> Iterator[Sequence[Outgoing]]:
-    """Yield lists of one batch for the offsets [offset, end). As from a producer, the base offset in `data` is 0.
+    """Yield the batches of the offsets [offset, end), each in a list of its own.
 
-    `offset` must be the base offset of a batch.
+    As from a producer, the base offset in `data` is 0. `offset` must be the base offset of a batch.
     """
     topic, number = reader.name
     for batch in reader.batches(max(offset, reader.log_start_offset), end):
@@ -39,7 +39,7 @@ def exact_batches(reader: Reader, offset: int, end: int) -> Iterator[Sequence[Ou
 
 
 def holds_last_batch(reader: Reader, end: int, theirs: bytes) -> bool:
-    """Return whether the batch that ends at `end` is also the first batch in `theirs`, except its leader epoch."""
+    """Return whether the batch before offset `end` here is the first one in `theirs`, except for the leader epoch."""
     # `end` may be at or below a log start that lies inside of a batch. A read below the log start would fail.
     offset = max(end - 1, reader.log_start_offset)
     ours: Batch | None = next(iter(reader.batches(offset)), None)

@@ -66,7 +66,7 @@ def find_obstacles(
 
 
 def _kinds(batch: Batch, producers: Producers, *, is_next: bool) -> list[str]:
-    """Return the obstacles of one batch; `is_next` tells whether it has the next offset after the batch before."""
+    """Return the obstacles of one batch; `is_next`: it contains the offset after the previous batch."""
     header = batch.header
     if header.magic != MAGIC:
         return [_OLD]

@@ -53,8 +53,8 @@ class TopicPlan:
     `topic_id` is the id of the topic here, "-" if it has none. `obstacles` say why its batches cannot be pushed as
     they are, `refusals` why it cannot be pushed at all. `is_translated` means that its records get new offsets.
     `partitions` is the number of partitions in the cluster after the push; `there` maps their numbers to their log
-    ends in the cluster, also during the push. By partition here, `sent_up_to` has the offsets at which the push
-    begins, and `ends` the log ends. `sent_records` counts the records sent.
+    ends in the cluster, and is updated during the push. By partition here, `sent_up_to` has the offset at which the
+    push begins, and `ends` the log end. `sent_records` counts the records sent.
     """
 
     name: str
@@ -117,7 +117,7 @@ class Planner:
     def __init__(
         self, store: Store, sender: Sender, offsets: TranslationMap | None, replicas: int
     ) -> None:
-        """Plan for the cluster of `sender`. `offsets` is the map for translations; None does not allow any.
+        """Plan for the cluster of `sender`. `offsets` is the map for translations; with None, no topic is translated.
 
         New topics get `replicas` replicas, -1 for the cluster's default.
         """
@@ -260,7 +260,7 @@ class Planner:
             return [f"{name}: ends at offset {end} here, but at {there} in the cluster"]
         theirs = self._sender.last_batch((reader.name.topic, reader.partition), there)
         if not theirs:
-            # If all batches were sent already, the deleted one need not be compared.
+            # If all batches were sent already, the push sends nothing, so the deleted batch need not be compared.
             return (
                 []
                 if there == end

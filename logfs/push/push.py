@@ -139,7 +139,7 @@ class Push:
         yield Translation(self._store.topic(plan.name), plan.there, self._map).batches()
 
     def _send(self, plans: Sequence[TopicPlan], report: Callable[[PushProgress], object]) -> None:
-        """Send the topics. The next batch of a stream is read once its last one is in the cluster."""
+        """Send the topics. The next batch of a stream is read once the previous one is in the cluster."""
         streams = [stream for plan in plans for stream in self._streams(plan)]
         by_name = {plan.name: plan for plan in plans}
         total = sum(each.size_bytes for plan in plans for each in plan.readers)
@@ -183,7 +183,7 @@ class Push:
                 )
 
     def _commit_groups(self, plans: Mapping[str, TopicPlan]) -> None:
-        """Commit the offsets of groups for the topics that were pushed, where they have none in the cluster."""
+        """Commit the offsets of groups for the pushed topics; keep those that a group has in the cluster already."""
         committed: dict[str, dict[str, dict[int, OffsetCommit]]] = {}
         for group, where, commit in self._store.groups:
             if where.topic in plans:
@@ -203,7 +203,7 @@ class Push:
     def _committed_there(
         self, plan: TopicPlan, commits: Mapping[int, OffsetCommit]
     ) -> dict[int, tuple[int, str]]:
-        """Return the commits of a group for a topic in the cluster: (offset, metadata) by partition there."""
+        """Convert a group's commits for a topic to those in the cluster: (offset, metadata) by partition there."""
         if not plan.is_translated:
             return {
                 number: (min(commit.offset, plan.there[number]), commit.metadata)
@@ -214,6 +214,6 @@ class Push:
         here = {number: commit.offset for number, commit in commits.items()}
         found = self._map.translated(plan.name, here, plan.there)
         if not plan.has_same_partitions:
-            # The metadata of the commits may describe a partition here, which has no counterpart there.
+            # The metadata of a commit may describe its partition here, which has no counterpart in the cluster.
             return {number: (offset, "") for number, offset in found.items()}
         return {number: (offset, commits[number].metadata) for number, offset in found.items()}

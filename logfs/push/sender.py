@@ -45,7 +45,7 @@ class Sender:
     """
 
     def __init__(self, connect: Callable[[], Cluster]) -> None:
-        """Connect to a cluster; `connect` is called again after an error that may pass."""
+        """Connect to a cluster; `connect` is called again after a transient error."""
         self._connect = connect
         self.cluster = connect()
         self._pool = ThreadPoolExecutor(_BROKERS_AT_ONCE, "sender")
@@ -67,7 +67,7 @@ class Sender:
     def ask(self, work: Callable[[Cluster], _Result]) -> _Result:
         """Call `work` with the cluster, and return its result. After a transient error, repeat it for up to a minute.
 
-        Transient errors are those that `may_pass`, such as a broken connection or a change of leaders.
+        Errors for which `may_pass` is true are transient, such as a broken connection or a change of leaders.
         """
         deadline = time.monotonic() + _ASK_SECONDS
         while True:
@@ -84,7 +84,7 @@ class Sender:
     def settled_ends(self, places: Iterable[Place]) -> dict[Place, int]:
         """Return the log end offset of each partition, once none has changed for two seconds.
 
-        All batches below it are then on all replicas in sync. Raises `ClusterError` if this takes over two minutes.
+        All batches below it are then on all in-sync replicas. Raises `ClusterError` if this takes over two minutes.
         """
         wanted = list(places)
         if not wanted:
@@ -163,7 +163,7 @@ class Sender:
     # Batches.
 
     def send(self, batches: Sequence[Outgoing]) -> None:
-        """Send batches, at most one for a partition; return when all replicas in sync have each at its offset.
+        """Send batches, at most one for a partition; return when each is at its offset on all in-sync replicas.
 
         Raises `ClusterError` if brokers refuse a batch, if no answer comes for two minutes, or if a batch gets
         another offset because another program writes to the partition.
@@ -189,7 +189,7 @@ class Sender:
             left = self._missing(list(unsure.values()))
 
     def _produce(self, batches: Sequence[Outgoing]) -> list[Produced]:
-        """Send batches once, to all brokers at the same time; return the answers. Some may be missing."""
+        """Send batches once, to all brokers at the same time; return the answers, of which some may be missing."""
         if any((batch.topic, batch.partition) not in self._leaders for batch in batches):
             self._find_leaders()
         by_node: dict[int, list[Outgoing]] = {}
@@ -224,7 +224,7 @@ class Sender:
             raise ClusterError(_NOT_ALONE.format(where, batch.offset, answer.base_offset))
 
     def _missing(self, unsure: Sequence[Outgoing]) -> list[Outgoing]:
-        """Return the batches that are missing in their logs, as the log end offsets tell.
+        """Return the batches that are not in their logs, by the log end offsets.
 
         Raises `ClusterError` if another program has written to a log.
         """

@@ -2,8 +2,8 @@
 
 Readers at the level read_committed see the same records in both logs. Aborted records are left out, and committed
 ones are sent without a transaction. If the cluster has another number of partitions, Kafka's default partitioner
-chooses the partition of a record with a key. For a record without a key it is the number of its partition here,
-modulo the number of partitions there.
+chooses the partition of a record with a key. A record without a key goes to the number of its partition here, modulo
+the number of partitions there.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Translation:
         self._sizes: dict[int, int] = {}
 
     def batches(self) -> Iterator[Sequence[Outgoing]]:
-        """Yield lists with at most one batch for a partition, each once the map has its records durably.
+        """Yield lists with at most one batch for a partition, each after the map with its records is durable.
 
         Raises the errors of `Topic.read`, and `OSError` for the map.
         """

@@ -63,7 +63,7 @@ class Run(NamedTuple):
 
 
 class TranslationMap:
-    """The map of one file, for one thread. The object locks the file until `close`: one push at a time may use it.
+    """The map in one file, for one thread. The object locks the file until `close`: one push at a time may use it.
 
     The lock is on a file beside the map, because a rename that replaces the map would leave a lock on the old file.
     """
@@ -203,7 +203,7 @@ class TranslationMap:
 
     @contextmanager
     def _naming_path(self) -> Iterator[None]:
-        """Add the path of the map to an `OSError`: that of a write to a full disk names no file."""
+        """Add the path of the map to an `OSError`: the error of a write to a full disk names no file."""
         try:
             yield
         except OSError as error:
@@ -211,7 +211,7 @@ class TranslationMap:
             raise
 
     def __contains__(self, topic: str) -> bool:
-        """Whether the file has, or had when it was read, runs of a topic. Their records may not have been sent."""
+        """Whether the file has, or had when it was read, runs of a topic, even if their records were never sent."""
         return any(each == topic for each, _, _ in self._runs)
 
     def begin(self, topic: str, topic_id: str) -> None:
@@ -352,7 +352,7 @@ def runs_of(topic: str, places: Iterable[tuple[int, int]], there: int, to_offset
 
 
 def _check(before: str, text: str) -> str:
-    """Return the check of a line as hex: the CRC-32C of `before`, the check of the line before, and `text`."""
+    """Return the check of a line as hex: the CRC-32C of `before` (the check of the previous line) and `text`."""
     return f"{crc32c((before + text).encode()):08x}"
 
 

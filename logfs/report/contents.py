@@ -35,10 +35,9 @@ _RARE = 0.01
 class PartitionReport(NamedTuple):
     """One partition. Times are in ms since the epoch, -1 if unknown.
 
-    `expired_bytes` is the size of the segments that retention would drop now. Of the other segments, `oldest_due_ms`
-    is the time from which retention by time may drop the oldest, None for never or if it is unknown. `stays` says why
-    that segment is kept now.
-    `counts` is None if the log was not read.
+    `expired_bytes` is the size of the segments that retention would drop now. `oldest_due_ms` is the time from which
+    `retention_ms` (-1 for no limit) allows dropping the oldest of the other segments; None for never or unknown.
+    `stays` says why this segment is kept now. `counts` is None if the log was not read.
     """
 
     name: str

@@ -3,8 +3,8 @@
     decoder = Decoder(open_schemas("http://localhost:8081"))
     decoder.decode(value)          # b'{"id":7,"total":"12.50"}'
 
-- `decoder`: values to JSON, by the schema whose id a value has. Begin here.
-- `avro`, `protobuf`, `json_schema`: one for each kind of schema; `compile_schema` returns the decoding function.
+- `decoder`: decodes values to JSON, by the schema whose id is in the value. Begin here.
+- `avro`, `protobuf`, `json_schema`: the kinds of schemas. `compile_schema` returns a function that decodes data.
 - `avro_forms`: checks of an Avro schema before it is used.
 - `schemas`: the class of a schema, and the interface of all sources of schemas.
 - `open_schemas`: opens the source of schemas that a user gives, which is one of these:

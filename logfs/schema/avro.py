@@ -1,4 +1,4 @@
-"""Avro's binary encoding to JSON.
+"""Decoding of Avro's binary encoding to JSON.
 
 The JSON is not that of Avro's own JSON encoding: a value of a union is the value itself. Bytes and fixed are base64,
 and decimals are strings. Times and dates are strings in ISO 8601. UUIDs are strings of hex digits with hyphens.
@@ -36,8 +36,8 @@ def compile_schema(schema: Schema) -> Callable[[bytes], bytes]:
     The returned function raises the errors of `fastavro` for data that do not fit, `ValueError` for bytes after them.
     """
     named: dict[str, Any] = {}
-    # Only for a record does fastavro keep the types that a schema refers to. The schema is therefore wrapped as the
-    # type of the only field of a record. The encoding of such a record is the encoding of its field.
+    # fastavro keeps the types that a schema refers to only if the schema is a record. The schema is therefore wrapped
+    # as the type of the only field of a record. The encoding of such a record is the encoding of its field.
     field = {"name": _FIELD, "type": orjson.loads(schema.text)}
     record = {"type": "record", "name": _RECORD, "fields": [field]}
     parsed = _parse(record, schema.references, named, ())
@@ -45,8 +45,8 @@ def compile_schema(schema: Schema) -> Callable[[bytes], bytes]:
         raise ValueError(
             "the schema has arrays whose items take no bytes, so that their number has no limit"
         )
-    # Only data of a recursive schema can be nested deeply. They would crash fastavro's compiled reader; its reader
-    # in Python raises an error instead.
+    # Only data of a recursive schema can be nested deeply. Deep nesting would crash fastavro's compiled reader; its
+    # reader in Python raises an error instead.
     read = _read_py.schemaless_reader if is_recursive(parsed, named) else fastavro.schemaless_reader
     texts = (schema.text, *schema.references.values())
     has_floats = any(word in text for text in texts for word in ("float", "double"))

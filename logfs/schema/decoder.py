@@ -35,7 +35,8 @@ class Decoder:
         """Return a value as JSON, in UTF-8, on one line.
 
         Raises `NotDecodable` if the value does not begin with a zero byte and an id, if its schema is missing or
-        invalid, or if it does not fit its schema. Raises `SchemasUnavailable` if the schemas cannot be read.
+        invalid, or if it does not fit its schema; `SchemasUnavailable` if the schemas cannot be read; and
+        `ImportError` if the library for the kind of schema is not installed.
         """
         number = schema_of(data)
         if number is None:

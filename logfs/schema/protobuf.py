@@ -1,7 +1,7 @@
-"""Protobuf's encoding to the JSON of Protobuf (ProtoJSON), with the names of the fields as in the schema.
+"""Decoding of Protobuf's encoding to ProtoJSON, with the names of the fields as in the schema.
 
-Before the data, Confluent's serializer writes which message type of the .proto file the data have, as zigzag varints:
-the number of indexes, then an index for each level of nested types. A single zero means the first type.
+Before the data, Confluent's serializer writes zigzag varints that select the message type in the .proto file: the
+number of indexes, then an index for each level of nested types. A single zero means the first type.
 """
 
 from __future__ import annotations

@@ -41,10 +41,10 @@ if TYPE_CHECKING:
 # The sessions in which the format is registered. Spark warns about a format that is registered twice.
 _registered: weakref.WeakSet[SparkSession] = weakref.WeakSet()
 
-# Settings that make reads much cheaper and that a running session accepts. With a smaller maxBytesPerBatch, Spark
-# measures every row that it sends to Python.
+# A setting that makes reads much cheaper: with a smaller value, Spark measures every row that it sends to Python.
 _SETTINGS = {"spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1)}
-# Settings that must be set before a session starts. They shorten each task and each micro-batch.
+# Settings that shorten each task and each micro-batch. The first one must be set before a session starts. The second
+# one does not suit checkpoints in an object store.
 _STATIC_SETTINGS = {
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.sql.streaming.checkpointFileManagerClass": (
@@ -55,7 +55,7 @@ _STATIC_SETTINGS = {
 
 
 def register(spark: SparkSession) -> None:
-    """Register `format("logfs")` with a session, and set the recommended settings that a running session accepts.
+    """Register `format("logfs")` with a session, and set spark.sql.execution.arrow.maxBytesPerBatch for fast reads.
 
     Further calls for the same session are allowed. Raises `LogfsError` if the Python of the session's workers does
     not run or lacks logfs, numpy or pyarrow. With Spark Connect, this is not checked.
@@ -112,8 +112,8 @@ def offsets_behind_latest(progress: StreamingQueryProgress) -> list[OffsetsBehin
     """Return for each source of a query how far its partitions are behind the end of the log, as of a progress event.
 
     These are the metrics that Kafka's source reports: the minimum, maximum and average number of offsets over the
-    partitions. None stands for a source whose offsets have another form than Kafka's, and for an event without
-    offsets.
+    partitions. The entry of a source is None if the event has no offsets for it, or offsets in another form than
+    those of Kafka's source.
     """
     from logfs.spark.progress import behind_latest
 
@@ -143,7 +143,7 @@ def session(
         builder = builder.master(master)
     settings = {**_SETTINGS, **_STATIC_SETTINGS, **(settings or {})}
     if _is_local(master):
-        # Only here: on other machines, logfs may arrive with the job, after the daemon that needs it has started.
+        # Only if local: another machine may get logfs with the job, after the daemon, which imports it, has started.
         settings.setdefault("spark.python.daemon.module", WORKER_DAEMON)
     for key, value in settings.items():
         builder = builder.config(key, value)
@@ -153,9 +153,9 @@ def session(
 
 
 def _is_local(master: str | None) -> bool:
-    """Whether the workers surely run on this machine.
+    """Whether it is certain that the workers run on this machine.
 
-    They do if `master` is local, or if it is not given and no environment variable is set that may select another.
+    True if `master` is local, or if `master` is None and no environment variable is set that may select a master.
     """
     elsewhere = (
         "MASTER",

@@ -44,7 +44,7 @@ FIXED_FIELDS = (
 # Kafka's NO_TIMESTAMP_TYPE: the timestamp type of messages of magic 0.
 _NO_TIMESTAMP_TYPE = -1
 # The most rows and bytes in an Arrow batch: so many rows that the fixed cost of a batch is negligible, so few bytes
-# that a batch reuses the memory of the previous one.
+# that the allocator gives a batch the memory of the previous one.
 _BATCH_ROWS = 20_000
 _BATCH_BYTES = 2 << 20
 _PER_MS = {"ms": 1, "us": 1000}
@@ -143,7 +143,7 @@ class BatchMaker:
 
 
 def grouped(runs: Iterable[ArrowRun]) -> Iterator[list[ArrowRun]]:
-    """Yield the runs in groups, in the same order, each of which makes one Arrow batch.
+    """Yield groups of runs, in the same order. Each group makes one Arrow batch.
 
     A group has up to 20,000 rows and about 2 MiB of keys, values and headers. Larger runs are divided.
     """
@@ -162,8 +162,7 @@ def grouped(runs: Iterable[ArrowRun]) -> Iterator[list[ArrowRun]]:
 
 
 def _payload(columns: Columns) -> int:
-    """Return the approximate number of bytes in the keys, values and headers of the records."""
-    # The length of a null is -1.
+    """Return the number of bytes in the keys, values and headers of the records; a null counts as -1 byte."""
     payload = columns.key_lengths.sum(dtype=np.int64) + columns.value_lengths.sum(dtype=np.int64)
     return int(payload + columns.header_ends.sum() - columns.header_starts.sum())
 
@@ -189,7 +188,7 @@ def _numbers(values: np.ndarray, kind: pa.DataType | None = None) -> pa.Array:
 
 
 def _timestamps(times_ms: np.ndarray, kind: pa.DataType) -> pa.Array:
-    """Return times in the unit of `kind`. A time that an int64 cannot hold in this unit becomes null."""
+    """Return times as an array of the type `kind`. A time that an int64 cannot hold in its unit becomes null."""
     factor = _PER_MS[kind.unit]
     fits = (times_ms >= FIRST_MS) & (times_ms <= LAST_MS)
     if factor == 1 or fits.all():
@@ -225,7 +224,7 @@ def _timestamp_type(columns: Columns) -> int:
 
 
 def _headers(columns: Columns, kind: pa.DataType) -> pa.Array:
-    """Return a list of (key, value) for each row. As in Spark's Kafka source, a row without headers is null."""
+    """Return an array of lists of (key, value), one per row. As in Kafka's source, a row without headers is null."""
     from logfs.format.encoding.arrow_layout import gather_headers
 
     count = len(columns)

@@ -53,7 +53,7 @@ class BatchReader(DataSourceReader):
     ) -> list[tuple[TopicPartition, int, int]]:
         options = self.options
         starting = resolve(options.starting, readers, latest_if_no_match=options.latest_if_no_match)
-        # As in Kafka's source, an ending timestamp that no record reaches stands for the end of the log.
+        # As in Kafka's source, an ending timestamp later than all records stands for the end of the log.
         ending = resolve(options.ending, readers, latest_if_no_match=True)
         for name, first in starting.items():
             if first > ending[name]:

@@ -27,7 +27,7 @@ _OPTION = "option."
 
 
 def options_to_create(options: Mapping[str, str]) -> CaseInsensitiveDict | None:
-    """Return the options of a CREATE TABLE; None if `options` are not those of a CREATE TABLE.
+    """Return the options that a CREATE TABLE gives to the source; None if `options` are not of a CREATE TABLE.
 
     Raises `ValueError` for a table without a path.
     """

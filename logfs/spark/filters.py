@@ -93,8 +93,8 @@ class PushedFilters:
     def push(self, filters: Iterable[Filter]) -> Iterator[Filter]:
         """Add filters, all of which a row must pass, and yield those that Spark must evaluate.
 
-        Filters on timestamps and wide filters on offsets are both added and yielded. A filter is added only when the
-        iterator reaches it, so the caller must exhaust the iterator.
+        A filter on timestamps, or on more than 100 ranges of offsets, is both added and yielded. A filter is added
+        only when the iterator reaches it, so the caller must exhaust the iterator.
         """
         for each in filters:
             if not self._answers(each):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# The least time between two commits. A commit opens the log directories, or sends a request to their mount.
+# The least time between two commits, because each opens the log directories or sends a request to their mount.
 _COMMIT_SECONDS = 1.0
 # The pause after a failed commit. While a broker holds the log directories, every commit fails.
 _RETRY_SECONDS = 30.0
@@ -43,11 +43,11 @@ class GroupPosition:
         self._failure = ""
 
     def note(self, offsets: Offsets, *, is_last: bool) -> None:
-        """Commit the offsets at which the query continues, in one request, unless none has changed.
+        """Commit the changed ones of `offsets`, at which the query continues, in one request.
 
-        At most one commit is made in a second, except when `is_last` is true: the query has read everything. After a
-        failure, the next attempt comes after 30 seconds. A failure is logged unless the previous one had the same
-        reason.
+        Commits are at least a second apart, unless `is_last` is true, which means that the query has read everything.
+        After a failure, the next attempt comes after 30 seconds. A failure is logged unless the previous attempt
+        failed for the same reason.
         """
         changed = {
             name.directory: str(offset)
@@ -66,7 +66,7 @@ class GroupPosition:
             if str(error) != self._failure:
                 self._failure = str(error)
                 logger.warning(
-                    "the offsets of the query cannot be committed for group %s, which is tried again in 30 s: %s",
+                    "the offsets of the query cannot be committed for group %s; trying again in 30 s: %s",
                     self._group,
                     error,
                 )

@@ -20,7 +20,7 @@ from logfs.store.directory.recognition import PathKind, recognise
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-# The numbers that stand for the ends of a partition in the JSON offsets of Kafka's source.
+# The numbers that stand for the latest and the earliest offset in the JSON offsets of Kafka's source.
 LATEST_OFFSET = -1
 EARLIEST_OFFSET = -2
 _DEFAULT_TRIGGER_DELAY_MS = 15 * 60 * 1000
@@ -36,7 +36,7 @@ _UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d"
 
 
 class PositionKind(Enum):
-    """How the options give the start or the end of a read: as an end of the log, offsets, or timestamps."""
+    """How the options give the start or end of a read: as the earliest or latest offset, offsets, or timestamps."""
 
     EARLIEST = "earliest"
     LATEST = "latest"
@@ -46,10 +46,10 @@ class PositionKind(Enum):
 
 @dataclass(frozen=True)
 class Limit:
-    """The start or the end of a read: an end of the log, or an offset or a timestamp for each partition.
+    """The start or the end of a read: the earliest or latest offset, or an offset or a timestamp for each partition.
 
-    `each` maps partitions to offsets (kind OFFSETS; `LATEST_OFFSET` and `EARLIEST_OFFSET` stand for the ends of the
-    log) or to timestamps in ms (kind TIMESTAMPS). `timestamp` (ms), if it is given, applies to all partitions.
+    `each` maps partitions to offsets (kind OFFSETS; `LATEST_OFFSET` and `EARLIEST_OFFSET` stand for the latest and
+    the earliest) or to timestamps in ms (kind TIMESTAMPS). `timestamp` (ms), if given, applies to all partitions.
     """
 
     kind: PositionKind
@@ -215,7 +215,7 @@ def flag(options: Mapping[str, str], name: str, *, default: bool) -> bool:
 
 
 def columns_of(options: Mapping[str, str]) -> list[str] | None:
-    """Return the names in the option `columns`, which commas separate; None without the option."""
+    """Return the comma-separated names in the option `columns`; None without the option."""
     text = options.get("columns")
     return None if text is None else [name.strip() for name in text.split(",")]
 
@@ -225,8 +225,8 @@ def check_columns(options: Mapping[str, str], names: Sequence[str]) -> None:
     columns = columns_of(options)
     if columns is not None and columns != list(names):
         raise ValueError(
-            f"the option columns is {','.join(columns)!r}, but the schema has {', '.join(names)}: give either of "
-            "them; a table of the catalog keeps the columns of its creation"
+            f"the option columns is {','.join(columns)!r}, but the schema has {', '.join(names)}: give only the "
+            "option or only the schema; a table of the catalog keeps the columns of its creation"
         )
 
 

@@ -1,4 +1,4 @@
-"""Splits (Spark's input partitions): planning them in the driver, and reading their records in tasks.
+"""Splits (Spark's input partitions): plans them in the driver, and reads their records in tasks.
 
 A split is a list of offset ranges, each in one segment. Large segments are divided, if possible at entries of the
 offset index. Small segments share a split.
@@ -97,10 +97,10 @@ def inside_log(
 ) -> tuple[int, int]:
     """Return the part of the range [first, end) that is inside the log, and report the other offsets as a loss.
 
-    If no offset is inside the log, the returned range is empty: its start is not below its end. A loss raises
+    If no offset is inside the log, the returned range is empty: its start is at or above its end. A loss raises
     `DataLoss` if `fail` is true, and is logged as a warning otherwise. Offsets that compaction removed, control
-    records and aborted records are no loss: they are inside the log. The text `where` ends the messages. In it, a
-    task passes its host and the error from opening the planned file.
+    records and aborted records are no loss: they are inside the log. The messages end with the text `where`, in
+    which a task gives its host and the error from opening the planned file.
     """
     start, log_end = reader.log_start_offset, reader.log.state.log_end_offset
     if first < start:
@@ -167,7 +167,7 @@ def plan(
             break
         at = groups.index(largest)
         groups[at : at + 1] = [largest[: len(largest) // 2], largest[len(largest) // 2 :]]
-    # For an empty list Spark passes an input partition of its own to `read`, which fails because it is no `Split`.
+    # If this list were empty, Spark would call `read` with an input partition of its own, which is no `Split`.
     return [Split(group) for group in groups] or [Split([])]
 
 
@@ -286,7 +286,7 @@ def _columns_again(
         return
     with Store(directory.parent, read_only=True, only=directory.name) as store:
         partition = store[directory.name]
-        # A bucket is not asked: its listing may be outdated and still show a segment that was deleted.
+        # In a bucket, `has_left` proves nothing: the listing may be outdated and still show a deleted segment.
         if not partition.disk.is_remote and not segment_split.segment.has_left(partition):
             raise NotOnHost.because(gone)
         reader = partition.isolated(options.isolation)

@@ -85,7 +85,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # Partitions that were deleted and recreated under the same name. They stay here for as long as the offsets of
         # the query name the deleted partitions.
         self._remade: set[TopicPartition] = set()
-        # The partitions that the last check for missing partitions found missing.
+        # The partitions that were missing at the last check.
         self._lost: frozenset[TopicPartition] = frozenset()
         # The messages of the losses that were logged.
         self._reported: set[str] = set()
@@ -176,8 +176,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return to_json(ends, topic_ids)
         backlog = {name: max(ends[name] - begins[name], 0) for name in ends}
         if self._position is not None:
-            # The query has processed all records before `start`. With Trigger.AvailableNow, Spark ends this process
-            # after the last call, without calling `commit` or `stop`.
+            # The query has processed all records before `start`. They are committed for the group here, because with
+            # Trigger.AvailableNow Spark ends this process after the last call, without calling `commit` or `stop`.
             self._position.note(from_json(start), is_last=not any(backlog.values()))
         if isinstance(limit, ReadAllAvailable):
             return to_json(ends, topic_ids)
@@ -187,10 +187,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return to_json(self._limited(begins, ends, backlog, readers), topic_ids)
 
     def _settled_look(self, known: Offsets) -> TopicSnapshot:
-        """Return a snapshot in which no partition is missing only because it is moving to another log directory.
+        """Return a snapshot, after a wait for partitions that are moving to another log directory.
 
-        Waits for up to `_LOOKS` times `_LOOK_SECONDS` if a partition of `known` is missing that was not missing
-        before.
+        Such a partition is missing for a moment. If a partition of `known` is missing that was not missing at the
+        last check, the wait lasts until it is back, or up to one second.
         """
         look = self._look()
         for _ in range(_LOOKS):
@@ -215,7 +215,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         replaced = _changed(known_ids, now_ids)
         for topic in sorted(replaced & {name.topic for name in known}):
             self._report_replaced(topic, known_ids[topic], now_ids[topic])
-        # A changed topic id has already made all partitions of the topic new.
+        # Partitions of a replaced topic are left out: they are read as new ones already.
         self._remade = {
             name for name in self._remade if name.topic not in replaced and name in known
         }

@@ -153,7 +153,7 @@ class Topics:
                 ) from None
             if found != identity:
                 raise InvalidStore(
-                    f"{path}: another directory is in the place of the log directory; was the latter unmounted?"
+                    f"{path}: another directory is in the place of the log directory; was its disk unmounted?"
                 )
         self.store.refresh()
 
@@ -318,8 +318,8 @@ def resolve(
 def _at_time(
     name: TopicPartition, reader: Reader, timestamp: int, *, latest_if_no_match: bool
 ) -> int:
-    # Kafka searches only the first segment whose largest timestamp is late enough. Compaction may have removed the
-    # record of that timestamp. With `shown`, later segments are searched, too.
+    # Kafka searches only the first segment whose largest timestamp is late enough, and finds nothing if compaction
+    # has removed the record of that timestamp. With `shown`, later segments are searched, too.
     found = reader.offset_for_time(max(timestamp, 0), shown=True)
     if found is not None:
         return min(found.offset, reader.log_end_offset)

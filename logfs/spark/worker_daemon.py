@@ -1,4 +1,4 @@
-"""Spark's daemon that forks Python workers, but prints no tracebacks for connections that Spark has closed.
+"""A daemon that forks Python workers as Spark's does, but prints no tracebacks for connections that Spark closed.
 
 In a local session that `logfs.spark.session` made, Spark runs this module in place of `pyspark.daemon`. A process
 that forks workers must not have threads. numpy and pyarrow start threads, so this module must not import them.

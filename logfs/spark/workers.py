@@ -132,7 +132,7 @@ def host() -> str:
 
 @contextmanager
 def naming_path(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Set the path of an `OSError` raised in the context that has none, such as the error of a full disk."""
+    """Add `path` to an `OSError` that is raised in the context and names no file, such as that of a full disk."""
     try:
         yield
     except OSError as error:
@@ -158,7 +158,7 @@ def located(error: OSError) -> OSError:
     return OSError(error.errno, text, error.filename, None, error.filename2)
 
 
-# True in the workers of Spark's own daemon. A worker imports this module with the first function of logfs that it
-# gets.
+# The condition is true in a worker that Spark's own daemon has forked. Such a worker imports this module with the
+# first function of logfs that it gets.
 if _main_module().startswith("pyspark."):
     hide_broken_pipes(sys.modules["__main__"])

@@ -12,7 +12,7 @@ Each folder and module imports only from those below it in this list; annotation
 - `groups`: the committed offsets of consumer groups, in `__consumer_offsets` (Kafka's GroupCoordinator).
 - `checkpoints`: the checkpoint files of all log directories.
 - `topic`: appends to all partitions of a topic, and reads them merged by time.
-- `internal_topic`: the topics whose records are the store's own.
+- `internal_topic`: the topics that the store itself writes and reads.
 - `registry`: the partitions of a store by name, and the state that its parts share.
 - `directory`: one log directory: what a path is, its lock, its checkpoints, its permissions.
 - `settings`: overrides on disk, and the configuration in force.

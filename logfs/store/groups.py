@@ -158,7 +158,7 @@ class Groups:
         longest = self._registry.settings.broker_config.offset_metadata_max_bytes
         if len(metadata.encode()) > min(longest, INT16_MAX):
             raise InvalidRecord(
-                f"group {group:.40}: the metadata is longer than offset.metadata.max.bytes={longest} allows"
+                f"group {group:.40}: the metadata exceeds offset.metadata.max.bytes={longest} or 32767; shorten it"
             )
         commits, records = {}, []
         for name, offset in offsets.items():

@@ -134,7 +134,7 @@ class InternalTopic:
 
 
 class Replay:
-    """The state built from the records of one partition of an internal topic that are below the offset `end`.
+    """The state of one partition of an internal topic, built from its records below the offset `end`.
 
     One thread at a time may use it.
     """
@@ -175,7 +175,7 @@ class Replay:
         self._generation, self._segment, self.end = generation, segment, end
 
     def leave_out(self, offset: int, error: Corrupt | Unsupported) -> None:
-        """Warn in the log that the record or batch at `offset` is skipped because of `error`."""
+        """Log a warning that the record or batch at `offset` is skipped because of `error`."""
         message = "%s: %s: offset %d is skipped: %s"
         logger.warning(message, self._what, self.log.directory, offset, error)
 

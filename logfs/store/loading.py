@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from logfs.store.staged_commits import Commits
     from logfs.store.tiering.tiered_logs import TieredLogs
 
-    # The name of the only partition to load, or a function that returns whether to load the partition of a name.
+    # The name of the only partition to load, or a function that returns whether to load a partition, given its name.
     Only = str | Callable[[str], bool]
     Progress = Callable[[str, int, int], None]
 
@@ -69,13 +69,13 @@ def open_log_dirs(
     """
     paths = [as_path(path).absolute() for path in log_dirs]
     if not paths:
-        raise InvalidStore("a store needs at least one log directory")
+        raise InvalidStore("a store needs at least one log directory; give one")
     real = [os.path.realpath(path) for path in paths]
     for number, path in enumerate(paths):
         if real[number] in real[:number]:
             raise InvalidStore(f"{path}: the log directory is named twice; name it once")
     if len(paths) > 1 and any(isinstance(path, BucketPath) for path in paths):
-        raise InvalidStore("a bucket is opened alone, without other log directories")
+        raise InvalidStore("a bucket is opened alone; give no other log directories")
     opened: list[LogDir] = []
     broken: OSError | None = None
     try:
@@ -201,7 +201,7 @@ class PartitionLoader:
                     self._registry.homes[name.directory] = log_dir
 
     def _scan(self, log_dir: LogDir) -> move_recovery.FoundDirectories:
-        """List the partition directories of a log directory; unless read-only, schedule deleted ones for removal."""
+        """Return the partition directories in a log directory; unless read-only, schedule the deleted for removal."""
         found = move_recovery.FoundDirectories([], [], [])
         for entry in log_dir.disk.scan(log_dir.path):
             if not entry.is_directory:
@@ -209,7 +209,7 @@ class PartitionLoader:
             try:
                 kind, name = names.classify_directory(entry.name)
             except LogfsError:
-                # For example lost+found. A broker would refuse the whole log directory; here it is only ignored.
+                # Ignore the entry, such as lost+found; a broker would refuse the whole log directory.
                 logger.info("%s: is not a partition, ignored", log_dir.path / entry.name)
                 continue
             path = log_dir.path / entry.name
@@ -235,7 +235,7 @@ class PartitionLoader:
         """Add to `unloaded` a partition that `only` excluded, unless its log directory is leased."""
         registry = self._registry
         if name in registry or name in registry.offline or name not in registry.homes:
-            # Checked without `registry.lock`: a caller may hold a lock that must not be held when that one is taken.
+            # Check this without `registry.lock`: the caller may hold a lock of a later level (`logfs.locks`).
             return
         with registry.lock:
             home = registry.homes.get(name)
@@ -420,7 +420,7 @@ class PartitionLoader:
             )
         elif start.is_tiered:
             # With a lease, no remote segments are attached: the process that holds the lock does that. But the log
-            # start must include them: the load took the first local segment for it.
+            # start must include them. The load has set it to the first local segment.
             with partition.lock:
                 partition.publish(
                     log_start_offset=min(start.log_start_offset, partition.log_start_offset)

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class BackgroundOperation:
-    """A background operation, such as `what` "compacting" and `name` "orders-0", and its progress in bytes.
+    """A background operation, with its start `since_ms` (ms since the epoch) and its progress in bytes.
 
-    `since_ms` is its start (ms since the epoch), and `phase` its current step in words, or "".
+    `what` and `name` describe it, such as "compacting" and "orders-0"; `phase` is its current step in words, or "".
     """
 
     what: str
@@ -165,7 +165,7 @@ class PartitionRegistry:
             return None
 
     def include(self, name: str) -> Log | None:
-        """Load and return a partition, even one that `only` excluded; the store still does not list such a one.
+        """Load and return a partition, even one that `only` excluded and that the store does not list.
 
         Return None if the partition is unknown or offline, if it cannot be loaded, or if its log directory was opened
         with a lease for another partition.

@@ -209,9 +209,9 @@ class Settings:
                     disk.replace_file(log_dir / name, _file_of(overrides))
 
     def _check_log_dirs(self, name: str) -> None:
-        """Raise an error if a log directory has a copy of a settings file that a change would leave as it is.
+        """Raise an error if a log directory may have a copy of a settings file that a change could not update.
 
-        That outdated copy could be read later. Raises `LogDirFailed` if a log directory is offline, and
+        The outdated copy could be read later. Raises `LogDirFailed` if a log directory is offline, and
         `InvalidStore` for a log directory of the store that is not open here and has such a file.
         """
         for disk, _ in self._all_log_dirs:
@@ -239,7 +239,7 @@ class Settings:
             ) from None
 
     def _log_dirs(self) -> Iterator[tuple[Disk, Path]]:
-        """Iterate over the log directories that have not failed, also not during the iteration."""
+        """Iterate over the log directories that work; one that fails before its turn is left out."""
         return (each for each in self._all_log_dirs if each[0].failure is None)
 
     def changed_ns(self, topic: str | None = None) -> int:

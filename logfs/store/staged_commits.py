@@ -90,7 +90,7 @@ class Commits:
                 self._known[log_dir] = read_commits(log_dir.disk, log_dir.path)
             except (Corrupt, OSError) as error:
                 # Without this file it is unknown which commits were done, so none is accepted.
-                logger.error("no staged commit is accepted before another opening: %s", error)
+                logger.error("staged batches are refused until the store is reopened: %s", error)
                 self._unreadable = error
 
     def pending(self) -> dict[LogDir, Pending]:
@@ -196,7 +196,7 @@ class Commits:
     def _apply(
         self, home: LogDir, pending: Pending, sizes: Mapping[str, StagedSize]
     ) -> Sequence[CommitPart]:
-        """Decide a commit, unless it is decided already; do it, record that it is done, and return its parts.
+        """Decide a commit, unless it is decided already; append its batches, record its end, return its parts.
 
         `home` has the commit file. The locks of the partitions are held until the batches are durable.
         """
@@ -276,7 +276,7 @@ class Commits:
         try:
             self._write(home, CommitLog(writers))
         except (LogfsError, OSError) as error:
-            # While this store is open, memory has the parts as done; upkeep writes the record again.
+            # Keep in memory that the parts are done, so that upkeep only writes the record again.
             self._known[home] = replace(known, pending=finished)
             logger.warning(
                 "%s: commit %d is done, but not recorded yet: %s", done.writer, done.sequence, error

@@ -108,12 +108,12 @@ class Store:
         With `read_only` nothing on the disk is written, locked or repaired. Otherwise an empty directory becomes a
         log directory, and with `create` a missing one, too, if its parent directory exists. Any other path that is
         not a log directory raises `InvalidStore`, and nothing in it is changed. The other arguments and errors are as
-        for `logfs.open`. `progress` is called by several threads. The partitions that `only` excludes are not listed,
-        and are loaded only if a decided commit or an internal topic needs them. With `lazy`, a partition is loaded,
-        and recovered if necessary, at its first use or by `load_all`; otherwise the constructor loads all. A `Lease`
-        may be given in place of a log directory that another process has locked: it permits work on one partition.
-        The URL of a bucket, such as `s3://bucket/prefix`, may be given alone, with `read_only`: its partitions are
-        those that brokers have copied there.
+        for `logfs.open`. `progress` is called by several threads. The partitions that `only` excludes are not listed.
+        They are loaded only if the store needs them for a decided commit, or as part of an internal topic. With
+        `lazy`, a partition is loaded, and recovered if necessary, at its first use or by `load_all`; otherwise the
+        constructor loads all. A `Lease` may be given in place of a log directory that another process has locked: it
+        permits work on one partition. The URL of a bucket, such as `s3://bucket/prefix`, may be given alone, with
+        `read_only`: its partitions are those that brokers have copied there.
         """
         log_dirs = [log_dirs] if isinstance(log_dirs, (str, os.PathLike)) else list(log_dirs)
         check_log_dirs(log_dirs, may_be_empty=not read_only, may_be_made=create and not read_only)
@@ -398,7 +398,7 @@ class Store:
             partition.check_truncatable(offset)
             self.commits.clear_place(name)
             if offset < partition.recovery_point:
-                # Before the truncation: otherwise, after a crash, recovery would report the dropped records as lost.
+                # Lower this point first: otherwise recovery after a crash would report the dropped records as lost.
                 partition.flusher.lower_recovery_point(offset)
                 self.checkpoints.write_one(self.registry.homes[name])
             self.tiered.forget_from(partition, offset)
@@ -439,7 +439,7 @@ class Store:
                 )
             self.commits.clear_place(name)
             partition.advance_log_start(partition.log_end_offset if offset == -1 else offset)
-            # The other log directories have nothing new. If their disks are full, that is no error of this call.
+            # The other log directories have nothing new to write, so a full disk of theirs must not fail this call.
             self.checkpoints.write_one(self.registry.homes[name])
             self.scheduler.ask(MaintenanceTask.RETENTION)
             return partition.log_start_offset
@@ -519,7 +519,7 @@ class Store:
     def is_unchanged(self) -> bool:
         """Whether a read-only store is certainly up to date. Costs two calls of `stat` for each partition.
 
-        False if it is unknown: if a partition is offline, or has segments in a bucket. Raises `OSError`.
+        False if this is unknown, because a partition is offline or has segments in a bucket. Raises `OSError`.
         """
         return (
             not self.offline

@@ -104,7 +104,7 @@ class VolumeDriver:
                 self._table.put(Volume(name, options))
             elif known.options != options:
                 raise InvalidSetting(
-                    f"volume {name}: exists with other options; remove that one first, or choose another name"
+                    f"volume {name}: exists with other options; remove the volume first, or choose another name"
                 )
 
     def remove(self, name: str) -> None:
@@ -141,7 +141,7 @@ class VolumeDriver:
     def _shown(self, options: VolumeOptions) -> Path:
         """Mount the log directory, and return the path for the container, with the owner and mode of the options."""
         if not options.shown and not options.ro:
-            # The root of the mount has the owner and the mode of the log directory.
+            # The root of the mount has the owner and the mode of the log directory, so set them there.
             _make(Path(options.logdir), options)
         try:
             return self._in_mount(options)
@@ -155,7 +155,7 @@ class VolumeDriver:
         path = self._mounts.mount(options.logdir, ro=options.ro) / options.shown
         if options.ro and not path.is_dir():
             raise InvalidStore(
-                f"{options.logdir}: has no {path.name}, and a read-only volume creates no topic or partition"
+                f"{options.logdir}: has no {path.name}, and a read-only volume creates nothing; create it first"
             )
         if options.shown and not options.ro:
             _make(path, options)

@@ -42,7 +42,7 @@ class LogMounts:
     """
 
     def __init__(self, directory: Path) -> None:
-        """Mount below `directory`, which exists. Messages of the daemons go to files beside the mountpoints."""
+        """Mount below `directory`, which must exist. Messages of the daemons go to files beside the mountpoints."""
         self._directory = directory
         self._locks: dict[str, threading.Lock] = {}
 
@@ -51,7 +51,7 @@ class LogMounts:
         return self._locks.setdefault(logdir, make_lock(Level.VOLUME))
 
     def mountpoint(self, logdir: str, *, ro: bool) -> Path:
-        """Return where this object mounts a log directory. A hash of the path tells directories of one name apart."""
+        """Return where this object mounts a log directory. The hash keeps directories with the same name apart."""
         digest = hashlib.sha256(os.fsencode(logdir)).hexdigest()[:8]
         return self._directory / f"{Path(logdir).name[:64]}-{digest}{'-ro' if ro else ''}"
 

@@ -26,9 +26,9 @@ _TEXTS = ("logdir", "topic", "partition")
 class VolumeOptions:
     """What a volume shows: a whole log directory, or one topic or partition of it.
 
-    `logdir` is an absolute path. `topic` and `partition` are empty for the whole mount; not both are given. With `ro`
-    the log directory is mounted read-only. `uid`, `gid` and `mode` (permission bits) are given to the directory that
-    the volume shows; None leaves them as they are.
+    `logdir` is an absolute path. At most one of `topic` and `partition` is set; both are "" for the whole mount. With
+    `ro` the log directory is mounted read-only. `uid`, `gid` and `mode` (permission bits) are given to the directory
+    that the volume shows; None leaves them as they are.
     """
 
     logdir: str
@@ -56,7 +56,7 @@ def parse_options(name: str, given: Mapping[str, str], root: Path) -> VolumeOpti
     """
     if not _NAME.fullmatch(name) or len(name) > _MOST_NAME_BYTES:
         raise InvalidName(
-            f"volume {name!r}: a name begins with a letter or digit, and has only letters, digits, '_', '.', '-'"
+            f"volume {name!r}: a name begins with a letter or digit, and has up to 255 letters, digits, '_', '.', '-'"
         )
     unknown = given.keys() - VolumeOptions.__dataclass_fields__.keys()
     if unknown:

@@ -99,7 +99,7 @@ class _Request(BaseHTTPRequestHandler):
             asked = orjson.loads(self.rfile.read(size) or b"{}")
             verb = _VERBS.get(self.path)
             if verb is None or not isinstance(asked, dict):
-                raise InvalidName(f"{self.path}: no such request")
+                raise InvalidName(f"{self.path}: no such request, or its body is no JSON object")
             answer = verb(self.server.driver, asked)
         except OSError as error:
             self._refuse(f"{error.filename}: {error.strerror}" if error.filename else str(error))

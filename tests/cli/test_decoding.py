@@ -119,7 +119,7 @@ def test_wrong_options(log_dir: Path, target: str, tmp_path: Path) -> None:
     """Each says what to give; a registry that does not answer is an error, and not a value that is not decoded."""
     assert "is no source of schemas" in fails("cat", target, "--schemas", tmp_path / "none")
     assert "give value, key" in fails("cat", target, "--schemas", log_dir, "--decode", "headers")
-    assert "say with --schemas" in fails("cat", target, "--decode", "value")
+    assert "needs --schemas" in fails("cat", target, "--decode", "value")
     with RegistryServer() as server:
         url = server.url
     refused = fails("cat", target, "--schemas", url)

@@ -304,7 +304,7 @@ def test_a_mount_follows_a_cluster(
     [
         (["--topics", "orders"], "need --mirror HOST:PORT"),
         (["--read-only", "--mirror", "localhost:1"], "a read-only mount cannot mirror"),
-        (["--mirror", "localhost:1", "--topics", "("], "is no regular expression"),
+        (["--mirror", "localhost:1", "--topics", "("], "is not a Python regular expression"),
         (["--mirror", "localhost:1", "--command-config", "nowhere"], "nowhere"),
     ],
 )

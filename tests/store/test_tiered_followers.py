@@ -125,7 +125,7 @@ def test_descriptions_that_are_out_of_reach_are_an_error(
         with Store(twin, read_only=True, clock=clock) as reading:
             partition = reading["orders-0"]
             assert partition.log_start_offset == 0
-            with pytest.raises(RemoteStorageError, match="open the log directory with the one"):
+            with pytest.raises(RemoteStorageError, match="also open the log directory"):
                 list(partition.read())
             with pytest.raises(RemoteStorageError):
                 partition.record(10)

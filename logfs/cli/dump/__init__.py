@@ -1,8 +1,8 @@
 """`logfs dump`: print files as kafka-dump-log does, line by line (kafka-storage 13, and the tool itself).
 
 In this package "the tool" is kafka-dump-log. As in the tool, the lines go to standard output, and the summary of
-findings at the end goes to standard error. For a file on which the tool would die of an exception, `logfs dump`
-prints an error to standard error, and continues with the next file. `--json` prints one JSON object per line instead.
+findings at the end goes to standard error. With `--json`, both go to standard output, one JSON object per line. For a
+file on which the tool would fail with an exception, an error goes to standard error, and the next file is dumped.
 
 - `job`: the options, the output and the findings of one run.
 - `log`, `indexes`, `producers`: the kinds of files. `batches`: the batches of a .log file.

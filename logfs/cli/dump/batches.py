@@ -28,7 +28,7 @@ from logfs.log.disk.disk import ReadOnlyDisk
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# The bytes that the tool reads before it knows how long the header of a batch is: up to the magic.
+# The bytes that the tool reads before it knows how long the header of a batch is: up to and with the magic.
 _START = struct.Struct(">qi5x")
 # The smallest valid value of a batch's length field.
 _SMALLEST_BYTES = 14

@@ -13,12 +13,12 @@ from logfs.format.base import varint
 if TYPE_CHECKING:
     import argparse
 
-# No file is larger than this default of `--max-bytes`, so it means no limit.
+# The default of `--max-bytes`. No .log file is larger, so it means no limit.
 _ALL_BYTES = 2**31 - 1
 
 
 class DumpJob:
-    """One run of `logfs dump`: options, output and findings. `wrong` is True after an error that is no finding."""
+    """One run of `logfs dump`: options, output and findings. `wrong` is True after an error outside the findings."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.decode_offsets: bool = arguments.offsets_decoder

@@ -7,6 +7,6 @@ COMMANDS = {
     "reindex": "rebuild all indexes of every partition",
     "compact": "keep only the newest record of each key, in all partitions with compact in their cleanup.policy",
     "stats": "count records, bytes, keys and times, and show the compression ratio",
-    "export": "write a log to Parquet or JSON files, by topic and date",
+    "export": "write a log to Parquet files, JSON files or Iceberg tables, by topic and date",
     "import": "append Parquet, JSON or text files, all or nothing",
 }

@@ -99,7 +99,7 @@ def session(arguments: argparse.Namespace, job: str) -> Iterator[SparkSession]:
 
 @contextmanager
 def _later_interrupts() -> Iterator[list[int]]:
-    """Collect the SIGINTs that arrive in the context: a JVM that Ctrl-C interrupts at its start never ends."""
+    """Collect the SIGINTs that arrive in the context: a JVM never ends if Ctrl-C interrupts its start."""
     arrived: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, _: arrived.append(number))
     try:

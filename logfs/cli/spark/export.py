@@ -1,4 +1,4 @@
-"""`logfs spark export`: write a log to Parquet or JSON files, by topic and date."""
+"""`logfs spark export`: write a log to Parquet files, JSON files or Iceberg tables, by topic and date."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--values",
         default="mixed",
-        help="bytes in json: mixed (default), strings, or base64 if they are not UTF-8; text: only strings; "
+        help="form of bytes in json: mixed (default): strings, but base64 if not UTF-8; text: only strings; "
         "base64: only base64",
     )
     parser.add_argument(

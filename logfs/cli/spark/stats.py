@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--bucket",
         type=int,
         metavar="MS",
-        help="count times in intervals of MS milliseconds (default: chosen for a readable plot)",
+        help="count records by time, in intervals of MS milliseconds (default: chosen for a readable plot)",
     )
     add_session(parser)
 

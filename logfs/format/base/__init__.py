@@ -2,7 +2,7 @@
 
 - `varint`: integers of variable length.
 - `times`: times in milliseconds since the epoch as text.
-- `batch_rows`: the columns of a row of scanned batches.
+- `batch_rows`: the columns of the rows that a scan of batches fills, one row for each batch.
 - `murmur2`: the hash that chooses the partition of a key.
 - `names`: names of segment files and of partition directories.
 """

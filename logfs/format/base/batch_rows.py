@@ -1,7 +1,7 @@
-"""The columns of a row of scanned batches: int64[BATCH_COLUMNS], one row for each batch.
+"""The columns of the rows that `batch_kernels.scan_batches` writes: int64[BATCH_COLUMNS] for each batch.
 
-`batch_kernels.scan_batches` writes the rows. The first columns describe the batch. The columns from SPAN_START on are
-its span, which `batch_kernels.decode_spans` decodes: the place and number of its records, and their base values.
+The first columns describe the batch. The columns from SPAN_START on are its span, the input of
+`batch_kernels.decode_spans`: the position and number of the batch's records, and the bases of their deltas.
 """
 
 from __future__ import annotations
@@ -9,6 +9,6 @@ from __future__ import annotations
 # The batch: its position in the scanned bytes, its size in bytes, and values from its header.
 POSITION, SIZE, CRC, ATTRIBUTES = 0, 1, 2, 3
 NEXT_OFFSET, MAX_TIMESTAMP, LEADER_EPOCH, PRODUCER_ID = 4, 5, 6, 7
-# Its records: the bytes [start, end) that hold them, their number, and the bases that their deltas are added to.
+# The records: the bytes [start, end) that hold them, their number, and the bases that their deltas are added to.
 SPAN_START, SPAN_END, SPAN_COUNT, SPAN_BASE_OFFSET, SPAN_BASE_TIMESTAMP = 8, 9, 10, 11, 12
 BATCH_COLUMNS = 13

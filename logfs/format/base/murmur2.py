@@ -22,5 +22,5 @@ def murmur2(data: bytes) -> int:
 
 
 def partition_of(key: bytes, partitions: int) -> int:
-    """Return the number of the partition that Kafka's default partitioner chooses for a key, out of `partitions`."""
+    """Return the partition that Kafka's default partitioner chooses for a key: a number in 0..`partitions` - 1."""
     return (murmur2(key) & 0x7FFF_FFFF) % partitions

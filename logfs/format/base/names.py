@@ -19,7 +19,7 @@ OFFSET_INDEX = ".index"
 TIME_INDEX = ".timeindex"
 TXN_INDEX = ".txnindex"
 TEXT_INDEX = ".textindex"
-"""A third sparse index, specific to logfs. Kafka ignores files with suffixes that it does not know."""
+"""The text index: a sparse index by byte of the text views. Kafka does not have it, and ignores unknown suffixes."""
 SNAPSHOT = ".snapshot"
 SEGMENT_FILES = (LOG, OFFSET_INDEX, TIME_INDEX, TXN_INDEX, TEXT_INDEX)
 """The suffixes of the files of a segment."""
@@ -34,7 +34,7 @@ COMMITTED_KEY_INDEX = "logfs.keys.committed"
 PARTITION_METADATA = "partition.metadata"
 LEADER_EPOCHS = "leader-epoch-checkpoint"
 
-# These follow one of the suffixes above: `<base>.log.deleted`.
+# Second suffixes, as in `<base>.log.deleted`: files to be removed, and incomplete and complete compaction output.
 DELETED = ".deleted"
 CLEANED = ".cleaned"
 SWAP = ".swap"
@@ -67,7 +67,8 @@ class DirectoryKind(enum.Enum):
     """The purpose of a partition directory. The value is the suffix of its name (kafka-storage 1.2).
 
     NORMAL is a partition in use. DELETED waits for the removal of its files. FUTURE is a copy that will replace a
-    partition in another log directory. STRAY is an original that such a copy has replaced.
+    partition in another log directory. STRAY is an original that such a copy has replaced, or a partition that Kafka
+    has not assigned to the broker.
     """
 
     NORMAL = ""
@@ -168,7 +169,7 @@ def partitions_of(topic: str, existing: Iterable[str]) -> list[TopicPartition]:
     found = []
     # Iterate over a copy, because other threads may add and remove directories.
     for name in list(existing):
-        # First a quick look: there may be very many partitions.
+        # Test the prefix first: there may be very many partitions, and to parse every name takes long.
         if name.startswith(f"{topic}-"):
             with suppress(InvalidName):
                 found.append(parse_directory(name))
@@ -186,7 +187,7 @@ def deleted_directory(partition: TopicPartition, uuid_hex: str) -> str:
 
 
 def future_directory(partition: TopicPartition, uuid_hex: str) -> str:
-    """Return the name of a copy of a partition, in another log directory, that will replace the partition.
+    """Return the name of the directory of a copy, in another log directory, that will replace the partition.
 
     `uuid_hex` is a random UUID as 32 hex digits. The name is never cut, as in Kafka.
     """
@@ -202,10 +203,7 @@ def stray_directory(future: str) -> str:
 
 
 def unique_part(directory: str) -> str:
-    """Return the UUID in the name of a deleted, future or stray directory.
-
-    The UUID distinguishes this deletion or move from others of the same partition.
-    """
+    """Return the UUID in the name of a deleted, future or stray directory; each deletion or move has another UUID."""
     return directory.rpartition(".")[2].partition("-")[0]
 
 

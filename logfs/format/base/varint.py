@@ -50,7 +50,7 @@ def decode(data: Sequence[int], position: int, most_bytes: int = VARINT_BYTES) -
     """Return the value of the zigzag varint at `position`, and the position after the varint.
 
     `most_bytes` is VARINT_BYTES for values of 32 bits, or VARLONG_BYTES for values of 64 bits. Raises `Corrupt` if
-    the varint is longer than that, if its value has more bits, or if it is not complete in `data`.
+    the varint has more bytes or its value more bits than that, or if the varint is not complete in `data`.
     """
     if position < len(data) and data[position] < 128:
         # A fast path, because most varints have one byte.
@@ -66,7 +66,7 @@ def decode(data: Sequence[int], position: int, most_bytes: int = VARINT_BYTES) -
             return (result >> 1) ^ -(result & 1), at + 1
         shift += 7
     raise Corrupt(
-        f"the varint at byte {position} is incomplete, or larger than {most_bytes} bytes can hold"
+        f"the varint at byte {position} is incomplete, longer than {most_bytes} bytes or too large"
     )
 
 

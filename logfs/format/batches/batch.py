@@ -137,7 +137,7 @@ class Header(NamedTuple):
 
     @property
     def is_control(self) -> bool:
-        """Whether the batch holds control records, which readers of records never receive."""
+        """Whether the batch holds control records, which consumers never receive."""
         return bool(self.attributes & CONTROL_BIT)
 
     @property
@@ -306,10 +306,10 @@ class Batch:
         return columns
 
     def record_at(self, offset: int) -> Record | None:
-        """Return the record with that offset, without decoding the others.
+        """Return the record at `offset`, without decoding the other records.
 
         Returns None if compaction has removed the record, and for an offset outside the batch. Raises `Corrupt` as
-        `payload`, if a record up to this one is malformed, or if the offsets are not in order.
+        `payload` does, if the record or the length of one before it is malformed, or if offsets are not in order.
         """
         header = self.header
         delta = offset - header.base_offset
@@ -382,7 +382,7 @@ class Batch:
     def first_at(self, timestamp: int, offset: int) -> tuple[int, int] | None:
         """Return (offset, timestamp) of the first record with at least this timestamp (ms) and this offset.
 
-        Returns None if there is none. Raises `Corrupt` if a record that must be decoded is malformed.
+        Returns None if no record fits. Raises `Corrupt` if a record that must be decoded is malformed.
         """
         from logfs.format.batches import columns
 

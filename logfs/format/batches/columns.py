@@ -1,7 +1,7 @@
-"""Many records as columns: numpy arrays over the encoded bytes, never a list of objects (rule 1).
+"""Records as columns: numpy arrays over the encoded bytes, never a list of objects (rule 1 of docs/architecture.md).
 
 Importing the compiled kernels takes a quarter of a second, so this module imports them only in `decode_columns`.
-`worthwhile` tells a caller whether there are enough records for that.
+`worthwhile` tells a caller whether there are enough records to outweigh this time.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Columns:
 
     `data` is uint8[n]; all starts and ends are positions in it. A length of -1 is a null. `header_starts` and
     `header_ends` delimit the encoded headers of a record, `header_counts` is the number of its headers. Timestamps
-    are in ms since the epoch. `timestamp_type` is None if the rows come from batches of several types.
+    are in ms since the epoch. `timestamp_type` is None for rows of several timestamp types.
     """
 
     data: NDArray[np.uint8]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 DEFAULT_LIMIT = 64 * 1024 * 1024
-"""The most bytes that one batch's records may decompress to, unless a caller says otherwise."""
+"""The most bytes that the records of one batch may decompress to."""
 
 SNAPPY_BLOCK_BYTES = 32 * 1024
 SNAPPY_MAGIC = b"\x82SNAPPY\x00"
@@ -195,8 +195,8 @@ def _decompress_streams(
 ) -> None:
     """Read the streams in `view`, one after another, in steps of `step_bytes` of input.
 
-    `read` passes one step to a stream and returns all its output, or enough to exceed the limit. The size of a step
-    bounds the output if the library does not bound it. It also bounds `unused_data`, which is a copy.
+    `read` passes one step to a stream and returns all output of the step, or enough to exceed the limit. The size of
+    a step bounds the output if the library does not. It also bounds `unused_data`, which is a copy.
     """
     stream = open_stream()
     position = 0
@@ -236,8 +236,8 @@ def _decompress_gzip(view: memoryview, output: _Output) -> None:
 def _compress_lz4(data: Buffer, level: int) -> bytes:
     """Return one frame with the header `04224d18 60 40 82`.
 
-    Kafka's default level selects the fast compressor. Every other level selects the high-compression one, which has
-    fewer levels than Kafka's 1 to 17. A level outside its range becomes the nearest one.
+    Kafka's default level selects the fast compressor. Every other level of Kafka's 1 to 17 selects the
+    high-compression compressor, whose levels are 3 to 12: a lower level becomes 3, a higher level 12.
     """
     import lz4.frame
 
@@ -316,7 +316,7 @@ def _compress_zstd(data: Buffer, level: int) -> bytes:
 def zstd_frame(data: Buffer, level: int | None = None) -> bytes:
     """Return `data` in one zstd frame that declares the size of its content, as chunks of tiered segments do.
 
-    The frames of batches do not declare it, because Kafka compresses batches as streams.
+    The frames of batches do not declare the size, because Kafka compresses batches as streams.
     """
     import zstandard
 

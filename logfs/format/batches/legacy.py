@@ -123,8 +123,7 @@ class LegacyBatch(Batch):
 
     `unpacked` contains the bytes of all `messages`: those of the single message, or the decompressed value of the
     wrapper. The offsets in `messages` are those in the log, not those inside the wrapper. A `LegacyBatch` is always
-    whole and valid: `parse` raises `Corrupt` for other bytes, because the base offset of a wrapper is unknown until
-    its messages have been read.
+    complete and valid; for other bytes `parse` raises `Corrupt`, as a wrapper's base offset depends on its messages.
     """
 
     unpacked: bytes | memoryview
@@ -212,7 +211,7 @@ def parse_batch(data: bytes | bytearray | memoryview, position: int = 0) -> Batc
 def is_legacy(data: bytes | bytearray | memoryview, position: int = 0) -> bool:
     """Whether the message or batch at `position` has magic 0 or 1. False if the data ends before the magic.
 
-    The magic is the byte 16 after `position`, in messages and in batches.
+    The magic is the byte at `position` + 16, in messages and in batches.
     """
     at = position + MAGIC_AT
     return at < len(data) and data[at] in MAGICS
@@ -270,7 +269,7 @@ def _assign_offsets(outer: LegacyMessage, inner: list[LegacyMessage]) -> tuple[L
     fits = base >= 0 if outer.magic else base == 0
     if not fits or not rising or assigned[0].offset < 0:
         raise Corrupt(
-            f"message {outer.offset}: the offsets of the inner messages are out of order or wrong"
+            f"message {outer.offset}: the offsets of its inner messages do not rise or do not fit its own"
         )
     return assigned
 

@@ -165,13 +165,13 @@ def decode_headers(
         return (), position
     if count < 0 or count > len(data) - position:
         raise Corrupt(
-            f"a record has {count} headers by its header count, which do not fit its bytes"
+            f"a record's header count is {count}, but so many headers do not fit its bytes"
         )
     headers = []
     for _ in range(count):
         name, position = _get_bytes(data, position, "header name")
         if name is None:
-            raise Corrupt("a header of a record has no name, but a length of -1")
+            raise Corrupt("a record has a header whose name is null (a length of -1)")
         value, position = _get_bytes(data, position, "header value")
         headers.append((name.decode("utf-8", "surrogateescape"), value))
     return headers, position

@@ -2,6 +2,6 @@
 
 - `batch_builder`: lines and records to sealed batches, for appends.
 - `columnar_encoder`: columns to sealed batches.
-- `arrow_layout`: values laid out contiguously, as columnar formats store them.
+- `arrow_layout`: fields of records, copied to contiguous memory in Arrow's layout.
 - `hyperloglog`: the estimated number of distinct keys.
 """

@@ -115,14 +115,14 @@ def gather_headers(columns: Columns) -> tuple[NDArray[np.int32], GatheredField, 
     """Return the headers of all rows as (offsets, keys, values).
 
     `offsets` is int32[n + 1]: row i has the headers from offsets[i] up to offsets[i + 1]. `keys` and `values` have
-    one value for each header. Raises `Corrupt` for malformed headers, and `ValueError` as `gather`.
+    one value for each header. Raises `Corrupt` for malformed headers, and `ValueError` as `gather` does.
     """
     counts = columns.header_counts
     total = int(counts.sum(dtype=np.int64))
     # The shortest header has two bytes. Without this check, false counts could request an allocation of any size.
     if total * 2 > int((columns.header_ends - columns.header_starts).sum()):
         raise Corrupt(
-            "the records have more headers by their header counts than fit in their bytes"
+            "the header counts of the records add up to more headers than fit in their bytes"
         )
     offsets = np.zeros(len(counts) + 1, np.int32)
     np.cumsum(counts, out=offsets[1:])
@@ -133,6 +133,6 @@ def gather_headers(columns: Columns) -> tuple[NDArray[np.int32], GatheredField, 
         columns.data, columns.header_starts, columns.header_ends, counts, *places
     )
     if done < len(counts):
-        raise Corrupt(f"offset {columns.offsets[done]}: its headers are malformed")
+        raise Corrupt(f"the headers of the record at offset {columns.offsets[done]} are malformed")
     keys = gather(columns.data, key_starts, key_lengths)
     return offsets, keys, gather(columns.data, value_starts, value_lengths)

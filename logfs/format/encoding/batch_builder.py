@@ -1,7 +1,7 @@
 """Sealed batches from lines and records (kafka-storage 2.3), with the base offset 0 until the log assigns another.
 
-Every builder stops at the first input that cannot become a record, and reports the reason. The valid input before
-it is therefore not lost.
+`build_lines` and `build_records` stop at the first record that is too large, and return the error beside the batches
+of the input before it, so that this input is not lost.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ if TYPE_CHECKING:
 # An upper bound of the bytes that a record adds to its line: three varints of up to five bytes, one of up to ten (the
 # timestamp delta), three single bytes.
 _RECORD_OVERHEAD = 28
-# Up to this many lines, and this many bytes of them, a loop in Python is faster than a call of the compiled one.
+# Up to this many lines, and this many bytes of them, a Python loop is faster than a call of the compiled loop.
 _FEW_LINES = 4
 _FEW_LINES_BYTES = 4096
-# Incompressible records grow in compression by at most 1/64. A batch of several records leaves room for that.
+# Incompressible records grow in compression by at most 1/64. A batch of several records leaves room for this growth.
 _EXPANSION = 64
 # The most bytes that the frame of any codec adds, even to a very short stream.
 _FRAME_BYTES = 64
@@ -178,7 +178,7 @@ _COVERED = struct.Struct(">hiqqqhii")
 def _line_constants(timestamp_type: TimestampType, now_ms: int) -> tuple[bytes, int]:
     """Return the parts of a batch of one line that depend only on the timestamp and its type.
 
-    They are the part of the header that the CRC covers, and the size of the envelope without its value.
+    They are the part of the header that the CRC covers, and the size of the envelope without value and offset.
     """
     form = BatchFormat(timestamp_type=timestamp_type)
     none = (NO_PRODUCER_ID, NO_PRODUCER_EPOCH, NO_SEQUENCE)

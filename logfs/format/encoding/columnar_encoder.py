@@ -1,4 +1,4 @@
-"""Sealed batches from columns of records, without an object for each record: the counterpart of `columns`.
+"""Sealed batches from columns of records, without an object for each record: the reverse of `batches.columns`.
 
 Binary columns have Arrow's layout: all bytes one after the other, and the start and end of each value. Positions
 and lengths are in bytes, timestamps in ms since the epoch.
@@ -67,9 +67,9 @@ class Rows(NamedTuple):
 def build_rows(rows: Rows, order: Int64s, form: BatchFormat) -> Iterator[NewBatch]:
     """Yield sealed batches of the rows whose numbers are in `order`, in that order.
 
-    The bytes of a batch are valid until the next batch is requested. Batches hold about `TARGET_BYTES` before
-    compression. Their `text` has the number of records, but no sizes. Raises `RecordTooLarge` for a record whose
-    batch would exceed the limit, `InvalidRecord` for a timestamp below -1.
+    The bytes of a batch are valid until the next batch is requested. The records of a batch take at most
+    `TARGET_BYTES` before compression, or the batch has one larger record. Its `text` has the number of records, but
+    no sizes. Raises `RecordTooLarge` if one record exceeds the limit, `InvalidRecord` for a timestamp below -1.
     """
     times = rows.timestamps[order]
     if len(order) and times.min() < NO_TIMESTAMP:

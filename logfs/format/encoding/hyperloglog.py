@@ -1,8 +1,8 @@
 """An estimate of the number of distinct keys, in 16 KiB for any number of keys (HyperLogLog, Flajolet et al. 2007).
 
-One word of a key's hash selects a register. The register has 1 plus the greatest number of zero bits at the end of
-the other word, among the keys that selected it; 0 if none did. Sketches are merged by taking the greater value of
-each register. The standard error is 0.8 %, and less for up to a few thousand keys.
+A key's hash has two words. The first word selects a register. A register holds 1 plus the greatest number of trailing
+zero bits in the second words of the keys that selected it, or 0 if no key did. Sketches are merged by taking the
+greater value of each register. The standard error is 0.8 %, and less for up to a few thousand keys.
 """
 
 from __future__ import annotations

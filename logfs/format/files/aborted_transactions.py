@@ -44,8 +44,8 @@ def parse_aborted(data: Buffer) -> list[AbortedTransaction]:
 def parse_entries(data: Buffer) -> list[tuple[int, AbortedTransaction]]:
     """Return the entries of a .txnindex file as (version, entry); an incomplete last entry is ignored.
 
-    The version that is returned is the first byte of the two in the file, as a signed number, because Kafka reads no
-    more of it. It is 0 for a valid entry and negative for an invalid one. Raises `Corrupt` for a version above 0.
+    The version has two bytes in the file. Only the first byte is returned, as a signed number, because Kafka reads
+    only this byte. It is 0 for a valid entry, negative for an invalid one. Raises `Corrupt` for a version above 0.
     """
     view = memoryview(data)
     found: list[tuple[int, AbortedTransaction]] = []

@@ -134,7 +134,7 @@ def _parse_entries(data: bytes, *, fields: int, parse: Callable[[list[str], int]
 ZERO_ID = uuid.UUID(int=0)
 METADATA_TOPIC_ID = uuid.UUID(int=1)
 RESERVED_IDS = 100
-"""Kafka reserves the ids 0..99 for its own purposes: they identify no topic and no log directory."""
+"""Kafka reserves the ids 0..99: no log directory and no topic but `__cluster_metadata` has one of them."""
 
 UUID_TEXT = re.compile(r"[A-Za-z0-9_-]{22}(==)?")
 
@@ -155,7 +155,7 @@ def text_to_uuid(text: str) -> uuid.UUID:
 
 
 def is_reserved(value: uuid.UUID) -> bool:
-    """Whether Kafka reserves the id for itself, so that no topic or directory may have it."""
+    """Whether Kafka reserves the id, so that no new topic or log directory may have it."""
     return value.int < RESERVED_IDS
 
 
@@ -175,7 +175,7 @@ def random_uuid(draw: Callable[[], uuid.UUID] = uuid.uuid4) -> uuid.UUID:
 
 
 def format_partition_metadata(topic_id: uuid.UUID) -> bytes:
-    """Return a partition.metadata file, which ties the directory to the topic's id."""
+    """Return the content of a partition.metadata file, which records the topic's id."""
     return f"version: {VERSION}\ntopic_id: {uuid_to_text(topic_id)}".encode()
 
 

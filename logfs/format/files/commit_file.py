@@ -1,6 +1,7 @@
 """The commit file: the last commit of each writer, and at most one commit that is decided but may be incomplete.
 
-The file has two lines of text: a JSON object, and the CRC-32C of the bytes of the first line.
+The rename that replaces the file decides a commit: from then on, the commit is completed even after a crash. The file
+has two lines of text: a JSON object, and the CRC-32C of the bytes of the first line.
 """
 
 from __future__ import annotations
@@ -134,7 +135,7 @@ def parse_commits(data: bytes) -> CommitLog:
         told = json.loads(body)
         if told["version"] != VERSION:
             raise Corrupt(
-                f"version {told['version']} is not {VERSION}: a newer logfs wrote it, which can read it"
+                f"version {told['version']} is not {VERSION}: a newer logfs wrote the file; open it with that logfs"
             )
         writers = {_text(name): _writer(*writer) for name, writer in told["writers"].items()}
         pending = None if told["pending"] is None else _pending(told["pending"])

@@ -3,7 +3,7 @@
 | bytes | content |
 |---|---|
 | 0 to 4095 | the header below, and zeros |
-| 24 for each slot | little-endian: a key's hash (16 bytes), offset + 1, with NULL_BIT for a null value (8 bytes) |
+| 24 for each slot | little-endian: a key's hash (16 bytes); offset + 1, with bit 63 set for a null value (8 bytes) |
 | 4 for each block | the CRC-32C of the block, which is 512 slots; big-endian |
 
 The header is big-endian: magic, version, isolation (0 read_uncommitted, 1 read_committed), slots, slots in use, the

@@ -391,8 +391,8 @@ def _plain_value(data: Bytes, position: int) -> tuple[int, int, int]:
     """Return the start and the length of a record's value, and the record's end, for a record made from a line.
 
     Such a record has no key and no varint longer than two bytes. The length is -1 for any other record. Reads only
-    the 16 bytes from `position` on. Takes half the time of `_any_value`: calls of helpers like `short_varint`, which
-    take no array and have one `return`, take no time.
+    the 16 bytes from `position` on. Takes half the time of `_any_value`: `short_varint` takes no array and
+    has one `return`, so calls of it take no time.
     """
     body, size = short_varint(data[np.uint64(position)], data[np.uint64(position + 1)])
     at = position + size

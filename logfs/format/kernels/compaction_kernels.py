@@ -128,7 +128,7 @@ def hash_key(data: Bytes, start: int, length: int, secret: UInt64s) -> tuple[np.
 
 @kernel
 def find_slot(slots: UInt64s, first: np.uint64, second: np.uint64) -> np.int64:
-    """Return the number of the slot with the hash (`first`, `second`); if there is none, of the empty slot for it."""
+    """Return the number of the slot with the hash (`first`, `second`), or of the empty slot in which it belongs."""
     size = len(slots)
     at = np.int64(((first >> np.uint64(32)) * np.uint64(size)) >> np.uint64(32))
     while slots[at, 2] != 0 and not (slots[at, 0] == first and slots[at, 1] == second):
@@ -229,7 +229,7 @@ def put_keys(
 
 @kernel
 def _look_up(scratch: UInt64s, count: int, slots: UInt64s, keep: Bytes) -> tuple[int, int]:
-    """Set `keep` for each record that is the newest of its key.
+    """Set keep[i] for record i to 1 if it is the newest of its key, otherwise to 0.
 
     The lookups run back to back, so that their cache misses overlap. A row of `scratch` is the hash (two words),
     offset + 1, and the number of the record, doubled, plus 1 if its value is null. Returns (the number of records

@@ -25,9 +25,9 @@ _ESCAPE[:32] = 5
 for _byte in b'\b\t\n\f\r"\\':
     _ESCAPE[_byte] = 1
 
-# Bytes below SPACE, QUOTE, BACKSLASH, and bytes above LAST_ASCII cannot be copied into a JSON string without a check.
-# They are uint8: a loop that compares bytes with bytes, and keeps each result as a byte, takes a third of the time,
-# because the compiler then works on many bytes at once.
+# QUOTE, BACKSLASH, bytes below SPACE and bytes above LAST_ASCII cannot be copied into a JSON string without a check.
+# The constants are uint8: a loop that compares bytes with bytes, and keeps each result as a byte, takes a third of
+# the time, because the compiler then works on many bytes at once.
 SPACE, QUOTE, BACKSLASH, LAST_ASCII = np.uint8(32), np.uint8(34), np.uint8(92), np.uint8(127)
 
 # The second byte of the two-byte escapes.

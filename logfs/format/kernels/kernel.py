@@ -99,7 +99,7 @@ def _take_from_installation(module: Path, user_cache: Path) -> None:
     again. numba ignores a file that is for another processor, version of numba or state of the sources.
     """
     installed = module.parent / "__pycache__"
-    # A user who sets NUMBA_CACHE_DIR may also set NUMBA_BOUNDSCHECK, which the files do not record: do not mix them.
+    # Copy nothing into a cache in NUMBA_CACHE_DIR: its user may set NUMBA_BOUNDSCHECK, which the files do not record.
     if user_cache == installed or config.CACHE_DIR:  # type: ignore[attr-defined]
         return
     # An index (.nbi) must not arrive before its data (.nbc). In sorted order the data come first.

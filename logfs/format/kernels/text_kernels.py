@@ -1,4 +1,4 @@
-"""Compiled loops that measure the text of records, write their envelopes, and write them by a format string."""
+"""Compiled loops that measure the text of records, write envelopes, and write records by a format string."""
 
 from __future__ import annotations
 
@@ -100,9 +100,9 @@ def write_formatted(
 
     A row of `pieces`, int64[n, 3], has a kind and, for a literal, its start and end in `literals`. For the kind EXTRA
     it has an index e: extra_ranges[e, i] is the start and the end, in `extra`, of the text for record i; the array
-    is int64[extras, records, 2]. The other arrays are those of `Columns`. `out` has room for the pieces: a null takes
-    no bytes, and a header at most HEADER_ROOM more than its encoded form. `ends`, int64[records], gets the position
-    after each record.
+    is int64[extras, records, 2]. The other arrays are those of `Columns`. `out` has room for the pieces: a null key
+    or value takes no bytes, a header at most HEADER_ROOM more than its encoded form. `ends`, int64[records], gets
+    the position after each record.
     """
     position = 0
     for index in range(len(offsets)):
@@ -234,8 +234,8 @@ def _short_record(data: Bytes, position: int, end: int) -> tuple[int, int, int, 
     """Read a record that has no headers, no null value, and no varint longer than two bytes.
 
     Returns start and length of the key (-1 for null), start and length of the value, the timestamp delta and the
-    offset delta. The value's length is -1 for any other record, and for a malformed one. Reads the 16
-    bytes from `position` on, which must lie before `end`, and further bytes before `end`.
+    offset delta. The value's length is -1 for any other record, and for a malformed one. Reads the 16 bytes from
+    `position` on, which must lie before `end`, and further bytes before `end`.
     """
     body, size = short_varint(data[np.uint64(position)], data[np.uint64(position + 1)])
     at = position + size
@@ -274,7 +274,7 @@ def measure_spans(
         base_offset, base_timestamp = spans[number, 3], spans[number, 4]
         lines = count
         envelopes = count * constant
-        # Counting digits takes long. They are counted again only if a delta differs from the record before.
+        # Counting digits takes long. They are counted again only if a delta differs from that of the record before.
         time_before, time_digits = 0, digits(base_timestamp)
         offset_before, offset_digits = 0, digits(base_offset)
         offset = before = base_offset
@@ -334,7 +334,7 @@ ENVELOPE_ROOM = 128
 
 @kernel
 def _add_to_digits(out: Bytes, first: int, end: int, amount: int) -> bool:
-    """Add `amount`, 0 or more, to the decimal number in out[first:end]. Return False if it needs more digits."""
+    """Add `amount`, 0 or more, to the decimal number in out[first:end]. Return False if the sum needs more digits."""
     at = end - 1
     rest = np.uint64(amount)
     while rest > 0 and at >= first:
@@ -353,7 +353,7 @@ def _put_head(
     """Write an envelope up to `"key":` to `out` at `start`.
 
     Returns four positions as distances in bytes from `start`: the end of the offset, the start and the end of the
-    timestamp, and the end of all.
+    timestamp, and the end of the head.
     """
     position = put_integer(out, put_bytes(out, start, prefix), offset)
     offset_end = position - start

@@ -56,7 +56,7 @@ def _new(what: str, *fields: Field, newest: int = 0) -> MessageSchema:
     return MessageSchema(what, fields, newest, flexible=0)
 
 
-# The values of the control records in Kafka's own metadata, with the names that kafka-dump-log prints.
+# The values of the control records of KRaft, in Kafka's metadata log, with the names that kafka-dump-log prints.
 MESSAGES = {
     ControlType.LEADER_CHANGE: _new(
         "LeaderChange",

@@ -1,7 +1,7 @@
 """Keys and values of the records in `__consumer_offsets` (kafka-storage 12).
 
 A key is an int16 type and its fields. The type decides which fields the value has; a null value is a tombstone.
-Only offset commits of key type 1 are written. All types are read; `group_schema` has their fields. `key_view` and
+logfs writes only offset commits, of key type 1, and reads all types; `group_schema` has their fields. `key_view` and
 `value_view` return what kafka-dump-log prints of a key and of a value.
 """
 
@@ -97,7 +97,7 @@ def parse_value(kind: int, data: bytes) -> Message | None:
 
     Raises `Corrupt` for bytes that are not such a value, and `Unsupported` for a version of a later release.
     """
-    # Older brokers wrote values of any version for keys of type 0. Only newer tools expect version 0 there.
+    # Accept every version for keys of type 0, as older brokers wrote them, although newer tools expect version 0.
     schema = group_schema.VALUES.get(OFFSET_COMMIT if kind == LEGACY_OFFSET_COMMIT else kind)
     return None if schema is None else schema.parse(data)
 

@@ -1,4 +1,4 @@
-"""The fields of every record in `__consumer_offsets`, by key type (kafka-storage 12, and the release's own schemas).
+"""The fields of every record in `__consumer_offsets`, by key type (kafka-storage 12, and Kafka's schema files).
 
 A key is an int16 type and the fields of `KEYS`, a value is an int16 version and the fields of `VALUES`.
 """

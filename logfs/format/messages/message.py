@@ -37,9 +37,9 @@ class Field(NamedTuple):
     """One field of a message.
 
     `type` is the name of an integer type, `string`, `bytes`, `uuid` or `struct`, with `[]` in front for an array.
-    `fields` are those of a struct. Versions `first` to `last` have the field; in other versions its value is
-    `default`. A `tag` of 0 or more makes it a tagged field, which is left out if it has its default, both in the
-    bytes and in a parsed message.
+    `fields` are those of a struct. Messages of the versions `first` to `last` have the field; for other versions
+    `default` is the value to assume. A `tag` of 0 or more makes it a tagged field, which is left out if it has its
+    default, both in the bytes and in a parsed message.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Columns from many envelope lines at once, without an object for each record (rule 1).
+"""Columns from many envelope lines at once, with no object for each record (rule 1 of docs/architecture.md).
 
 Only canonical text is parsed, as `rendering` writes it: the fields are in one order, without blanks. For other text
 `parse` returns None, and the caller uses `envelope.decode_placed`, which reads any JSON and reports errors. The loops
@@ -166,7 +166,7 @@ def _string(data: Bytes, position: int, out: Bytes, written: int) -> tuple[int, 
             if byte == 0:
                 if data[position + 1] != _LOWER_U or position + 5 >= len(data):
                     return written, _BAD
-                # In canonical text only control characters have this form.
+                # In canonical text, \u is followed by 00 and the two hex digits of a control character.
                 high, low = _HEX[data[position + 4]], _HEX[data[position + 5]]
                 if data[position + 2] != _ZERO or data[position + 3] != _ZERO:
                     return written, _BAD

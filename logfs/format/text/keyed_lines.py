@@ -1,4 +1,4 @@
-"""Plain lines to envelopes: lines with keys, such as `KEY:VALUE`, with headers, or several lines as one record."""
+"""Plain lines to envelopes, with keys split off the lines (`KEY:VALUE`), with headers, or with several lines each."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class KeyedLines:
         headers: Sequence[tuple[str, bytes]],
         start: re.Pattern[bytes] | None = None,
     ) -> None:
-        """Split each record at `separator` into key and value, unless it is None, and give it the `headers`.
+        """Split each record at `separator`, unless that is None, into key and value. Add `headers` to each record.
 
         With `start`, a line begins a record if the pattern matches at the line's beginning; other lines, such as
         those of a traceback, continue the record before them. Without `start`, each line is a record.
@@ -55,7 +55,7 @@ class KeyedLines:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a record is kept that further lines may continue, and no unfinished line is kept."""
+        """Whether the input so far ends with a complete line of a record that further lines may continue."""
         return bool(self._lines) and not self._unfinished
 
     def write(self, data: bytes) -> bytes:

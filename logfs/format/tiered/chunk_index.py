@@ -29,7 +29,7 @@ _MOST_LIST_BYTES = 16 * 1024 * 1024
 
 
 class Chunk(NamedTuple):
-    """`size` bytes of the .log file from `position` on: in the object, `stored_size` bytes from `stored_at` on."""
+    """`size` bytes of the .log file at `position`, stored as the `stored_size` bytes of the object at `stored_at`."""
 
     position: int
     size: int

@@ -1,6 +1,6 @@
 """The custom metadata (Kafka's term) that logfs adds to the description of a remote segment that it has copied.
 
-The metadata have the sizes of the segment's objects and of its text, so that a reader needs no requests for these.
+The metadata have the sizes of the segment's objects and of its text, so that a reader need not request them.
 Kafka does not interpret custom metadata. Their bytes are a section of tagged fields, as in Kafka's flexible messages,
 with one field. Aiven's plugin writes such a section, too, with other tags.
 """
@@ -43,7 +43,7 @@ _FILES = (
 
 
 class Layout(Enum):
-    """How the objects of a segment are named and filled: as by Aiven's plugin, or as by `LocalTieredStorage`."""
+    """The names and the contents of the objects of a segment: those of Aiven's plugin or of `LocalTieredStorage`."""
 
     AIVEN = "aiven"
     LOCAL = "local"
@@ -78,7 +78,7 @@ class StoredSegment(NamedTuple):
 def encode(stored: StoredSegment) -> bytes:
     """Return the custom metadata of a segment: about 100 bytes, and four for each chunk.
 
-    Kafka limits the custom metadata that a plugin returns to it, but not those in a metadata record, as written here.
+    Kafka limits the custom metadata that a plugin returns, but not those in a metadata record, as logfs writes them.
     """
     numbers = (
         _VERSION,

@@ -76,7 +76,7 @@ def local_key(segment: SegmentKey, suffix: str, prefix: str = "") -> str:
 
 
 def local_directory(partition: RemotePartition, prefix: str = "") -> str:
-    """Return what the paths of all files of a partition begin with in a `LocalTieredStorage`."""
+    """Return the common beginning of the paths of a partition's files in a `LocalTieredStorage`."""
     return f"{prefix}{partition.topic}-{partition.partition}-{uuid_to_text(partition.topic_id)}/"
 
 

@@ -79,7 +79,7 @@ class RemoteSegment(NamedTuple):
     txn_index_is_empty: bool = False
 
     def updated(self, update: SegmentUpdate) -> RemoteSegment:
-        """Return the description with the fields of `update`. As in Kafka, a `custom` of None replaces, too."""
+        """Return the description with the fields of `update`. As in Kafka, `custom` is replaced even by None."""
         return self._replace(
             broker_id=update.broker_id,
             event_timestamp=update.event_timestamp,

@@ -4,7 +4,7 @@
 - `fetched_batches`: appends batches of another log as they are, as a follower does.
 - `staged_batches`: batches that wait in a partition's directory for their commit.
 - `result`: what an append returns.
-- `flusher`: which records are durable, when a flush is due, and the flush.
+- `flusher`: which records are durable, when a flush is due, and the flush itself.
 - `validator`: which records and batches a topic accepts, and how they are stored (Kafka's LogValidator).
 - `line_framer`: cuts a stream of writes into whole lines or envelopes, and appends these.
 - `topic_framer`: cuts a stream of writes to a topic, and chooses the partitions, as Kafka's producer does.

@@ -82,7 +82,7 @@ def _take(
 
 
 def _has_gap(run: ScannedBatches, end: int) -> bool:
-    """Whether offsets are missing between the offset `end` and the batches of a run, or between these."""
+    """Whether offsets are missing between the offset `end` and the first batch of a run, or between its batches."""
     ends = np.concatenate(([end], run.rows[:-1, NEXT_OFFSET]))
     return bool((run.rows[:, SPAN_BASE_OFFSET] != ends).any())
 

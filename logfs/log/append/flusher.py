@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from logfs.log.recovery import Loaded
     from logfs.log.segment.segment import Segment
 
-# Files that are not flushed stay open. A flush is due once none of the last 16 segments has a durable record.
+# A flush is due once none of the last 16 segments has a durable record: files that are not flushed stay open.
 _MOST_UNFLUSHED = 16
 
 
@@ -68,7 +68,7 @@ class Flusher:
     # What the partition reports.
 
     def note_append(self, config: LogConfig, now_ms: int) -> None:
-        """Note an append's settings and, if it is the first after a flush, its time: `flush.ms` counts from there."""
+        """Note an append's settings and, if it is the first after a flush, its time, from which `flush.ms` counts."""
         self._flush_messages = config.flush_messages
         if self._unflushed_since_ms is None:
             self._unflushed_since_ms = now_ms
@@ -116,7 +116,7 @@ class Flusher:
                     # A file could not be opened for its fsync, so no fsync has failed.
                     with log.lock:
                         self._directory_is_dirty |= directory_is_dirty
-                        # Meanwhile an append may have set a later time.
+                        # An append during the flush may have set a later time.
                         self._unflushed_since_ms = since_ms or self._unflushed_since_ms
                     raise
                 raise log.fail("an fsync failed", error) from error

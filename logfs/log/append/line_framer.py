@@ -1,4 +1,4 @@
-"""Framing: cuts the writes to one file handle into lines or envelopes, and appends them. Has no FUSE in it."""
+"""Framing: cuts the writes to one file handle into lines or envelopes, and appends them. Independent of FUSE."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class LineFramer:
     """Splits the writes of one file handle, of any size, into lines and appends the lines.
 
     `carry` is the unfinished line. `skipped` is the error of a line that was refused before its newline arrived, None
-    if there is none. The rest of that line is refused too, but not the good lines after it: a write that begins with
+    if there is none. The rest of this line is refused too, but not the good lines after it: a write that begins with
     the rest of the line is consumed only up to its newline, so that the next write begins with the good lines.
 
     The kernel divides a write(2) of about 1 MiB or more. If the first part is refused, the caller gets the error, and
@@ -38,7 +38,7 @@ class LineFramer:
         self.carry = b""
         self.skipped: LogfsError | None = None
         self.refused_rest = b""
-        # Where in `refused_rest` the next write may begin: where a refused piece began, or where it ended.
+        # The positions in `refused_rest` at which the next write may begin: where a refused piece began or ended.
         self._rest_from = {0}
         self._refusal: LogfsError | None = None
         # The size of the last write. It is 0 if some bytes were not consumed: the kernel then sends no further part.

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from logfs.log.segment.segment_writer import SegmentWriter
 
 _extent = attrgetter("base_offset", "next_offset", "size_bytes")
-# How often a read is repeated after it found a file shorter than expected, such as an index that was truncated.
+# A read that finds a file shorter than expected, such as an index that was cut, is repeated this many times.
 _REBUILDS = 3
 # The leader epoch of a log without a broker. It is constant, so that a flipped bit in it is detected.
 LEADER_EPOCH = 0
@@ -136,7 +136,7 @@ class Partition(Log):
         return self._append(self._build(records, config, now_ms), config, now_ms)
 
     def refusal_of(self, record: Record, config: LogConfig, now_ms: int) -> InvalidRecord | None:
-        """Return why the topic's settings refuse a record, its size aside; None if they do not."""
+        """Return why the topic's settings refuse a record, apart from its size; None if they accept it."""
         refused = check_record(record, config, now_ms)
         return InvalidRecord(f"{self.name.directory}: {refused}") if refused else None
 
@@ -242,7 +242,7 @@ class Partition(Log):
         return self._format_for(self.config)[2]
 
     def _format_for(self, config: LogConfig) -> tuple[LogConfig, BatchFormat, int]:
-        """Return `config`, the format of its batches, and the length of the longest line; both are computed once."""
+        """Return `config`, the format of its batches, and the length of the longest line; keep them for `config`."""
         known = self._format
         if known is None or known[0] is not config:
             form = batch_format(config)
@@ -254,7 +254,7 @@ class Partition(Log):
         with self.disk.hold(self.lock):
             self.check_appendable()
             if len(built.batches) > 1:
-                # A call that is repeated in another thread must have appended nothing.
+                # A call that is repeated in another thread after `WouldBlock` must have appended nothing.
                 self.check_may_block()
             first_offset, consumed = self.log_end_offset, built.consumed
             refused: LogfsError | OSError | None = built.refused
@@ -275,7 +275,7 @@ class Partition(Log):
         count = self.log_end_offset - self.log_start_offset
         if count:
             raise PartitionNotEmpty(
-                f"{self.name.directory}: has {count} records; 'logfs delete {self.directory}' deletes it with them"
+                f"{self.name.directory}: has {count} records; to delete them too, run 'logfs delete {self.directory}'"
             )
 
     def check_appendable(self) -> None:
@@ -316,7 +316,7 @@ class Partition(Log):
         return active.writer or active.activate(config)
 
     def _append_batch(self, batch: NewBatch, config: LogConfig, now_ms: int) -> None:
-        # The log end in `state` would be wrong: it moves only when `_append` has written all of its batches.
+        # Not the log end in `state`, which moves only when `_append` has written all of its batches.
         base_offset = self.active.next_offset
         if self.epochs.latest < 0:
             self.check_may_block()
@@ -382,7 +382,7 @@ class Partition(Log):
     def begin_segment(
         self, base_offset: int, now_ms: int, *, log_start_offset: int | None = None
     ) -> Segment:
-        """Seal the active segment and return the next one, at the log end or, for a mirror, at an offset above it.
+        """Seal the active segment and return the next one, at the log end or, for an empty mirror, at any offset.
 
         An empty active segment is removed. `log_start_offset` is the new log start; None keeps the present one.
         Raises `OSError`, with the same effects as in `roll`. The caller holds `lock`.
@@ -407,8 +407,8 @@ class Partition(Log):
         """Seal the active segment and return the next one, made with the producer snapshot at its base offset.
 
         Raises `OSError`. Unless it is `LogDirFailed`, or says that the roll could not be undone, the files are as
-        before, and the next append makes the old segment active again. The files of the next segment are removed
-        after an error, because they would hold the same offsets as later appends to the old segment.
+        before, and the next append makes the old segment active again: the files of the next segment were removed,
+        because they would hold the same offsets as later appends to the old segment.
         """
         sealed, snapshots = self.active, self.snapshots
         segment = Segment(self.disk, self.directory, base_offset)
@@ -450,7 +450,7 @@ class Partition(Log):
             try:
                 self.flush()
             except OSError as error:
-                # The records are in the log; the next append tries again.
+                # The records are in the log; the next append tries to flush again.
                 if error.errno not in NO_DESCRIPTOR:
                     raise
 
@@ -460,7 +460,7 @@ class Partition(Log):
         Writes a producer snapshot at the log end if there is none. If a step fails, returns False and leaves the
         files open. Later appends raise `ended`, or `PartitionFailed` if `ended` is None.
         """
-        closed = ended or PartitionFailed(f"{self.directory}: the store is closed")
+        closed = ended or PartitionFailed(f"{self.directory}: the store is closed; open it again")
         with self.flusher.lock, self.lock:
             try:
                 self.flush()
@@ -518,7 +518,7 @@ class Partition(Log):
             return True
 
     def look_again(self, tries_left: int, gone: Gone) -> None:
-        # Another thread may have rebuilt an index that another program had cut.
+        # Another thread may have rebuilt an index that another program has cut.
         if tries_left < TRIES - _REBUILDS:
             raise gone
 

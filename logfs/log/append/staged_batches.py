@@ -132,7 +132,7 @@ def measure_staged(
     """Read staged files in a partition directory, and return the size of all but the first `skip` batches.
 
     With `checked_for`, the topic's settings, a batch that they do not allow at the time `now_ms` raises
-    `RecordTooLarge` or `InvalidRecord`. Raises as `read_staged`, too.
+    `RecordTooLarge` or `InvalidRecord`. Also raises the errors of `read_staged`.
     """
     columns = (SIZE, SPAN_COUNT, MAX_TIMESTAMP)
     found = [np.empty((0, 3), np.int64)]
@@ -149,8 +149,8 @@ def measure_staged(
 def final_batches(disk: Disk, directory: Path, part: CommitPart) -> Iterator[ScannedBatches]:
     """Yield the batches of a commit's part as the log will have them, in runs, without the first `part.skip` batches.
 
-    Offsets, leader epoch and, for LogAppendTime, timestamps are set. The `position` of each run is 0. Raises as
-    `read_staged`.
+    Offsets, leader epoch and, for LogAppendTime, timestamps are set. The `position` of each run is 0. Raises the
+    errors of `read_staged`.
     """
     offset, skip = part.base_offset, part.skip
     for staged in part.files:
@@ -196,7 +196,7 @@ class StagedAppend:
     """
 
     def __init__(self, partition: Partition, part: CommitPart, size: StagedSize) -> None:
-        """Prepare the append of `part`, whose place is the log end; `size` is the total of the batches to append."""
+        """Prepare the append of `part`, whose place is the log end; `size` is that of all batches to append."""
         self.partition = partition
         self.part = part
         self._size = size
@@ -227,7 +227,7 @@ class StagedAppend:
         """Return how many of `batches` fit in the last segment: all if it had batches before the commit."""
         run = self._runs[-1]
         if run.start:
-            # `assign_place` has compared the whole part with the room in the segment.
+            # `assign_place` has checked that all of these batches fit in the segment.
             return len(batches.rows)
         writer = run.segment.writer
         assert writer is not None, "assign_place and _begin activate the segment"
@@ -241,7 +241,7 @@ class StagedAppend:
         segment.begin(self._config, self.partition.now_ms())
 
     def _put(self, batches: ScannedBatches) -> None:
-        """Write measured batches after the last one."""
+        """Write measured batches after the last batch of the last run."""
         run = self._runs[-1]
         start = int(batches.rows[0, POSITION])
         part = batches.data[start : batches.end]
@@ -350,8 +350,8 @@ def reconcile(disk: Disk, directory: Path, part: CommitPart) -> tuple[CommitPart
 
     There are three cases:
 
-    - All of its batches are in the log, or the first segment now begins above its place: returns the part as `done`,
-      and False.
+    - All batches of the part are in the log, or the first segment now begins above its place: returns the part as
+      `done`, and False.
     - Batches of another writer are at or after its place: changes no file, and returns the part with `skip` set to
       the number of its batches that are in the log, and False.
     - Nothing is at or after its place, except perhaps batches of the part that a crash has left, whole or cut short:
@@ -387,7 +387,7 @@ def reconcile(disk: Disk, directory: Path, part: CommitPart) -> tuple[CommitPart
 
 
 class _ExistingBatches:
-    """The files from a part's place on, and how many batches of the part they have."""
+    """The .log files from a part's place on, and how many batches of the part they have."""
 
     def __init__(self, disk: Disk, directory: Path, bases: Sequence[int], part: CommitPart) -> None:
         self._disk = disk
@@ -416,7 +416,7 @@ class _ExistingBatches:
         self._next_offset = parse_header(batch).next_offset
 
     def has_others(self, ours: set[tuple[int, int]]) -> bool:
-        """Return whether a batch that is not in `ours` follows those that matched."""
+        """Return whether a batch that is not in `ours`, pairs (offset, CRC), follows the batches that matched."""
         for base, segment in self._segments.items():
             if base < self._base:
                 continue

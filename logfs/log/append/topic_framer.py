@@ -88,7 +88,7 @@ class TopicLineFramer(LineFramer):
             # Append up to the end of the line that fills the partitioner's batch.
             end = lines.find(b"\n", position + self._partitioner.left - 1) + 1 or len(lines)
             if end < len(lines):
-                # Another partition follows, and a call that is repeated must not have appended to this one.
+                # Another partition follows. A call repeated after `WouldBlock` must not have appended to this one.
                 self.partition.check_may_block()
             done = self.partition.append_lines(lines[position:end])
             position += done.consumed
@@ -103,14 +103,14 @@ class TopicEnvelopeFramer(TopicLineFramer, EnvelopeFramer):
     """An `EnvelopeFramer` whose records go to the partitions of a topic, those with a key by its hash.
 
     The records of one call are appended partition by partition. A record that the topic refuses ends the append:
-    nothing after it is appended. After a disk error, records after the failed one may be in other partitions.
+    no later record is appended. After a disk error, records after the failed one may be in other partitions.
     """
 
     def append(self, lines: bytes) -> AppendResult:
         if lines.find(b"\n") + 1 < len(lines):
-            # The records may go to several partitions. A call that is repeated must not have appended to any of them.
+            # Records may go to several partitions. A call repeated after `WouldBlock` must have appended to none.
             self.partition.check_may_block()
-        # A call that is repeated must not have counted its bytes.
+        # Count in a copy: a call repeated after `WouldBlock` must not have counted its bytes.
         partitioner = copy(self._partitioner)
         waiting: dict[int, list[Record]] = {}
         count = done = position = 0

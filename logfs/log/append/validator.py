@@ -97,8 +97,8 @@ def check_batch(batch: Batch, config: LogConfig, now_ms: int, *, trusted: bool) 
 def check_staged(batch: Batch, config: LogConfig, now_ms: int) -> None:
     """Raise an error for a staged batch that `check_batch` would refuse or would have to rebuild.
 
-    A batch with a producer id is refused, too. The batch was built for the topic's settings, and cannot be rebuilt
-    any more. Raises `RecordTooLarge`, `InvalidRecord`, and `Corrupt` for malformed records.
+    A batch with a producer id is refused, too. A staged batch was built for the topic's settings, and cannot be built
+    again. Raises `RecordTooLarge`, `InvalidRecord`, and `Corrupt` for malformed records.
     """
     header = batch.header
     _check_size(len(batch.data), config)
@@ -148,7 +148,7 @@ def _check_header(header: Header, *, trusted: bool) -> None:
 
 
 def _check_columns(decoded: Columns, config: LogConfig, now_ms: int) -> None:
-    """Raise the first reason that `check_record` gives for a record of a batch."""
+    """Raise the first error that `check_record` returns for a record of a batch."""
     times = decoded.timestamps
     suspect = (times < NO_TIMESTAMP) | (now_ms - times > config.message_timestamp_before_max_ms)
     suspect |= times - now_ms > config.message_timestamp_after_max_ms

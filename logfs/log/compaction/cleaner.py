@@ -73,7 +73,7 @@ class _Round:
         partition, limit = self.partition, self.dirty.first_uncleanable
         self.config = partition.config
         if partition.recovery_point < limit:
-            # A record that is only in the page cache must not replace one that is on the disk.
+            # A record that is only in the page cache must not replace a durable record.
             partition.flush()
         self.segments = [each for each in partition.segments if each.base_offset < limit]
         self.contents = {segment: segment.content for segment in self.segments}
@@ -84,7 +84,7 @@ class _Round:
         except (CleaningAborted, PartitionFailed):
             raise
         except (LogfsError, OSError):
-            # If the log was changed or deleted meanwhile, its files may be missing or cut: `CleaningAborted` instead.
+            # If the log was changed or deleted meanwhile, its files may be missing or cut: raise `CleaningAborted`.
             self._check(self.segments)
             raise
 
@@ -122,7 +122,7 @@ class _Round:
             )
 
     def _read(self, segment: Segment) -> Iterator[ScannedBatches]:
-        """Yield all batches of a segment. Raises `Corrupt` at damage."""
+        """Yield all batches of a segment. Raises `Corrupt` at damage, `CleaningAborted`, and `Unsupported`."""
         for found in batch_scanner.scan_segment(segment, 0, segment.base_offset):
             self._check([segment])
             if isinstance(found, Damage):
@@ -141,7 +141,7 @@ class _Round:
         """Note the keys of the dirty part, and return the offset up to which the map is complete."""
         transactions = self._transactions()
         known = self.known
-        # Set even if nothing is dirty: the round still drops tombstones whose delete horizon has passed.
+        # Set even if nothing is dirty: the round still drops tombstones up to here whose delete horizon has passed.
         known.latest_offset = self.dirty.first_dirty - 1
         for segment in self.segments:
             if segment.next_offset <= self.dirty.first_dirty:
@@ -190,10 +190,10 @@ class _Round:
             partition.replace(group, new, lambda: self._check(group))
             self.segments = self.segments[len(group) :]
         except PartitionFailed:
-            # Files may have their new names already: recovery finishes or undoes the exchange.
+            # Files may have their new names already: recovery finishes or undoes the renames.
             raise
         except BaseException:
-            # Once the renames have begun, the new files hold the records: recovery finishes the exchange here too.
+            # Once the renames have begun, the new files must stay: recovery finishes the renames here too.
             if new.path.suffix == names.CLEANED:
                 new.discard()
             raise

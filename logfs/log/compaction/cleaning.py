@@ -10,7 +10,7 @@ from logfs.errors import LogfsError
 class CleaningAborted(LogfsError):
     """The round has ended early, because the log was changed, closed or deleted meanwhile.
 
-    The segments that it had replaced by then stay replaced; it changes no others.
+    The segments that the round had replaced before stay replaced; it changes no other segments.
     """
 
 

@@ -68,8 +68,8 @@ class CleanedTransactions:
     def discarded(self, scanned: ScannedBatches) -> NDArray[np.bool_]:
         """Return bool[rows]: True for batches of aborted data, and for markers whose transaction has no data left.
 
-        A control batch without records counts as such a marker. Call this once for each run of batches, by ascending
-        offset, because it advances the state of the transactions.
+        Also True for control batches without records. Call this once for each run of batches, by ascending offset,
+        because it advances the state of the transactions.
         """
         data, rows = scanned.data, scanned.rows
         found = np.zeros(len(rows), np.bool_)
@@ -114,7 +114,7 @@ class CleanedTransactions:
 
 @dataclass(eq=False)
 class RecordFilter:
-    """Filters the batches of a log, one run of batches (`ScannedBatches`) after the other, in one round.
+    """The filter of one round for the batches of a log, one run of batches (`ScannedBatches`) at a time.
 
     `known` has the newest offset of each key. `delete_retention_ms` is the setting `delete.retention.ms`. The round
     may clean the log below `first_uncleanable`. `producers` maps each producer id to the producer's last offset (-1

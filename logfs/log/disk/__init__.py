@@ -2,9 +2,9 @@
 
 - `disk`: open, read, write, fsync, rename and list. Tests replace it to inject faults. Begin here.
 - `checked_disk`: the disk of one log directory, which refuses file operations after the first storage error.
-- `cache_directory`: the user's cache directory, and the removal of what was unused for longest.
+- `cache_directory`: the user's cache directory, and the removal of its oldest files.
 - `bucket_path`: the URL of a bucket as a path.
 - `named_file`: an object with a path, which takes little memory.
-- `memory`: has the C library keep the memory of buffers.
+- `memory`: makes the C library keep freed buffers for reuse.
 - `latency_histogram`: how long operations take, counted in buckets.
 """

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
     from logfs.errors import LogDirFailed
 
-# Errors of a full disk, quota or size limit, and of too many open files. The existing data is sound, so the partition
-# may continue.
+# Errors of a full disk, quota or size limit, and of too many open files. They damage no data, so the partition may
+# continue.
 EXHAUSTED = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE})
 # Too many open files: the call had no effect, and a later one may succeed.
 NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE})
@@ -43,7 +43,7 @@ TEMPORARY = ".tmp"
 DIRECTORY_MODE = 0o750
 FILE_MODE = 0o640
 
-# The limit of a small file. A checkpoint of a million partitions is shorter; a sparse file may be larger than memory.
+# The limit of a small file. A checkpoint of a million partitions is shorter; a sparse file might not fit into memory.
 _MOST_BYTES = 64 * 1024 * 1024
 
 # The clock of file timestamps advances in ticks of a few ms: two changes within a tick may have the same mtime.
@@ -163,7 +163,7 @@ class Disk:
 
     def __init__(self) -> None:
         self._loop_thread = -1
-        # Other disks whose blocking is forbidden together with that of this one.
+        # Other disks that must not block in the same thread as this one (`share_blocking`).
         self._others: list[Disk] = []
         # Held while a file is opened by a name that may change, and while such a name is changed.
         self.naming = make_rlock(Level.NAMING)
@@ -268,7 +268,7 @@ class Disk:
     def read_ahead(self, file: File, position: int, size: int) -> None:
         """Have the kernel bring the bytes [position, position + size) into the page cache, without waiting for it.
 
-        Nothing depends on it: an error is left to the read that needs the bytes.
+        Ignores errors: the read that needs the bytes raises them.
         """
         with suppress(OSError):
             os.posix_fadvise(file.fd, position, size, os.POSIX_FADV_WILLNEED)
@@ -278,7 +278,7 @@ class Disk:
         return False
 
     def is_cut(self, file: File) -> bool:
-        """Whether `size` leaves out the last batches of a .log file, because the next segment begins with them."""
+        """Whether `size` leaves out batches at the end of a .log file, because the next segment begins with them."""
         return False
 
     def described_end(self, file: File) -> tuple[int, int] | None:
@@ -393,9 +393,9 @@ class Disk:
     def stat_settled(
         self, path: Path, since_ns: int | None = None, *, follow: bool = False
     ) -> tuple[Status, bool]:
-        """Return the status of a path, as `stat`, and whether every change after the call must give another mtime.
+        """Return the status of a path, as `stat`, and whether every change after this call will alter the mtime.
 
-        With `since_ns` (ns since the epoch), whether every change after that time must give another mtime.
+        With `since_ns` (ns since the epoch), the second is whether every change after that time alters the mtime.
         """
         since_ns = since_ns or time.time_ns()
         found = self.stat(path, follow=follow)

@@ -100,7 +100,7 @@ def _make_segment(
 ) -> LiveSegment:
     """Return a segment that reads the `files`. It ends at the offset `following` or, for None, where they end.
 
-    Its `gaps` stay true. Missing offsets are no damage here, because only the cluster knows whether the topic is
+    Its `gaps` stays True: missing offsets are no damage here, because only the cluster knows whether the topic is
     compacted.
     """
     segment = LiveSegment(disk, directory, base_offset)
@@ -118,7 +118,7 @@ def _make_segments(
     bases = list(listing)
     segments = []
     is_sure = False
-    # Backwards, because a truncation drops all later segments: those before an unchanged one are unchanged, too.
+    # Backwards: a truncation drops all later segments, so the segments before an unchanged one are unchanged, too.
     for base, following in zip(reversed(bases), [None, *reversed(bases[1:])], strict=False):
         segment, files = known.get(base), listing[base]
         if segment is not None and segment.next_base is not None and not is_sure:
@@ -195,19 +195,19 @@ class LivePartition(Log):
         # The log start of the checkpoint, limited to the files. A broker writes it once a minute, so the files may
         # show a later one.
         self._checkpointed_start = loaded.log_start_offset
-        # The number of updates so far, by which a thread notices that another has updated the partition.
+        # The number of updates so far. It shows a thread whether another thread has updated the partition.
         self._looks = 0
         # The last known mtime of the directory and state of the last .log file; None if changes may not show in them.
         self._seen_directory = before.mtime_ns if is_settled else None
         self._seen_log: tuple[int, int, int] | None = None
         with suppress(FileNotFoundError):
-            # Noted only if the mtime would show every append since before the load, which may have missed one.
+            # Noted only if the mtime shows every append since `began_ns`, because the load may have missed one.
             log, is_settled = self._stat_log(began_ns)
             self._seen_log = log if is_settled else None
 
     def attach_remote(self, segments: Sequence[Segment], log_start_offset: int) -> None:
         super().attach_remote(segments, log_start_offset)
-        # Loading has raised the log start to the first local segment.
+        # Loading has raised the log start to the first local segment: use the checkpoint's value again.
         self._checkpointed_start = log_start_offset
 
     # The producers and the last stable offset. Only readers of committed records need them, and they cost a read of
@@ -243,8 +243,8 @@ class LivePartition(Log):
             end, start, first = state.log_end_offset, state.log_start_offset, state.segments[0]
             # Cleared first, so that an error leaves no half-updated producers.
             known, self._producers = self._producers, None
-            # If the last segment was replaced, the log may have been truncated. Segments that were dropped before
-            # they were read may have ended transactions.
+            # Start over if the last segment was replaced, because the log may have been truncated; and if segments
+            # were dropped before they were read, because they may have ended transactions.
             is_same_log = self._producers_last in state.segments
             if known is None or not (
                 is_same_log and first.base_offset <= self._producers_end <= end
@@ -320,7 +320,7 @@ class LivePartition(Log):
         return (found.identity, found.size_bytes, found.mtime_ns), is_settled
 
     def _look(self) -> _Look:
-        """Check the directory and, if its mtime has changed, list it and ask for the remote segments before it."""
+        """Check the directory; if its mtime has changed, list it, and get the remote segments before its segments."""
         number = self._looks
         found, is_settled = self.disk.stat_settled(self.directory)
         mtime_ns = found.mtime_ns if is_settled else None
@@ -344,7 +344,7 @@ class LivePartition(Log):
             self._seen_directory = look.mtime_ns
         log, is_settled = self._stat_log()
         changed |= self._advance()
-        # `_advance` has read the file at least up to this state.
+        # `_advance` reads after the `stat`, so it has read at least the bytes of this state.
         self._seen_log = log if is_settled else None
         return changed
 
@@ -378,7 +378,7 @@ class LivePartition(Log):
         kept = set(map(id, segments))
         dropped = [segment for segment in known.values() if id(segment) not in kept]
         for segment in dropped[-_KEPT_OPEN:]:
-            # Views may hold the segment, so it stays open. If its file is still there, it was cut.
+            # Views may hold the segment, so it stays open. If its .log file is still listed, the file was cut.
             files = listing.get(segment.base_offset)
             segment.is_lost |= files is not None and segment.is_same(files)
             with suppress(OSError, Gone):
@@ -387,7 +387,7 @@ class LivePartition(Log):
         if dropped and dropped[-1] is before and following:
             # The writer sealed and dropped `before` between two looks. Readers finish it, and then read the next one.
             with suppress(OSError, Gone):
-                # If compaction has merged later segments, never seen, into an earlier one, the next base is higher.
+                # Compaction may have merged segments that were never seen here: the next base offset is then higher.
                 before.advance()
                 before.seal_at(min(before.next_offset, following[0]))
         changed = segments != self.segments

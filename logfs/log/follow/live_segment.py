@@ -54,7 +54,7 @@ class LiveSegment(Segment):
         # transaction index has no entries.
         self.identities: Files = {}
         self.last_timestamp = -1
-        # Whether its bytes were cut off, and perhaps written again: nothing of it may be shown any more.
+        # Whether bytes of the .log file were cut off, and perhaps replaced: readers must get nothing more from it.
         self.is_lost = False
         self.txn_index: _LiveTxnIndex = _LiveTxnIndex(disk, self.txn_index.path)
         self._measured: SegmentEnd | None = None
@@ -235,7 +235,7 @@ class LiveSegment(Segment):
             self._noted = found.size_bytes, found.mtime_ns
 
     def is_uncut(self) -> bool:
-        """Whether the .log file of a sealed segment is as it was noted; without a note, as it was read here."""
+        """Whether the .log file of a sealed segment is as `note_log` saw it or, before `note_log`, as it was read."""
         if self._noted is not None:
             found = self._disk.stat(self.path)
             return (found.size_bytes, found.mtime_ns) == self._noted
@@ -254,7 +254,7 @@ class LiveSegment(Segment):
             if self._disk.read(self.file, position, HEADER_SIZE) != header:
                 raise self._cut()
 
-    # The indexes of a growing segment. After a truncation Kafka leaves old entries in the space after those in force,
+    # The indexes of a growing segment. After a truncation, Kafka's index files keep old entries after the valid ones,
     # so each entry is checked against the log before it is used.
 
     def position_of(self, offset: int) -> int:
@@ -318,7 +318,7 @@ class LiveSegment(Segment):
         """Yield the whole batches from `position` on, and damage; a half-written batch ends them."""
         doubt, self._doubt = self._doubt, None
         if self._disk.is_remote:
-            # An object does not grow: what is no batch is damage.
+            # An object does not grow, so bytes that are not batches are damage.
             yield from self._walk_to(position, size, expected)
             return
         while size - position > LENGTH_OVERHEAD:
@@ -397,7 +397,7 @@ class LiveSegment(Segment):
         return measured
 
     def _measure(self, now: SegmentEnd) -> SegmentEnd:
-        """Return `now` with its text size, from the text index; the log that the index does not cover is read."""
+        """Return `now` with its text size, from the text index. Reads the part of the log that the index lacks."""
         # A copy with the same files, whose end does not move meanwhile.
         still = self.detached()
         still._end = now
@@ -457,7 +457,7 @@ class _LiveTxnIndex(TransactionIndex):
 
     def follow(self, identity: int | None) -> None:
         """Use the file with this identity; None means that there is no file."""
-        # Under the lock: a thread that is reading the file now may not have the newest entries.
+        # Under the lock: a thread that is still reading the old file must not store its entries afterwards.
         with self._disk.hold(self._disk.naming):
             self._entries = None
         self._identity = identity

@@ -34,10 +34,10 @@ class TieredSegment(LiveSegment):
         remote: RemoteSegment,
         stored: StoredSegment | None,
     ) -> None:
-        """Read the segment that `remote` describes; `directory` is the directory of its partition on `disk`.
+        """Make the segment that `remote` describes; `directory` is the directory of its partition on `disk`.
 
-        `stored` is what logfs knows of a segment that it has copied; for None, the bucket is listed. Raises
-        `RemoteStorageError` if the listing has no complete copy.
+        `stored` says how logfs has stored the segment. If it is None, another program has copied it: the bucket is
+        listed, and `RemoteStorageError` raised if the listing has no complete copy.
         """
         super().__init__(disk, directory, remote.start_offset)
         self.remote = remote
@@ -65,17 +65,17 @@ class TieredSegment(LiveSegment):
             self.txn_index.follow(None)
 
     def mtime_ms(self) -> int:
-        """Return the time that is used for records without a timestamp (ms): the greatest in the description."""
+        """Return the greatest timestamp in the description (ms), in place of the mtime of a local .log file."""
         return self.remote.max_timestamp
 
 
-# The time of the newest record of missing offsets, which is unknown: the last ms of the year 9999. Every lookup of a
-# time meets them, and they never expire.
+# Stands for the unknown time of missing offsets: the last ms of the year 9999. Thus every lookup of a time meets
+# them, and retention never drops them by time.
 _LATEST_MS = 253_402_300_799_999
 
 
 class MissingSegment(LiveSegment):
-    """The offsets [base_offset, next_offset) of a tiered log that no known description has: they cannot be read.
+    """The offsets [base_offset, next_offset) of a tiered log that no known description covers: they cannot be read.
 
     Every use of its bytes raises `RemoteStorageError`. Its text counts as one byte, so that no reader passes it
     without the error.

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Up to this many bytes of the log are read in the calling thread. A mount then needs no worker thread.
+# Up to this many bytes of the log are read even in a thread that must not wait, to save a switch of threads.
 INLINE_BYTES = 256 << 10
 # A file is written only for at least this many bytes of the log. A shorter part is read again at the next opening.
 SMALLEST_BYTES = 16 << 20
@@ -169,7 +169,7 @@ class KeyIndex:
             if (
                 self._tail is None
                 or (generation != self._generation and not self._is_anchored(self._anchor))
-                # A truncation has opened a transaction again: the log of committed records ends before it.
+                # A truncation has cut off a marker: its transaction is open again, and the committed log is shorter.
                 or self._end > max(state.log_end_offset, state.log_start_offset)
             ):
                 log.check_may_block()
@@ -208,7 +208,7 @@ class KeyIndex:
                 or header.isolation != self._isolation
                 or not self._is_anchored(header.anchor)
             ):
-                logger.info("%s: is not used: another log, or records truncated since", path)
+                logger.info("%s: is not used: for another log, or records were truncated", path)
             elif header.secret not in self._distrusted and (
                 self._base is None or header.covered > self._base.header.covered
             ):
@@ -246,7 +246,7 @@ class KeyIndex:
         """Make the next lookup rebuild the tables, and remove the index files that are on writable disks."""
         log = self._reader.log
         log.check_may_block()
-        # Without an exception nothing is wrong: compaction may have removed the record, such as an aborted one.
+        # If `why` is no exception, nothing is wrong: compaction may have removed an aborted record.
         level = logging.WARNING if isinstance(why, Exception) else logging.INFO
         logger.log(level, "%s: the key index is rebuilt: %s", log.directory, why)
         if self._base is not None:
@@ -338,8 +338,8 @@ class KeyIndex:
             wanted &= ~aborted_rows(scanned.rows, aborted())
         try:
             for part in scanned.plain_batches(wanted):
-                # A transaction may be aborted. Compaction then removes its null values, and older values become the
-                # newest. So the entry of such a record does not say that the value is null: `newest` reads it.
+                # A transaction may be aborted later. Compaction then removes its null values, and older values become
+                # the newest. So the entries of such records do not mark null values: `newest` reads the record.
                 may_abort = attributes[part.first : part.end] & TRANSACTIONAL_BIT != 0
                 may_abort &= self._reader is self._reader.log
                 cuts = np.flatnonzero(may_abort[1:] != may_abort[:-1]) + 1
@@ -372,7 +372,7 @@ class KeyIndex:
         log.check_may_block()
         *_, (path, disk) = self._sources()
         if not disk.writable:
-            # There is no cache directory either.
+            # A read-only store without a cache directory.
             self.is_kept = False
             return
         # Other processes may write the same file in the cache directory, for it has no lock.
@@ -428,7 +428,7 @@ def remove_files(log: Reader) -> None:
 def audit(reader: Reader) -> str | None:
     """Compare the key index file of a log with the log; return a message if they disagree, None if they agree.
 
-    Returns None also for a log without such a file, and for a file that belongs to another log, which is not used.
+    Returns None also if the log has no such file, and for a file of another log, which lookups do not use.
     Raises `Corrupt` if the file cannot be parsed, and `OSError`.
     """
     from logfs.log.read.key_tables import FileTable

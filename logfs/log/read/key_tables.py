@@ -111,7 +111,7 @@ def _moved(old: NDArray[np.uint64], slots: NDArray[np.uint64], used: int) -> int
 def warm_up() -> None:
     """Compile the kernels that lookups and insertions use, or load them from numba's cache.
 
-    Otherwise the first lookup would do so, perhaps in a thread that must not wait.
+    Otherwise the first lookup would compile or load them, perhaps in a thread that must not wait.
     """
     table = MemoryTable(bytes(16))
     table.get(*table.hash_key(b""))
@@ -123,7 +123,7 @@ class FileTable:
     """A table in a file. A lookup reads one or two blocks as a rule, and checks each block that it reads."""
 
     def __init__(self, disk: Disk, path: Path) -> None:
-        """Open the file. Raises `Corrupt` if it is no valid table, and `OSError`."""
+        """Open the file. Raises `Corrupt` if it is not a valid table, and `OSError`."""
         self.path = path
         self._disk = disk
         self._file = disk.open(path)

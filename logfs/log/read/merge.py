@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     Chunk = Columns | list[Record]
 
-# The text of up to this many records is joined without the compiled kernels, because loading those takes longer.
+# The text of up to this many records is joined without the compiled kernels: loading the kernels would take longer.
 _FEW = 64
 
 

@@ -80,7 +80,7 @@ class MergedText:
 
     @property
     def identity(self) -> tuple[tuple[int, int], ...]:
-        """The generation and first offset of each log. Two texts of these logs with the same identity begin alike."""
+        """The generation and first offset of each log. Texts with the same identity begin with the same bytes."""
         return tuple((text.generation, text.first_offset) for text in self._texts)
 
     @property
@@ -157,7 +157,7 @@ class MergedText:
             while cursor.end <= position:
                 self._advance(cursor)
         except BaseException:
-            # A generator that has raised an error yields nothing more.
+            # Do not reuse the cursor: a generator that has raised an error yields nothing more.
             self._cursors.remove(cursor)
             raise
         return cursor.data[position - cursor.start : end - cursor.start]

@@ -92,7 +92,7 @@ class CommittedText:
         self._reader = reader
         self._all = TextView(reader.log, view, start, end)
         self._end_offset = end
-        # In order. The first one begins at byte 0, and may be empty.
+        # The hidden ranges in order. The first one begins at byte 0, and may be empty.
         self._hidden_ranges = [_NOTHING_HIDDEN]
         self._finding = make_lock(Level.HIDDEN)
         self.first_offset, self.generation = self._all.first_offset, self._all.generation
@@ -123,7 +123,7 @@ class CommittedText:
                 # If another process aborts a transaction after a segment has left the log, later segments list it.
                 later = state.segments_from(offset) if left else ()
                 aborted = _aborted_between(offset, end, segments, later)
-                # This may fail, so it precedes `_hide`: after an error, the next search must not add ranges twice.
+                # `position_of` may fail, so it precedes `_hide`: otherwise the next search would add ranges twice.
                 stop = self._all.position_of(end)
                 if aborted or left:
                     self._reader.check_may_block()
@@ -208,14 +208,14 @@ class CommittedText:
         return bisect_right(self._hidden_ranges, at, key=lambda each: each.start) - 1
 
     def _without_hidden(self, at: int) -> int:
-        """Return the position in this view of the byte `at` of the text of all records."""
+        """Return the position in this view that corresponds to byte `at` of the text of all records."""
         last = self._hidden_ranges[self._range_at(at)]
         # Within a hidden range, the next shown record begins where the range does.
         return at - last.hidden + max(last.end - at, 0)
 
     def release_before(self, position: int) -> None:
         """Note that readers have passed byte `position`, as `TextView.release_before` does."""
-        # In the text of all records, the byte lies at `position` or later, so no segment is released too early.
+        # In the text of all records, this byte lies at `position` or after it, so no segment is released too early.
         self._all.release_before(position)
 
     def _follow_truncation(self, stable: int) -> None:
@@ -331,7 +331,7 @@ def _aborted_between(start: int, end: int, *several: Sequence[Segment]) -> Abort
 def _entries_between(
     start: int, end: int, segments: Sequence[Segment]
 ) -> Iterator[AbortedTransaction]:
-    """Yield aborted transactions with markers from `start` on; stop once no later one begins below `end`."""
+    """Yield aborted transactions with markers from `start` on; stop once all later ones begin at or after `end`."""
     for segment in segments:
         entries = segment.txn_index.entries
         first = bisect_left(entries, start, key=lambda entry: entry.last_offset)

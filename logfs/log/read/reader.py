@@ -42,7 +42,7 @@ MAX_TIMESTAMP = -3
 
 
 class OffsetAndTimestamp(NamedTuple):
-    """The result of a time lookup; `timestamp` in ms, -1 where Kafka gives none; `leader_epoch` -1 if unknown."""
+    """The result of a time lookup. `timestamp` is in ms, -1 where Kafka has none; `leader_epoch` is -1 if unknown."""
 
     offset: int
     timestamp: int
@@ -60,7 +60,7 @@ def _is_any(header: Header) -> bool:
 def _last_batch_before(segment: Segment, offset: int) -> Batch | None:
     """Return the last batch of a segment with a base offset below `offset`; None if the segment has none.
 
-    Raises `DamagedRange` if there is damage in its place.
+    Raises `DamagedRange` if the range just before `offset` is damaged.
     """
     batch = segment.find_batch(offset - 1)
     if batch is not None and batch.header.base_offset < offset:
@@ -158,8 +158,8 @@ class Reader:
         """The partition's number."""
         return self.name.partition
 
-    # Parts of the state. Two of them that are read one after the other may belong to two moments: a caller that needs
-    # several takes `state` once.
+    # Parts of the state. The log may change between two calls: a caller that needs several parts of one moment takes
+    # `state` once.
 
     @property
     def segments(self) -> Sequence[Segment]:
@@ -467,7 +467,7 @@ class Reader:
             segment = state.segments_from(at - 1)[0]
             batch = _last_batch_before(segment, at)
             if batch is None:
-                # Do not step offset by offset: a segment may begin far above the last batch of the one before.
+                # Do not step offset by offset: a segment may begin far above the last batch of the segment before.
                 at = min(at - 1, segment.base_offset)
                 continue
             if shows(batch.header):
@@ -509,15 +509,14 @@ class Reader:
 
         `shows` returns whether readers see the records of a batch. None stands for `shown=False`.
         """
-        # Records below the log start are not readable, even while their files exist: they were deleted by offset, and
-        # their files are removed later.
+        # Skip records below the log start: they were deleted, even if their files are not removed yet.
         for segment in state.segments_from(state.log_start_offset):
             if not segment.size_bytes and not segment.gaps:
                 # Empty, but not by compaction: the segment is new, or its records are lost. The mtime of its file is
                 # not the time of a record.
                 continue
-            # A segment that compaction emptied counts, too, with the mtime of its file. If that is late enough, the
-            # later segments are not searched without `shows`.
+            # A segment that compaction emptied counts, too, with the mtime of its file. If this mtime is late enough,
+            # and `shows` is None, later segments are not searched.
             if segment.largest_timestamp >= timestamp:
                 found = self._first_at(segment, timestamp, state.log_start_offset, shows or _is_any)
                 if found is not None and found.offset >= state.log_end_offset:

@@ -1,4 +1,4 @@
-"""The keys that were appended last, for `ls keys/`, at a cost that does not depend on the length of the log."""
+"""The keys of the newest records, for `ls keys/`, at a cost that does not depend on the length of the log."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 # About how many bytes at the end of the log are read.
 TAIL_BYTES = 256 << 10
-# The limit of segments that are read.
+# At most this many segments are read.
 _SEGMENTS = 4
 
 

@@ -38,7 +38,7 @@ BLOCK_BYTES = 256 * 1024
 _AHEAD_BYTES = 1024 * 1024
 # The limit of a process's `BlockCache`.
 _CACHE_BYTES = 32 * 1024 * 1024
-# The most text that a block may make, unless the batches between two index entries make more.
+# The most text in a block, unless the batches between two index entries have more.
 _BLOCK_TEXT_BYTES = 16 * 1024 * 1024
 # The memory of a block besides its bytes. While lines are being appended there are very many small blocks.
 _BLOCK_COST_BYTES = 1024
@@ -68,7 +68,7 @@ class Block(NamedTuple):
     segment_end: SegmentEnd | None = None
 
     def range_at(self, at: int) -> RenderedRange | None:
-        """Return the range that holds byte `at` of the segment's text; None if that is not in the block."""
+        """Return the range that holds byte `at` of the segment's text; None if the block does not have the byte."""
         return next((each for each in self.ranges if each.start <= at < each.end), None)
 
 
@@ -179,7 +179,7 @@ class TextRenderer:
                 continue
             before += first
             later += second
-        # The missing text is that of the first damage, as in `_render_carefully`.
+        # The text that the readable batches leave is that of the first damage, as in `_render_carefully`.
         missing = self.size_of(after) - self.size_of(entry.before) - before - later
         if missing < 0 or (missing and not damages):
             raise _disagreement(index, f" at offset {offset}")
@@ -326,7 +326,7 @@ class TextRenderer:
 def _begin_of(number: int, index: TextIndex, segment_end: SegmentEnd) -> tuple[int, TextSize, bool]:
     """Return the position of the text index entry `number`, the text before it, and whether it is inside the segment.
 
-    If it is not before the end of the segment, the position and the text are those of the end.
+    For an entry at the end of the segment, or a missing one, the position and the text are those of the end.
     """
     if number < len(index):
         _, position, before = index[number]

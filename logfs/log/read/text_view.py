@@ -63,7 +63,7 @@ class TextView:
             first = max(state.log_start_offset, 0 if start is None else start)
             reached, *self._ahead = state.segments_from(first)
             self._segments.append((0, reached))
-        # If the log's generation has changed since, a new view may have other bytes.
+        # Once the log has a higher generation than this, a new view may have other bytes.
         self.generation = state.generation
         self._truncations = state.truncations
         # The greatest size that readers have been told.
@@ -102,7 +102,7 @@ class TextView:
         return self.log.state.truncations is not self._truncations
 
     def follow_truncation(self, has_shown: Callable[[int], bool]) -> tuple[int, bool] | None:
-        """Follow the truncations of the log since the last call. The lowest offset of them counts.
+        """Follow the truncations of the log since the last call. Only the lowest of their offsets counts.
 
         `has_shown` takes this offset, and returns whether readers have been told of a record at or after it. If so,
         or if the offset is below `first_offset`, the view ends at the offset. Otherwise the view continues with the
@@ -132,7 +132,7 @@ class TextView:
 
     @property
     def is_whole(self) -> bool:
-        """Whether byte 0 can still be read: `release_before` may have released its segment."""
+        """Whether byte 0 can still be read: after `release_before`, its segment may have been released."""
         return self._origin is None or self._segments[0][0] <= self._origin
 
     def read(self, position: int, size: int, *, up_to_damage: bool = False) -> bytes:

@@ -6,7 +6,7 @@ Begin with `bucket_disk`: it is the `Disk` of a bucket, so that everything above
 directory that another process writes.
 
 - `object_store`: requests to the store; obstore is imported here alone.
-- `chunk_cache`: parts of objects that were fetched, kept in files of the user's cache directory.
+- `chunk_cache`: fetched chunks of objects, kept in files of the user's cache directory.
 - `chunk_reader`: reads bytes of objects through the cache, and fetches ahead for sequential readers.
 - `encryption`: the keys of encrypted segments.
 - `layouts`: which objects a segment has, and where in them each file of the segment is.

@@ -70,8 +70,8 @@ class _NoLock(nullcontext[None]):
 class _Listing(Generic[T]):
     """A cached listing. A use after more than 30 s lists again.
 
-    If that fails, or in a thread that must not wait, the old listing stays in use. While one thread lists again, the
-    others use the old listing, too.
+    If listing fails, or in a thread that must not wait, the old listing stays in use. While one thread lists again,
+    other threads use the old listing.
     """
 
     def __init__(self, disk: Disk, what: Path, look: Callable[[], T]) -> None:
@@ -432,7 +432,7 @@ def _entry(file: File) -> StoredEntry:
 
 
 def missing(path: Path) -> FileNotFoundError:
-    """Return the error for a path of which the bucket has no object."""
+    """Return the error for a path for which the bucket has no object."""
     return FileNotFoundError(errno.ENOENT, "no such object", str(path))
 
 

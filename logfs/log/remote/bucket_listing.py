@@ -113,7 +113,7 @@ def _segments_in(store: ObjectStore, place: PartitionPlace) -> list[BucketSegmen
 def copies_in(
     store: ObjectStore, layout: type[BucketSegment], prefix: str, place: str
 ) -> dict[SegmentKey, BucketSegment]:
-    """Return the complete copies of segments below `prefix`; `layout` ignores the prefix `place` of the keys."""
+    """Return the complete copies of segments below `prefix`; in the keys, the names of `layout` follow `place`."""
     copies: dict[SegmentKey, dict[str, StoredObject]] = {}
     for each in store.objects(prefix):
         parsed = layout.parse(each.key, place)

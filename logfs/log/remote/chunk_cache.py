@@ -1,10 +1,10 @@
-"""Parts of objects that were fetched, kept in files, so that they are fetched once.
+"""Chunks of objects that were fetched, kept in files, so that they are fetched once.
 
 The files are in the user's cache directory, `$XDG_CACHE_HOME/logfs/chunks` (by default below `~/.cache`), and any
-number of processes share them. A file is named after a digest of the object and the part, and ends in a CRC-32C of
+number of processes share them. A file is named after a digest of the object and the chunk, and ends in a CRC-32C of
 its bytes, which is checked when the file is opened: a damaged file is fetched again. A file gets its name by a rename
-when it is complete. If the files exceed the limit together, those that were unused for longest are
-removed; a process that has one open can still read it. Without a usable cache directory, parts are kept in memory.
+when it is complete. If all files together exceed the limit, those that were unused for longest are removed; a process
+that has one open can still read it. Without a usable cache directory, chunks are kept in memory.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ LIMIT_BYTES = 4 << 30
 """The size that the files may have together by default."""
 
 _CRC_BYTES = 4
-# The files are counted whenever this process has written the limit divided by this number.
+# The sizes of the files are added up each time this process has written the limit divided by this number.
 _SHARE = 16
 
 
 class ChunkCache:
-    """A directory of cached parts. Any thread may call any method."""
+    """A directory of cached chunks. Any thread may call any method."""
 
     def __init__(self, limit_bytes: int = LIMIT_BYTES) -> None:
         """Use the cache directory of the user, whose files may take `limit_bytes` together; with 0, use memory."""
@@ -43,11 +43,11 @@ class ChunkCache:
         self._limit = limit_bytes
         self._disk = Disk()
         self._counting = make_lock(Level.CACHE)
-        # The bytes that this process has written since the files were counted; at first they are unknown.
+        # The bytes that this process has written since it added up the files; the limit if it has not done so yet.
         self._written = limit_bytes
 
     def load(self, name: str) -> File | None:
-        """Return the open file of a part, None if it is not cached. The CRC follows the bytes of the part."""
+        """Return the open file of a chunk, None if it is not cached. The CRC follows the bytes of the chunk."""
         path = self._path(name)
         if path is None:
             return None
@@ -66,7 +66,7 @@ class ChunkCache:
         return file
 
     def save(self, name: str, data: Buffer) -> File:
-        """Keep the bytes of a part, and return an open file of them."""
+        """Keep the bytes of a chunk, and return an open file of them."""
         path = self._path(name)
         if path is not None:
             try:
@@ -76,13 +76,13 @@ class ChunkCache:
         return self.hold(name, data)
 
     def hold(self, name: str, data: Buffer) -> File:
-        """Return an open file of the bytes of a part, in memory only: `load` does not find it."""
+        """Return an open file of the bytes of a chunk, in memory only: `load` does not find it."""
         file = File(Path(name), os.memfd_create("logfs chunk", os.MFD_CLOEXEC))
         self._disk.write(file, 0, memoryview(data))
         return file
 
     def forget(self, name: str) -> None:
-        """Remove a part whose bytes proved wrong."""
+        """Remove a chunk whose bytes proved wrong."""
         path = self._path(name)
         if path is not None:
             self._disk.unlink(path)
@@ -106,7 +106,7 @@ class ChunkCache:
         return file
 
     def _count(self, size: int) -> None:
-        """Note `size` new bytes; remove files if there may be too many."""
+        """Add `size` to the bytes written; remove the oldest files if all files together may exceed the limit."""
         self._written += size
         if self._written < self._limit // _SHARE or not self._counting.acquire(blocking=False):
             return

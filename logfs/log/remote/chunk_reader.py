@@ -41,20 +41,20 @@ logger = logging.getLogger(__name__)
 _MOST_OPEN = 128
 # The chunks that stay open after `read_afresh`, which keeps them in memory only.
 _MOST_OPEN_IN_MEMORY = 16
-# The most chunks that are fetched ahead of a sequential reader. It begins at one, and each use of a chunk doubles it.
+# The most chunks that are fetched ahead of a sequential reader. The number begins at 1 and doubles with each chunk.
 _MOST_AHEAD = 8
 # A chunk that proves wrong is fetched at most this often. If it stays the same, the object was stored like that.
 _MOST_TRIES = 3
-# `fetch_again` allows so many tries of a chunk within this time.
+# `fetch_again` fetches a chunk at most `_MOST_TRIES` times within this time.
 _TRY_SECONDS = 10.0
-# Nothing is fetched ahead while so many requests run.
+# Nothing is fetched ahead while this many requests are in progress.
 _MOST_REQUESTS = 16
 
 _MD5 = re.compile(r"[0-9a-f]{32}")
 
 
 class StoredFile(NamedTuple):
-    """`size` bytes of an object, from `position` on, as they were before the object's chunks were transformed.
+    """`size` bytes in an object, from `position` on, counted before the chunks were compressed or encrypted.
 
     The chunks begin at byte `begin` of the object. Each is decrypted with `data_key`, if there is one, and then
     decompressed, if `is_compressed`. `crcs` has the CRC-32C of each chunk as it is stored, if that is known. The
@@ -75,8 +75,8 @@ class StoredFile(NamedTuple):
     def is_as_stored(self, data: Buffer) -> bool:
         """Return False if `data`, all bytes of the object, do not have the MD5 that is the object's version.
 
-        Return True if that is unknown. The version is S3's ETag, which is the MD5 of an object that was stored in one
-        request, unless it is encrypted with a key of KMS.
+        Return True also if the version is no MD5. It is S3's ETag, which is the MD5 of an object that was stored in
+        one request, unless S3 encrypts the object with a key of KMS.
         """
         version = self.version.strip('"')
         if self.is_part or len(self.chunks) != 1 or not _MD5.fullmatch(version):
@@ -206,7 +206,7 @@ class ChunkReader:
         return file
 
     def _begin(self, stored: StoredFile, number: int) -> Future[File]:
-        """Begin to fetch a chunk, if that has not begun yet; return what will be its open file.
+        """Begin to fetch a chunk, unless a fetch is in progress; return the future of its open file.
 
         Raises `RemoteStorageError` if no thread can be started.
         """
@@ -273,9 +273,9 @@ class ChunkReader:
         return (self._cache.save if is_certain else self._cache.hold)(name, data)
 
     def _request(self, stored: StoredFile, number: int) -> tuple[memoryview | bytes, bool]:
-        """Fetch a chunk; return its bytes, and whether they are certain.
+        """Fetch a chunk; return its bytes, and whether they are certainly those that were stored.
 
-        They are not certain if no CRC of them is known, and their MD5 is not the object's version.
+        They are uncertain if their CRC is unknown and the object's version is an MD5 other than theirs.
         """
         chunk = stored.chunks[number]
         start = stored.begin + chunk.stored_at
@@ -311,8 +311,8 @@ class ChunkReader:
             raise Corrupt(f"{what}: {error}") from None
         if len(data) != chunk.size:
             raise Corrupt(
-                f"{what}: decode to {len(data)} bytes of the segment, but must give {chunk.size}; the object or the "
-                "description of its chunks is damaged"
+                f"{what}: decode to {len(data)} bytes, but the chunk has {chunk.size}; the object or the description "
+                "of its chunks is damaged"
             )
         return data, is_certain
 

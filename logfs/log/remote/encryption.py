@@ -43,7 +43,7 @@ class DataKey(NamedTuple):
     wrapped: str
 
     def fields(self) -> dict[str, str]:
-        """Return the `encryption` of the segment's manifest."""
+        """Return the content of the field `encryption` of the segment's manifest."""
         return {"dataKey": self.wrapped, "aad": base64.b64encode(self.aad).decode()}
 
     def encrypt(self, chunk: Buffer) -> bytes:
@@ -56,7 +56,7 @@ class DataKey(NamedTuple):
         """Return the content of an encrypted chunk. Raises `Corrupt` if the chunk cannot be authenticated."""
         data = memoryview(stored)
         if len(data) < OVERHEAD_BYTES:
-            raise Corrupt(f"{len(data)} bytes are no encrypted chunk")
+            raise Corrupt(f"{len(data)} bytes are too few for an encrypted chunk")
         nonce, sealed, tag = data[:_NONCE_BYTES], data[_NONCE_BYTES:-_TAG_BYTES], data[-_TAG_BYTES:]
         try:
             opened: bytes = self._cipher(bytes(nonce)).decrypt_and_verify(bytes(sealed), bytes(tag))
@@ -86,7 +86,7 @@ def new_data_key(key_id: str) -> DataKey:
 
 
 def unwrap(fields: Mapping[str, Any]) -> DataKey:
-    """Return the key of a segment from the `encryption` of its manifest.
+    """Return the key of a segment from the field `encryption` of its manifest.
 
     Raises `InvalidStore` without the RSA key, `Corrupt` if a field is malformed or the RSA key cannot decrypt the
     segment's key, and `Unsupported` if the segment's key is no AES-256 key.
@@ -108,14 +108,14 @@ def unwrap(fields: Mapping[str, Any]) -> DataKey:
             "that the segment was encrypted with"
         ) from None
     if len(key) != _KEY_BYTES:
-        raise Unsupported(f"encryption: a data key of {len(key)} bytes is not one of AES-256")
+        raise Unsupported(f"encryption: the data key has {len(key)} bytes, but AES-256 needs 32")
     return DataKey(key, aad, wrapped)
 
 
 def _path(key_id: str) -> Path:
     if not _KEY_ID.fullmatch(key_id):
         raise Corrupt(
-            f"encryption: {key_id[:40]!r} is no key id: it has up to 200 of A-Z a-z 0-9 . _ -"
+            f"encryption: {key_id[:40]!r} is no key id: use 1 to 200 of A-Z a-z 0-9 . _ -"
         )
     home = os.environ.get("LOGFS_KEYS")
     config = os.environ.get("XDG_CONFIG_HOME") or "~/.config"

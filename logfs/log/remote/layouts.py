@@ -30,7 +30,7 @@ CHUNK_BYTES = 4 << 20
 # Larger objects, other than .log files, are refused, because they are read whole into memory.
 _MOST_SMALL_BYTES = 1 << 30
 
-# The files of a segment by the names that Aiven's manifest has for them.
+# The name in Aiven's manifest of each file of a segment, by the file's suffix.
 IN_MANIFEST = {
     names.OFFSET_INDEX: manifest.OFFSET,
     names.TIME_INDEX: manifest.TIMESTAMP,
@@ -61,7 +61,7 @@ class BucketSegment:
 
     # The suffixes of the files that a segment may have.
     suffixes: ClassVar[Sequence[str]]
-    # The suffixes of its objects, that of the .log file first, and of the objects that every complete copy has.
+    # The suffixes of its objects, that of the .log file first; and those of the objects that every complete copy has.
     stored: ClassVar[Sequence[str]]
     required: ClassVar[frozenset[str]]
     # The functions of `object_keys` for the layout; the last argument of each is the prefix of the keys.
@@ -117,7 +117,7 @@ class BucketSegment:
         size = found.size
         if suffix != self.stored[0] and size > _MOST_SMALL_BYTES:
             raise Corrupt(
-                f"{found.key}: has {size} bytes, more than the manifest or the indexes of a segment have"
+                f"{found.key}: has {size} bytes, but a manifest or the indexes of a segment have at most 1 GiB"
             )
         chunks = ChunkIndex(max(size, 1), size, size, size)
         crcs = self.crcs.get(suffix, ())
@@ -210,7 +210,7 @@ class AivenSegment(BucketSegment):
         if not found.size:
             return None
         if found.position + found.size > stored.size:
-            raise Corrupt(f"{stored.key}: has {stored.size} bytes, less than the manifest says")
+            raise Corrupt(f"{stored.key}: has {stored.size} bytes, fewer than the manifest states")
         if self._data_key is None:
             # The whole object is one chunk, so one request fetches all indexes.
             return stored._replace(position=found.position, size=found.size)

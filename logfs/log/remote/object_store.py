@@ -35,7 +35,7 @@ _RETRY_SECONDS = 30
 _MOST_RETRIES = 8
 # The pause before this module repeats a request.
 _PAUSE_SECONDS = 0.2
-# How often an object that the store says is missing is requested, with `looks_again`.
+# With `looks_again`, an object counts as missing after this many requests that did not find it.
 _MOST_LOOKS = 3
 
 # The files of Amazon's own tools: the variable with the path, the usual path, and what precedes a profile's name.
@@ -55,7 +55,7 @@ _AWS_KEYS = {
 # The text of an obstore error matches this if the server has responded with an error. By then, obstore has repeated
 # the request a few times.
 _REFUSED = re.compile(r"non-2xx status code|status: [345]\d\d|range was invalid")
-# The server's error may pass.
+# The server's error may be transient.
 _MAY_PASS = re.compile(r"(status code|status): (5\d\d|429)")
 # The store refuses the credentials, or they do not permit the request: 401, 403, 400 for an expired token.
 _DENIED = re.compile(r"(status code|status): 40[13]|<Code>(ExpiredToken|InvalidToken)</Code>")
@@ -70,7 +70,7 @@ _MOST_PARTS = 4
 class AccessDenied(RemoteStorageError):
     """The store refuses the credentials, or they do not permit the request.
 
-    S3 also responds so for a missing object, if the credentials do not permit to list the bucket.
+    S3 also responds like this for a missing object, if the credentials do not permit to list the bucket.
     """
 
 
@@ -168,7 +168,7 @@ class ObjectStore:
                 raised.append(error)
                 raise
 
-        # Without `if_absent`, an answer 409 is a conflict in the store: an error as any other.
+        # Without `if_absent`, an answer 409 is a conflict in the store, which is handled like any other error.
         exists = self._obstore.exceptions.AlreadyExistsError if if_absent else ()
 
         def send() -> bool:
@@ -371,5 +371,5 @@ def _reason(error: Exception) -> str:
     if code:
         return f"{code[1]}: {sentence[1]}" if sentence else code[1]
     first = text.split("\n", 1)[0]
-    # Without the text before, which is the kind of store, the method and the URL.
+    # Leave out the text before the last dash, which has the kind of store, the method and the URL.
     return first.rsplit(" - ", 1)[-1][:300].strip()

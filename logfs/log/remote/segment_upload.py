@@ -1,8 +1,8 @@
 """Copies a sealed segment into a bucket, in either layout, and reads it back.
 
-The objects are stored in the order of the plugin whose layout it is. Each is then read back in full, and its size
-and its CRC are compared with what was sent. The manifest of Aiven's layout comes last, so that an interrupted copy
-has none.
+The objects are stored in the same order as by the plugin whose layout it is. Each is then read back in full, and its
+size and CRC are compared with those of the bytes sent. The manifest of Aiven's layout comes last, so that an
+interrupted copy has none.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _READ_BYTES = 8 << 20
 class SegmentContent(NamedTuple):
     """The segment to be copied: `read(position, size)` returns bytes of its .log file.
 
-    `files` has the content of each other file by its suffix (".index"). `first_offset`, `time_offset` and `text` are
-    those of `StoredSegment`.
+    `files` has the content of each other file by its suffix (".index"). `first_offset`, `time_offset` and `text` mean
+    the same as in `StoredSegment`.
     """
 
     read: Callable[[int, int], Buffer]

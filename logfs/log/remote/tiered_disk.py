@@ -37,13 +37,14 @@ class TieredDisk(BucketDisk):
     ) -> None:
         """Read objects below the URL `home` whose keys continue with `prefix`; both are in the settings.
 
-        `cache_bytes` is the limit of the cache of chunks. A missing object of a segment that `is_finished`, by its
-        description, raises `RemoteStorageError`; otherwise another process has deleted it, which raises `Gone`.
+        `cache_bytes` is the limit of the cache of chunks. `is_finished` returns whether a segment's description says
+        that its copy is complete. If so, a missing object raises `RemoteStorageError`. If not, another process has
+        deleted the object, and `Gone` is raised.
         """
         # A `BucketDisk` lists again if an object is missing. This disk requests the object again instead.
         super().__init__(BucketPath(f"{home}/{prefix}"), cache_bytes, home, looks_again=True)
         self.home, self.prefix = home, prefix
-        # What the keys begin with.
+        # The beginning of all keys.
         self.place = f"{home.key}/{prefix}" if home.key else prefix
         self._is_finished = is_finished
         # The segments by the directory of their partition and their first offset.
@@ -54,10 +55,10 @@ class TieredDisk(BucketDisk):
     def add(
         self, directory: Path, segment: RemoteSegment, stored: StoredSegment | None
     ) -> BucketSegment:
-        """Add a segment to the directory of its partition, and return it; one of the same offset is replaced.
+        """Add a segment to the directory of its partition, and return it. It replaces one with the same first offset.
 
-        `stored` is what logfs knows of a segment that it has copied. If it is None, another program has: raises
-        `RemoteStorageError` if a listing of the partition shows no complete copy.
+        `stored` says how logfs has stored the segment. If it is None, another program has copied it: the partition is
+        listed, and `RemoteStorageError` raised if the listing has no complete copy.
         """
         if stored is not None:
             found = LAYOUTS[stored.layout].of(segment, stored, self.place)
@@ -97,8 +98,8 @@ class TieredDisk(BucketDisk):
         end = self._missing.get((path.parent, base))
         if segment is None and end is not None:
             raise RemoteStorageError(
-                f"{path.parent}: offsets {base} to {end - 1} are missing: {TOPIC} describes no remote segment with "
-                "them; open the log directory with the one that has it, or restore it from a copy"
+                f"{path.parent}: offsets {base} to {end - 1} are missing: no remote segment in {TOPIC} covers them; "
+                "also open the log directory that has this topic, or restore the topic from a copy"
             )
         if segment is None or suffix not in segment.files:
             raise missing(path)

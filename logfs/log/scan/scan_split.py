@@ -72,7 +72,7 @@ def plan(
         end = min(end_offset, segment.next_offset)
         if first >= end:
             continue
-        # The index is not used here, so a plan of many small segments opens no index.
+        # A whole segment is planned without its index, so that a plan of many small segments opens no index.
         position = 0 if first == segment.base_offset else segment.position_of(first)
         cuts = [(first, position)]
         if position + split_bytes < planned.size_bytes:
@@ -112,7 +112,7 @@ def _first_reaching(segment: Segment, timestamp: int) -> int:
         return segment.next_offset if segment.largest_timestamp < timestamp else segment.base_offset
     index = segment.time_index
     try:
-        # While a segment is written, its last entry does not cover all records, and an entry may predate a
+        # While a segment is written, its last entry does not cover all records, and entries may be older than a
         # truncation.
         if not segment.is_active and not index.is_growing:
             if index.last.timestamp < timestamp and segment.has_batch_of(index.last):
@@ -220,7 +220,7 @@ def _read(
 
 
 def _start(segment: Segment, segment_split: SegmentSplit) -> tuple[int, int]:
-    """Return the position to read from and its offset; those of the segment start if no batch begins there."""
+    """Return the position of the split and its batch's offset; the segment's start if no batch begins there."""
     head = segment.header(segment_split.position) if segment_split.position else None
     if head is not None and segment.base_offset <= head.base_offset <= segment_split.first_offset:
         return segment_split.position, head.base_offset
@@ -239,7 +239,7 @@ def _scanned(
     first, end = segment_split.first_offset, segment_split.end_offset
     wanted &= (rows[:, NEXT_OFFSET] > first) & (rows[:, SPAN_BASE_OFFSET] < end)
     wanted &= ~aborted_rows(rows, segment_split.aborted)
-    # The timestamp of a message of an old format is not the greatest of those in it.
+    # In an old format, the timestamp of a message need not be the greatest of the messages in it.
     if since is not None and run.legacy is None:
         wanted &= rows[:, MAX_TIMESTAMP] >= since
     for columns, group in run.select(wanted).decode():

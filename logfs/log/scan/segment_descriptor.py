@@ -127,7 +127,7 @@ class SegmentDescriptor:
             return
         disk = read_only_disk(self.path.parent.parent)
         swapped = self.path.with_name(self.path.name + names.SWAP)
-        # A swap is renamed to the final name, so the final name is looked up last.
+        # The swap may be renamed to the final name between the lookups, so the final name is looked up last.
         found = [_identity_at(disk, each) for each in (swapped, self.path)]
         if self.identity not in (None, *found):
             raise Gone(self._why_gone(disk))
@@ -215,7 +215,7 @@ def describe_segments(
         if previous is None and segment is not every[0] and segment in every:
             before = every[every.index(segment) - 1]
             previous = before.base_offset, _identity(reader, before)
-        # Read before the end: a segment that gets a successor meanwhile must not count as sealed at an old end.
+        # Read before `next_offset`: a segment that is sealed meanwhile must not count as sealed at an old end.
         is_last = segment.next_base is None
         identity = _identity(reader, segment)
         described = SegmentDescriptor(
@@ -246,8 +246,8 @@ def describe_segments(
 def describe_segment(reader: Reader) -> list[tuple[Segment, SegmentDescriptor]]:
     """Return all segments of a partition, in order, each with its description for other processes.
 
-    If a file leaves the log meanwhile, refreshes the reader and tries again, with five tries in all. Raises `Gone` or
-    `OSError`.
+    If a file leaves the log meanwhile, refreshes the reader and tries again, five times in all. Raises `OSError`, and
+    `Gone` after the last try.
     """
     for _ in range(_TRIES - 1):
         with suppress(FileNotFoundError, Gone):

@@ -30,7 +30,7 @@ _CODEC_NAMES = {codec.value: codec.name.lower() for codec in Codec}
 _SECOND = 1000
 _MINUTE, _HOUR, _DAY = 60 * _SECOND, 3600 * _SECOND, 86_400 * _SECOND
 _WIDTHS_MS = (_SECOND, 10 * _SECOND, _MINUTE, 10 * _MINUTE, _HOUR, 6 * _HOUR, _DAY, 7 * _DAY)
-# The number of bars that a picture has room for.
+# At most this many time buckets: a chart has no room for more bars.
 _MOST_BUCKETS = 200
 
 
@@ -99,7 +99,7 @@ def count_segment(segment: Segment, bucket_ms: int) -> SegmentStats:
         for columns, group in found.decode():
             plain = int(group[:, SIZE].sum())
             if isinstance(columns, Corrupt):
-                # The CRC of the batch is right, but its records are malformed; `verify` reports it.
+                # The CRC of the batch is right, but its records are malformed; an audit reports it.
                 counts.damaged += plain
                 continue
             if group[0, ATTRIBUTES] & CODEC_MASK:

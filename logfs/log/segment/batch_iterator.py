@@ -1,4 +1,4 @@
-"""Walk over the batches of a .log file, and continue after damage (reliability rules of docs/durability.md).
+"""Walk over the batches of a .log file, and continue after damage (docs/durability.md, "Recovery").
 
 A batch that fails its checks does not end the log: the walk searches for the next batch that passes them, and the
 bytes between are one `Damage`. For example, batches with the offsets 0 to 9, 10 to 19 and 20 to 29 begin at the bytes
@@ -194,7 +194,7 @@ class Walk:
         if not (known and header.base_offset == expected):
             self._check_successor(position, header, known)
         if header.has_holes:
-            # Compaction leaves batches with fewer records than offsets. One that overlaps the next must not hide it.
+            # A batch with fewer records than offsets, as compaction leaves it, must not hide the next batch.
             behind = self._plausible(position + header.size_bytes, self.base_offset)
             if behind is not None and behind.base_offset < header.next_offset:
                 raise Corrupt(
@@ -240,7 +240,7 @@ class Walk:
                     or not self._leads_to_the_end(position, astray)
                 ):
                     continue
-                # A batch with a wrong offset must not decide which of the following batches are valid.
+                # The successor must confirm the batch: a wrong offset would make the following batches look damaged.
                 with suppress(Corrupt):
                     self._check_successor(position, found, False)
                     return Damage(start, position, expected, found.base_offset, reason)
@@ -269,7 +269,7 @@ class Walk:
     def _contents(self, position: int, expected: int) -> tuple[int, int, bool]:
         """Return the probable end position of a damaged batch, its last offset, and whether its length is reliable.
 
-        What looks like a batch inside the damaged one must not be mistaken for a batch of the log. For example, the
+        Bytes inside the damaged batch that look like a batch must not be taken for one of the log. For example, the
         messages in a wrapper may lie in it uncompressed (snappy and LZ4 keep what they cannot shorten). If the length
         of a wrapper agrees with the lengths of its fields, the length is right, and all of these bytes belong to the
         wrapper. Otherwise the bound is the wrapper's offset, which is that of its last message.

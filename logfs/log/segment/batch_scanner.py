@@ -66,7 +66,7 @@ _CHUNK_BYTES = 1 << 20
 _AHEAD_BYTES = 8 << 20
 # The CRCs of batches up to this size are checked in a kernel.
 _SMALL_BYTES = 1024
-# The text of segments with so many bytes is measured in other threads.
+# Segments with at least this many bytes are processed in other threads too (`scan_ahead`).
 _LARGE_BYTES = 8 << 20
 # The limit of text to render at once. Few blocks of a view have more; a greater size may come from a wrong index.
 _MOST_TEXT_BYTES = 32 << 20
@@ -82,8 +82,8 @@ class ScannedBatches(NamedTuple):
     `data` are the bytes of the file from `position` on. `rows`, int64[batches, BATCH_COLUMNS], has one row of header
     values for each batch; the module `batch_rows` names the columns. The positions in `rows` count from the start of
     `data`. A batch of an old format is a run of its own: `legacy` is the batch, and `rows` has one row. `sizes`,
-    int64[batches, 3], has the text size of each batch: records, bytes of lines, bytes of envelopes. It is empty
-    unless the batches come from `measured`.
+    int64[batches, 3], has the text size of each batch: records, bytes of lines, bytes of envelopes. It is empty until
+    the batches are measured (`measured`).
     """
 
     position: int
@@ -149,7 +149,7 @@ class ScannedBatches(NamedTuple):
 
     @property
     def text(self) -> TextSize:
-        """The total of `sizes`. The batches come from `measured`."""
+        """The total of `sizes`, which the batches must have (`measured`)."""
         return TextSize(*self.sizes.sum(axis=0).tolist())
 
     def measured(self) -> ScannedBatches:
@@ -186,9 +186,9 @@ class ScannedBatches(NamedTuple):
     def measure_plainly(self) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
         """Return the text size of each batch, and the offsets of its first and last record, without columns.
 
-        They are int64[batches, 3] as `text_sizes` returns it, and int64[batches, 2], which has no meaning for a batch
-        without records and for a control batch. Returns None if records are malformed, for LogAppendTime, and for a
-        batch of an old format: use `measure` for these.
+        The sizes are int64[batches, 3], as from `text_sizes`. The offsets are int64[batches, 2], and have no meaning
+        for control batches and batches without records. Returns None if records are malformed, for LogAppendTime, and
+        for a batch of an old format: use `measure` for these.
         """
         from logfs.format.kernels import text_kernels
 
@@ -366,7 +366,7 @@ def scan_at(
     data = read(position, min(_CHUNK_BYTES, left))
     found, stop = scan(data, first_offset, gaps=gaps)
     if not len(found.rows) and len(data) < left:
-        # Either one batch is larger than the chunk, or nothing here is valid.
+        # Either the first batch is larger than the chunk, or there is no valid batch.
         length = START.unpack_from(data)[1] + LENGTH_OVERHEAD if len(data) >= HEADER_SIZE else 0
         if _CHUNK_BYTES < length <= min(left, _MOST_BYTES):
             found, stop = scan(read(position, length), first_offset, gaps=gaps)
@@ -411,7 +411,7 @@ def _first_wrong_crc(data: memoryview, rows: NDArray[np.int64]) -> int:
 
 
 def scan_one(position: int, batch: Batch) -> ScannedBatches:
-    """Return a valid batch at `position` of its file as a run of one, also of an old format, where `scan` stops."""
+    """Return a valid batch at `position` of its file as a run. Takes old formats, too, at which `scan` stops."""
     header = batch.header
     if header.magic == MAGIC:
         return scan(batch.data, header.base_offset, gaps=True)[0]._replace(position=position)
@@ -430,12 +430,12 @@ def scan_one(position: int, batch: Batch) -> ScannedBatches:
 
 
 def _spans(rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the columns that `decode_columns` needs, contiguous, because numba compiles for each array layout."""
+    """Return the columns that `decode_columns` needs, contiguous: numba compiles again for any other array layout."""
     return np.ascontiguousarray(rows[:, SPAN_START:])
 
 
 def survey(segment: Segment, position: int, first_offset: int) -> Iterator[ScannedBatches | Damage]:
-    """Yield what `scan_segment` yields, with the text sizes of the batches, measured as by `scan_ahead`."""
+    """Yield what `scan_segment` yields, with the text sizes of the batches, measured by `scan_ahead`."""
     return scan_ahead(segment, position, first_offset, ScannedBatches.measured)
 
 
@@ -480,7 +480,7 @@ def scan_segment(
             yield found
             position, expected = found.end, found.next_offset
             continue
-        # The walk finds the damage here and the next valid batch, or reads messages of an old format.
+        # The walk finds this damage and the next valid batch, or reads messages of an old format.
         for walked in segment.walk(position, first_offset=expected, is_end_known=False):
             if isinstance(walked, Damage):
                 yield walked

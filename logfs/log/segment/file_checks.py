@@ -60,7 +60,7 @@ def _check_size(disk: Disk, path: Path) -> None:
 
 
 def _check_swap(disk: Disk, directory: Path, base_offset: int, bases: set[int]) -> None:
-    """Raise `Corrupt` for a swap that compaction cannot have written and that would hide good records.
+    """Raise `Corrupt` for a swap that compaction cannot have written, and that would replace good records.
 
     A swap that compaction wrote begins with a whole batch, and the segment before it ends below the swap's base
     offset. Both files were fsynced before the swap got its name (kafka-storage 8.8).
@@ -75,6 +75,6 @@ def _check_swap(disk: Disk, directory: Path, base_offset: int, bases: set[int]) 
             hides |= not isinstance(found, Damage) and found[1].header.last_offset >= base_offset
     if hides:
         raise Corrupt(
-            f"{swap.path}: compaction did not write this; it would replace good records, so move it out of the "
+            f"{swap.path}: compaction did not write this file, and it would replace good records; move it out of the "
             "partition"
         )

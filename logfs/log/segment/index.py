@@ -32,7 +32,7 @@ _MOST_BYTES = 512 * 1024 * 1024
 
 
 class SparseIndex(NamedFile):
-    """Fixed-width entries in increasing order, so that a lookup finds the last one at or before its target.
+    """Fixed-width entries in increasing order. A lookup finds the last entry at or before its target.
 
     Any thread may look up: a lookup reads `_entries` once, which the one writer replaces by one assignment. The file
     is opened at the first use, so that a store of many segments opens quickly, and is read block by block.
@@ -50,7 +50,7 @@ class SparseIndex(NamedFile):
     source: Callable[[], File | None] | None = None
     # Called when a reader has opened the file.
     on_open: Callable[[], object] = staticmethod(lambda: None)
-    # Called when a reader has opened the file: returns an index made from the log if this one cannot be right.
+    # Called when a reader has opened the file: returns an index made from the log if the file cannot be right.
     repair: Callable[[], SparseIndex | None] = staticmethod(lambda: None)
     # Whether another process is writing the file. Its space is preallocated: the entries end where zeros begin.
     is_growing = False
@@ -143,8 +143,8 @@ class SparseIndex(NamedFile):
     def save(self, *, sync: bool) -> None:
         """Replace the file with the collected entries; in a read-only store they stay in memory.
 
-        A killed process leaves the old file or the new one. With `sync`, a power cut does so too, which is needed
-        for a segment that recovery would not check again. The caller syncs the directory.
+        A killed process leaves the old file or the new one. With `sync`, so does a power cut: use it for a segment
+        that recovery would not check again. The caller syncs the directory.
         """
         if self._disk.writable:
             assert self._file is None, "collect"
@@ -188,7 +188,7 @@ class SparseIndex(NamedFile):
             self.read_again(self._written(file))
 
     def read_again(self, count: int | None = None) -> None:
-        """Forget what was read of a file that has changed. It has `count` entries now, or as many as before."""
+        """Forget what was read of a changed file. `count` is its new number of entries; None if it is the same."""
         before = self._entries
         if before is not None and before.blocks.file is not None:
             length = before.length if count is None else count
@@ -223,7 +223,7 @@ class SparseIndex(NamedFile):
         """Make the entries durable."""
         if not self._is_dirty:
             return
-        # Cleared first: entries that are written meanwhile need the next flush.
+        # Cleared before the sync: entries that are written meanwhile need another flush.
         self._is_dirty = False
         try:
             self._disk.sync(self._file or self._disk.open(self.path, write=True))
@@ -344,8 +344,8 @@ class SparseIndex(NamedFile):
     def _forget_cut(self, entries: Entries) -> None:
         """Make the next use open the file again, because the file is shorter than `entries` says.
 
-        Raises `Gone` if the index cannot open the file again, as in a read-only store. The caller then repeats the
-        read (`Reader.until_found`), for which the log is listed again.
+        Raises `Gone` if the index cannot open the file again, as in a read-only store. The caller then lists the log
+        again and repeats the read (`Reader.until_found`).
         """
         if self._entries is entries:
             if not (self._disk.writable and entries.reopens):
@@ -417,7 +417,7 @@ class OffsetIndex(SparseIndex):
         """
         relative, count = self._relative(offset), len(self)
         if count and relative <= self._get(count - 1)[0]:
-            raise ValueError(f"{self.path}: offset {offset} is not beyond the last entry's")
+            raise ValueError(f"{self.path}: offset {offset} is not beyond that of the last entry")
         self.extend(self.entry.pack(relative, position))
 
     def append_all(self, entries: Iterable[tuple[int, int]]) -> None:
@@ -495,7 +495,7 @@ class TimeIndex(SparseIndex):
         return self.base_offset <= last.offset < next_offset
 
     def maybe_append(self, timestamp: int, offset: int, *, closing: bool = False) -> None:
-        """Add an entry if `timestamp` (ms) is above that of the last entry; add none if the two are equal.
+        """Add an entry if `timestamp` (ms) is above that of the last entry; do nothing if the two are equal.
 
         With `closing`, the entry may use the slot that is reserved for the closing entry. Raises `ValueError` if the
         index is full, or if `timestamp` or `offset` is below that of the last entry.
@@ -504,9 +504,9 @@ class TimeIndex(SparseIndex):
             raise ValueError(f"{self.path}: the index is full with {len(self)} entries")
         last = self.last
         if offset < last.offset and len(self):
-            raise ValueError(f"{self.path}: offset {offset} is below the last entry's")
+            raise ValueError(f"{self.path}: offset {offset} is below that of the last entry")
         if timestamp < last.timestamp and len(self):
-            raise ValueError(f"{self.path}: timestamp {timestamp} is below the last entry's")
+            raise ValueError(f"{self.path}: timestamp {timestamp} is below that of the last entry")
         if timestamp > last.timestamp:
             self.extend(self.entry.pack(timestamp, self._relative(offset)))
 

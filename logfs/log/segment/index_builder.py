@@ -34,7 +34,7 @@ _INTERVAL_BYTES = 4096
 
 
 def _due(positions: NDArray[np.int64], last_entry: int, interval_bytes: int) -> list[int]:
-    """Return the rows of the batches that get an index entry: each more than `interval_bytes` after the one before.
+    """Return the row numbers of the batches that get an index entry: each over `interval_bytes` after the one before.
 
     `positions` are the ascending positions of the batches, and `last_entry` is that of the last entry so far.
     """
@@ -144,7 +144,7 @@ class LookupBuilder:
         newest = time_index.last.timestamp
         offset_entries: list[tuple[int, int]] = []
         time_entries: list[TimeEntry] = []
-        # If the size was chosen for a greater index.interval.bytes, the index fills up: later batches get no entry.
+        # If segment.index.bytes is too small for index.interval.bytes, the index fills up and gets no more entries.
         room, time_room = offset_index.room, time_index.room
         for row in _due(positions, self.last_entry, self._interval_bytes):
             if len(offset_entries) >= room or len(time_entries) >= time_room:
@@ -249,8 +249,8 @@ def text_entries(
     Without `after`, the last new entry is for the end of the segment. Returns an empty list if the text size of the
     log between `before` and `after` differs from that in the two entries, or if the log there has too few batches.
     """
-    # Offset, position and text size of each batch or damage in between. A size of None is derived from the other
-    # sizes.
+    # Offset, position and text size of each batch or damage in between. None stands for a size that is derived from
+    # the other sizes.
     parts: list[tuple[int, int, TextSize | None]] = []
     missing = NO_TEXT if after is None else after.before.minus(before.before)
     end = None if after is None else after.position

@@ -91,7 +91,7 @@ class Entries(NamedTuple):
 
     @classmethod
     def held(cls, data: bytes | bytearray, entry: struct.Struct) -> Entries:
-        """Return the entries in `data`."""
+        """Return the entries in `data`, which is kept in memory."""
         return cls(len(data) // entry.size, _ALL, HeldBlock(data))
 
     @classmethod
@@ -121,7 +121,7 @@ class EntryCollector:
         return Entries.held(bytearray(data), self._entry)
 
     def reserve(self, length: int, more: int) -> None:
-        """Make sure that there is space for `more` entries after the first `length`. In memory there always is."""
+        """Make space for `more` entries after the first `length`. Does nothing here: memory needs no reservation."""
 
 
 class IndexWriter(EntryCollector):

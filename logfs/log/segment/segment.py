@@ -70,7 +70,7 @@ class Segment(SegmentFiles):
 
     def __init__(self, disk: Disk, directory: Path, base_offset: int, suffix: str = "") -> None:
         super().__init__(disk, directory, base_offset, suffix)
-        # Identifies the content of the file in caches. A path cannot: another file may replace it.
+        # Identifies the content of the file in caches. A path cannot: its file may be replaced.
         self.content = object()
         self.gaps = True
         self.damaged: tuple[Damage, ...] = ()
@@ -159,7 +159,7 @@ class Segment(SegmentFiles):
     def _status(self) -> Status:
         # Do not open a closed file for this: a log may have more segments than a process has descriptors.
         with self._disk.hold(self._disk.naming):
-            # Look under the lock: a truncation opens the file for readers before it removes the name.
+            # Read `_file` under the lock: a truncation opens the file for readers before it removes the name.
             file = self._file
             return self._disk.stat_file(file) if file else self._disk.stat(self.path)
 
@@ -173,9 +173,9 @@ class Segment(SegmentFiles):
 
     @property
     def end(self) -> SegmentEnd:
-        """The size in bytes, the next offset and the text size of the segment, all at the same moment.
+        """The size in bytes, the next offset and the text size of the segment, all of the same moment.
 
-        A text size that is not known yet is read from the text index, or measured in the log.
+        If the text size is not known yet, it is read from the text index, or measured in the log.
         """
         segment_end = self._end
         if segment_end is None or segment_end.text is UNMEASURED:
@@ -210,7 +210,7 @@ class Segment(SegmentFiles):
             self._disk.read_ahead(self.file, position, size)
 
     def header(self, position: int) -> Header | None:
-        """Return the header of the batch at `position`, unchecked; None if there is none."""
+        """Return the unchecked header of the batch at `position`; None if too few bytes are left for a header."""
         data = self.read(position, HEADER_SIZE)
         if is_legacy(data):
             # The header of a wrapper (a compressed old message) has no base offset: its messages are decompressed.
@@ -355,7 +355,7 @@ class Segment(SegmentFiles):
         return self._checked(position, data) or self._find_batch_carefully(offset)
 
     def _checked(self, position: int, data: memoryview) -> Batch | None:
-        """Return the batch in `data`, read at `position`; None if it is invalid or hides the next batch."""
+        """Return the batch in `data`, read at `position`; None if it is invalid or overlaps the next batch."""
         header = parse_header(data) if len(data) >= HEADER_SIZE else None
         if header is None or header.size_bytes != len(data):
             return None
@@ -392,8 +392,8 @@ class Segment(SegmentFiles):
         """Find the first batch with a greatest timestamp >= `timestamp` (ms) and a last offset >= `first_offset`.
 
         The lookup reads headers, beginning at a time index entry, and checks only the batch that it returns. Returns
-        (position, batch). `position` is that of the batch before, or where the lookup began. The batch is None if
-        there is none, or if a header does not fit: a walk from `position` on may then find it.
+        (position, batch). `position` is that of the batch before, or where the lookup began. `batch` is None if there
+        is no such batch, or if a header does not fit: a walk from `position` on may then find the batch.
         """
         start = max(self.offset_before(timestamp), first_offset)
         position, expected, _ = self._look_from(start)
@@ -567,7 +567,7 @@ class Segment(SegmentFiles):
         self._begin_writing()
         position, offset, _ = self._end = end
         self._disk.truncate(self.file, position)
-        # Synced before the next append: a crash must neither restore dropped records nor mix them with new ones.
+        # Synced before the next append: a crash must neither restore dropped records nor mix them with new records.
         self._disk.sync(self.file)
         self.offset_index.truncate(offset)
         self.time_index.truncate(offset)
@@ -596,7 +596,7 @@ class Segment(SegmentFiles):
         return text
 
     def _load_end(self) -> SegmentEnd:
-        """Return the end by the closing entry of the text index or, where that is missing, by reading the log."""
+        """Return the end from the closing entry of the text index; if it is missing, read the log."""
         with self._disk.hold(self._rebuilding):
             segment_end = self._end
             if segment_end is not None and segment_end.text is not UNMEASURED:
@@ -625,13 +625,14 @@ class Segment(SegmentFiles):
 
 
 def _if_alive(opened: ref[Segment], method: Callable[..., T], *arguments: Any) -> T | None:
-    """Call a method of a segment; return None if the segment was freed, because its indexes do not keep it alive."""
+    """Call a method of a segment, which its indexes do not keep alive; return None if the segment was freed."""
     segment = opened()
     return None if segment is None else method(segment, *arguments)
 
 
+# The bytes of one read of a lookup.
 POINT_READ_BYTES = 16 * 1024
-# The bytes of one read while stepping from header to header. They span the headers of several small batches.
+# The bytes of one read while stepping from header to header. They have the headers of several small batches.
 STEP_READ_BYTES = 4 * 1024
 # The limit of one read. Two index entries are rarely further apart: the default max.message.bytes is 1 MiB.
 _MOST_READ_BYTES = 2 * 1024 * 1024

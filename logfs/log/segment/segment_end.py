@@ -1,4 +1,4 @@
-"""The end of a segment, which readers see."""
+"""The end of a segment, as readers see it."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ class SegmentFiles(NamedFile):
 
     def _open(self) -> File:
         with self._disk.hold(self._disk.naming):
-            # Look again under the lock: a truncation opens the file for readers before it removes the name.
+            # Read `_file` again under the lock: a truncation opens the file for readers before it removes the name.
             file = self._file
             if file is None:
                 file = self._file = self._disk.open(self.path, write=self._disk.writable)
@@ -163,7 +163,7 @@ class SegmentFiles(NamedFile):
     def hold_open(self, *, indexes: bool = True) -> None:
         """Open the .log file and, with `indexes`, the indexes, and keep them open when their names are removed."""
         with self._disk.hold(self._rebuilding):
-            # Under the lock of `_release`: a call that has begun ends before the file is opened below.
+            # Under the lock of `_release`: a `_release` in progress ends before the file is opened below.
             self._is_held_open = True
         _ = self.file
         if indexes:
@@ -202,7 +202,7 @@ class SegmentFiles(NamedFile):
             _unflushed.add(self)
 
     def _end_writing(self) -> None:
-        """Note that what was written is durable."""
+        """Note that all files are durable: they may now be closed to free descriptors."""
         self._is_durable = True
         _unflushed.discard(self)
         _count(ref(self))

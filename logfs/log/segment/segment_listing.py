@@ -1,8 +1,8 @@
 """The segments in a partition directory that another process is changing.
 
 A name may belong to another file at the next lookup. A file is therefore known by its `identity` (the inode number),
-and opened under any name that it may have by then: a compacted segment ends in `.swap` first and then loses that
-suffix, and a segment that leaves the log is renamed to `.deleted` before it is removed (kafka-storage 7, 8.8).
+and opened under any name that it may have got since. A compacted segment first ends in `.swap` and then loses this
+suffix. A segment that leaves the log is renamed to `.deleted` before it is removed (kafka-storage 7, 8.8).
 """
 
 from __future__ import annotations

@@ -33,9 +33,9 @@ class SegmentWriter:
         # The segment owns its writer: a strong reference back would keep both until the garbage collector runs.
         self._ref = ref(segment)
         self._disk = segment.disk
-        # The position of the last batch that got an entry, or the end when the writer was made.
+        # The position of the last batch that got an index entry; at first, the end of the segment.
         self._last_entry = segment.size_bytes
-        # The greatest timestamp (ms) of the first batch, from which the age counts; None until it is needed.
+        # The greatest timestamp (ms) of the first batch, from which the segment's age counts; None until needed.
         self._rolling_timestamp: int | None = None
         offset_index, time_index, _ = segment.indexes
         self._indexes_are_full = offset_index.is_full or time_index.is_full
@@ -91,9 +91,9 @@ class SegmentWriter:
         segment.set_end(SegmentEnd(position + len(data), last_offset + 1, end.text.plus(text)))
 
     def append_written(self, runs: Sequence[ScannedBatches], interval_bytes: int) -> None:
-        """Move the end after measured batches that are in the file already: readers see all of them at once.
+        """Move the segment's end after measured batches that are in the file: readers see all of them at once.
 
-        Adds the index entries that are due, unless an index or the disk is full: the indexes are then sparser.
+        Adds the index entries that are due. If an index or the disk is full, entries are left out.
         """
         segment = self._segment
         end = segment.end

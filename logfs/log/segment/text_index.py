@@ -1,4 +1,4 @@
-"""The text index: where in a segment's file a byte of the text views is. Kafka has no such index."""
+"""The text index: from a byte of a segment's text views to its position in the file. Kafka has no such index."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from logfs.log.disk.disk import Disk, File
 
-# The number of entries for the longest block of a text view, at the default interval.
+# The number of index entries in the longest block of a text view, at the default index.interval.bytes.
 _NEAR = 256
 
 
@@ -75,8 +75,8 @@ class TextIndex(SparseIndex):
         """Rebuild a damaged entry and its damaged neighbours from the log, and return the fields of the entry.
 
         Reads the log between the nearest valid entries, or up to its end if none follows. The new entries are kept in
-        memory: `logfs check` reports the file, and `logfs reindex` repairs it. Raises `Corrupt` if they cannot be
-        rebuilt.
+        memory: `logfs check` reports the file, and `logfs reindex` repairs it. Raises `Corrupt` if the log does not
+        yield them.
         """
         first, behind = number, number + 1
         while first and not self._is_right(first - 1):

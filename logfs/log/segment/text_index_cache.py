@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# No file is kept for a segment smaller than this; it is read again.
+# No file is kept for a segment smaller than this: the segment is read again.
 SMALLEST_BYTES = 1 << 20
 # Enough for the text indexes of 128 GiB of log, at an entry of 32 bytes for every 4 KiB.
 LIMIT_BYTES = 1 << 30
@@ -44,7 +44,7 @@ _TRAILER = struct.Struct(">I")
 def load(disk: Disk, log: File, index: TextIndex) -> bool:
     """Let a sealed segment's text index use the entries in the cache; return False if there are no valid ones.
 
-    `log` is the segment's .log file, by whose state the entries are found, and `disk` reads it.
+    `log` is the segment's .log file, whose state is the key of the entries, and `disk` reads it.
     """
     path = _path(disk, log, index)
     if path is None:

@@ -123,7 +123,7 @@ class TransactionIndex(NamedFile):
         """Make the entries durable."""
         if not self._is_dirty:
             return
-        # Cleared first: an entry that is written meanwhile needs the next flush.
+        # Cleared before the sync: an entry that is written meanwhile needs another flush.
         self._is_dirty = False
         try:
             self._disk.sync(self._file or self._disk.open(self.path, write=True))

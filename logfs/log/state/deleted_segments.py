@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from logfs.log.state.producer_snapshots import ProducerSnapshots
 
 
-# The base offset of a segment whose files were renamed again: no later segment needs their names.
+# In place of the base offset of a segment whose files were renamed again: no other segment needs their new names.
 _NO_NAME = -1
 
 
@@ -68,9 +68,8 @@ class DeletedSegments:
     def remove(self, now_ms: int) -> int:
         """Unlink the files of segments whose delay has passed; return the number of segments.
 
-        The files of a segment that a reader holds stay until the reader has released it. If they were unlinked, they
-        would have to be held open: this frees no space, and with a reader far behind it would need more descriptors
-        than a process has.
+        The files of a segment that a reader holds stay until the reader has released it. Unlinked files would have to
+        be held open, which frees no space, and a reader far behind would hold more descriptors than a process has.
         """
         due = [gone for gone in self._dropped if gone.due_ms <= now_ms and not gone.segment()]
         self._unlink(due)

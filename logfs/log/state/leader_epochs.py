@@ -42,7 +42,7 @@ class LeaderEpochs:
             try:
                 self._entries = checkpoint.parse_epochs(disk.read_file(self._path))
             except Corrupt as error:
-                advice = "" if disk.is_remote else "; move it away, and recovery rebuilds it"
+                advice = "" if disk.is_remote else "; move it away, and run 'logfs reindex'"
                 raise Corrupt(f"{self._path}: {error}{advice}") from None
         elif disk.writable:
             disk.open(self._path, write=True, create=True).close()

@@ -1,4 +1,4 @@
-"""What readers know of a log at one moment."""
+"""The state of a log at one moment, as readers see it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class LogState(NamedTuple):
 
     `segments` are in order, and there is at least one. Records with offsets in [log_start_offset, log_end_offset) can
     be read. `stable_end` is the first offset of the oldest open transaction, or the log end offset; None if it has to
-    be computed first, as for a log that another process writes. It is below the log start if the log start has passed
-    the beginning of that transaction. All transactions that were aborted below it are in the transaction indexes of
-    `segments`. `last_timestamp` is that of the last batch (ms), -1 if there is none.
+    be computed first, as for a log that another process writes. `stable_end` is below the log start if the log start
+    has passed the beginning of the transaction. All transactions aborted below `stable_end` are in the transaction
+    indexes of `segments`. `last_timestamp` is that of the last batch (ms), -1 if there is none.
 
     `generation` grows when a new text view may have other bytes than one made before. `truncations` are the offsets
     at which this process has truncated the log since it was opened, in that order.

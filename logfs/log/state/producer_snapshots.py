@@ -41,8 +41,8 @@ class ProducerSnapshots:
         self._unsynced: set[int] = set()
         # The offsets of the files that `set_aside` has set aside.
         self._aside: set[int] = set()
-        # While there is no snapshot, none is written at or below this offset, the log start: producers are not
-        # remembered from below it.
+        # The log start. While there is no snapshot, none is written at or below it: producers of deleted records are
+        # forgotten.
         self.minimum_offset = 0
         self.offsets: list[int] = []
         self.list_files()
@@ -212,7 +212,7 @@ class ProducerSnapshots:
 
 
 def replay(producers: Producers, segment: Segment, start: int, end: int) -> None:
-    """Update `producers` by those batches of a segment that have offsets in [start, end). Damage is skipped.
+    """Update `producers` by the batches of a segment with offsets in [start, end). Damage is skipped.
 
     Each transaction that the batches abort is given to the segment's `txn_index.supplement`.
     """

@@ -152,7 +152,7 @@ class Producers:
         return len(self._producers)
 
     def __getitem__(self, producer_id: int) -> Producer:
-        """Return the producer with that id; an unknown one has no epoch and no batches."""
+        """Return the producer with this id; an unknown producer has no epoch and no batches."""
         return self._producers.get(producer_id) or Producer(producer_id)
 
     def entries(self) -> list[ProducerEntry]:
@@ -182,11 +182,12 @@ class Producers:
     # Checks, for what a client sends (kafka-storage 9.2, 9.3).
 
     def check_batch(self, header: Header, *, trusted: bool = False) -> SentBatch | None:
-        """Check a batch before it is appended; return the earlier batch if this one is a repetition, else None.
+        """Check a batch before it is appended; if it repeats a remembered batch, return that batch, else None.
 
         `header` is the header of the batch. `trusted` means that the batch comes from a coordinator, which keeps no
         sequences. Raises `InvalidProducerEpoch` for an outdated epoch, `OutOfOrderSequence` for a sequence that does
-        not follow the last one, and `InvalidTransactionState` for a batch outside the producer's open transaction.
+        not follow the last one, and `InvalidTransactionState` for a non-transactional batch while the producer's
+        transaction is open.
         """
         producer = self[header.producer_id]
         duplicate = None if trusted else producer.duplicate(header)
@@ -197,7 +198,7 @@ class Producers:
             self._check_sequence(producer, header)
         if producer.transaction_start is not None and not header.is_transactional:
             raise InvalidTransactionState(
-                f"producer {header.producer_id}: a batch outside the transaction that is open "
+                f"producer {header.producer_id}: a batch that is not transactional, but a transaction is open "
                 f"since offset {producer.transaction_start}; end the transaction first"
             )
         return None

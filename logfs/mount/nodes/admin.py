@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from logfs.mount.admin_requests import RunningRequest
 
 
-# The most bytes of a request: those of a commit of several hundred thousand staged files.
+# The most bytes of a request: enough for a commit of several hundred thousand staged files.
 _MAX_BYTES = 64 * 1024 * 1024
 
 
@@ -53,8 +53,8 @@ class AdminHandle(Handle):
     """An open `admin` file. A request is all data up to a write that ends with a newline.
 
     That write starts the request, and returns before the request has ended. The answer is read from position 0: lines
-    of progress, and a last line with the answer or the error. A read at the end of the lines so far returns no bytes,
-    and can be repeated until the last line is there. Closing the file, or a second request, cancels the first one.
+    of progress, and a last line with the result or the error. A read at the end of the lines so far returns no bytes,
+    and can be repeated until the last line is there. A close or a new request cancels the running request.
     """
 
     direct_io = True

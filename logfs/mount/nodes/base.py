@@ -35,7 +35,7 @@ DIRECTORY_BITS = 0o555
 def first_found(store: Store) -> Status:
     """Return the `stat` of the first log directory that is readable now.
 
-    If none is readable, return the `stat` of the first one from the time when it was opened.
+    If none is readable, return the `stat` that the first one had when it was opened.
     """
     for log_dir in store.log_dirs:
         with suppress(OSError):
@@ -83,9 +83,9 @@ class Context(NamedTuple):
 class Node:
     """An object that a path leads to: a file, a directory or a symbolic link.
 
-    The protocol assigns `inode`, which identifies the node to the kernel. The `st_ino` is `file_number`, or `inode`
+    `InodeTable` assigns `inode`, which identifies the node to the kernel. The `st_ino` is `file_number`, or `inode`
     if `file_number` is 0; nodes with the same `file_number` are one file. Most directories hold only weak references
-    to their nodes, so names that were looked up once cost no memory later.
+    to their nodes, so a node is freed once the kernel has forgotten it and none of its handles is open.
     """
 
     inode: int = 0
@@ -180,10 +180,10 @@ class FileNode(Node):
 
 
 class SymlinkNode(Node):
-    """A symbolic link. Its mtime is `timestamp`, but 0 if that is negative."""
+    """A symbolic link. Its mtime is `timestamp`, or 0 if `timestamp` is negative."""
 
     def timestamp(self) -> int:
-        """Return the time of the target in ms since the epoch: of a record its timestamp, negative if it has none."""
+        """Return the time of the target in ms since the epoch: a record's timestamp, negative if it has none."""
         raise NotImplementedError
 
     def target(self) -> str:
@@ -223,7 +223,7 @@ class DirectoryNode(Node):
     def find(self, name: str) -> Node | None:
         """Return a new node for a name, or None for an unknown name.
 
-        The node is not stored in the directory; `adopt` does that. So any thread may call this.
+        Any thread may call this, because it stores nothing in the directory; `adopt` stores the node.
         """
         raise NotImplementedError
 

@@ -41,7 +41,7 @@ _NAME_BYTES = 255
 class GroupsFolder(DirectoryNode):
     """A directory with a file for each group that has committed an offset for a partition of `readers`.
 
-    Read permission allows seeing the offsets, write permission committing.
+    Read permission lets a user see the offsets, and write permission lets a user commit offsets.
     """
 
     allowed_bits = 0o777
@@ -58,8 +58,8 @@ class GroupsFolder(DirectoryNode):
     def parse(self, text: str) -> Mapping[Reader, str]:
         """Return what `text`, written to a group's file, commits for each partition.
 
-        The result maps partitions to a number, `earliest`, `latest` or `@TIME`. Raises `InvalidName` if `text` is
-        malformed.
+        The result maps partitions to words for `resolve_offset`, which checks them: a number, `earliest`, `latest` or
+        `@TIME`. Raises `InvalidName` if the lines of `text` are malformed.
         """
         raise NotImplementedError
 
@@ -140,10 +140,10 @@ class TopicGroups(GroupsFolder):
         return b"".join(b"%d %d\n" % (each.partition, commit.offset) for each, commit in commits)
 
     def parse(self, text: str) -> Mapping[Reader, str]:
-        """Return what `text` commits for each partition: an offset, `earliest`, `latest` or `@TIME`.
+        """Return the value that `text` commits for each partition: an offset, `earliest`, `latest` or `@TIME`.
 
-        `text` is one of these for all partitions, or has lines of a partition number and one of these. Raises
-        `InvalidName` for another form, or for a partition that the topic does not have.
+        `text` is one value for all partitions, or has lines with a partition number and a value. Raises `InvalidName`
+        for another form, or for a partition that the topic does not have.
         """
         readers = self.readers
         lines = [line.split() for line in text.splitlines() if line.strip()]
@@ -184,7 +184,7 @@ class GroupFile(FileNode):
         """Return the group's commits. Raises ENOENT if there is none and the file is not open."""
         commits = self.folder.commits(self.group)
         if not commits and not self.openers:
-            raise OSError(errno.ENOENT, f"{self.path}: no such group")
+            raise OSError(errno.ENOENT, f"{self.path}: the group has no committed offset here")
         return commits
 
     def content(self, commits: Commits) -> bytes:

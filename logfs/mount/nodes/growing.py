@@ -18,7 +18,7 @@ class GrowingFile(PartitionAccess, FileNode):
     (`attr_timeout` 0): see `logfs.mount.growing_sizes`.
     """
 
-    # Whether the file grows only by appends to `partition`, so that the kernel may keep its size until the next one.
+    # Whether the file grows only by appends to `partition`, so that the kernel may keep its size until an append.
     grows_by_appends = False
 
     def __init__(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # The number of keys that `ls` shows. Every key can be looked up.
 _LISTED = 1000
-# In the name of a key that ends with this suffix, the dot is encoded. So a name with the suffix links to an envelope.
+# If a key ends with this suffix, its name has an encoded dot. So a name with the suffix always links to an envelope.
 _RESERVED = (JSON,)
 
 
@@ -78,7 +78,7 @@ class KeyLink(SymlinkNode):
         if now != state:
             found = self._folder.partition.newest(self._key)
             if found is None:
-                raise OSError(errno.ENOENT, f"{self.path}: no record has that key any more")
+                raise OSError(errno.ENOENT, f"{self.path}: no record has this key any more")
             place = _place_of(found)
             self._found = place, now
         return place

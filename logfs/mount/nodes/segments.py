@@ -153,9 +153,9 @@ class SegmentFile(GrowingFile):
 
 
 class OtherHandle(Handle):
-    """An open file that has replaced another one, while other handles of the node still have the replaced file open.
+    """A handle that has the new file open after a replacement, while older handles of the node have the old one open.
 
-    The kernel's pages of the node are those of the replaced file, so every read of this handle goes to the daemon.
+    The kernel's pages of the node are those of the old file, so every read of this handle goes to the daemon.
     """
 
     direct_io = True

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class TimeDirectory(PartitionFolder):
     """A directory in which a time is a link to the first record at or after it.
 
-    A range of times `A..B` is the text of the records from the target of A on, up to but excluding that of B.
+    A range of times `A..B` is the text of the records from the target of A up to but excluding the target of B.
     """
 
     def find(self, name: str) -> Node | None:

@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # After `_FORGOTTEN_AFTER` rounds without new bytes, the kernel is made to forget the attributes of a file. After more
-# than `_QUIET_AFTER`, the file is idle. The rounds between serve a write(2) that got the attributes just before.
+# than `_QUIET_AFTER`, the file is idle. The rounds between send the data of a write(2) that got attributes before.
 _FORGOTTEN_AFTER = 2
 _QUIET_AFTER = 5
 # The longest pause between rounds while a file is open for writing, but all files are idle.
 _IDLE_SECONDS = 1.0
-# The most rounds when the mount stops: a write(2) that has begun may add bytes during a round. No new one begins.
+# The most rounds when the mount stops: a write(2) that has begun may add bytes during a round; new calls fail.
 _MOST_LAST_ROUNDS = 10
 
 
 class Linger:
-    """Makes the rounds of a mount. `rounds` is their number so far. Only the trio thread calls the public methods.
+    """Makes the rounds (`sync`) of a mount. `rounds` is their number. Only the trio thread calls the public methods.
 
     If `is_stopping` is true, the mount answers requests for attributes of open files with an error, so that each new
     write(2) fails.

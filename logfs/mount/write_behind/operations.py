@@ -100,7 +100,7 @@ class _AppendFile(_Node):
 class WriteBehindOperations(Handlers[_Node]):
     """The handlers that pyfuse3 calls. `mount` is the mountpoint of the main mount.
 
-    Every method runs on the trio thread. What waits for the main mount runs in a worker thread.
+    Every method runs on the trio thread. Calls that wait for the main mount run in worker threads.
     """
 
     enable_writeback_cache = True
@@ -168,9 +168,9 @@ class WriteBehindOperations(Handlers[_Node]):
         return ["errors", "status.json"] if node.path == f"/{SELF}" else list(APPEND_FILES)
 
     def _numbered(self, node: _Node) -> _Node:
-        """Number a node that `_find` made, and return it. If the kernel knows a node of its path, return that one.
+        """Give a node that `_find` made an inode number, and return the node.
 
-        An `append` file always gets the new node.
+        If a node of its path is known, return the known node instead, except for an `append` file.
         """
         if not isinstance(node, _AppendFile):
             known = self._known.setdefault(node.path, node)

@@ -54,8 +54,8 @@ class WriteBehindOptions:
 def run(options: WriteBehindOptions, *, ready: Callable[[], None] = lambda: None) -> None:
     """Mount, and serve requests until unmounted or stopped by SIGTERM, SIGINT or SIGHUP.
 
-    At a signal, all that was written so far is first sent to the main mount. `ready` is called when the mount
-    answers. Raises `InvalidStore` for an unsuitable mountpoint, main mount or `linger_ms`, and `OSError`.
+    At a signal, all data written so far is sent to the main mount before the unmount. `ready` is called when the
+    mount answers. Raises `InvalidStore` for an unsuitable mountpoint, main mount or `linger_ms`, and `OSError`.
     """
     if not 1 <= options.linger_ms <= MOST_LINGER_MS:
         raise InvalidStore(f"linger_ms={options.linger_ms}: must be from 1 to {MOST_LINGER_MS} ms")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 # The most bytes of lines in one write. A FUSE request holds 1 MiB of pages, and the data may begin inside of a page.
 # A write has whole lines only: if its end cut a line, a refusal could not be assigned to this line.
 _REQUEST_BYTES = (1 << 20) - 4096
-# The longest unfinished line that is kept. `max.message.bytes` decides about shorter ones.
+# The longest unfinished line that is kept, in bytes. The main mount limits shorter lines by `max.message.bytes`.
 LONGEST_LINE = 64 << 20
 # How many of the last accepted bytes are kept. Bytes that the kernel sends again are compared with them.
 _COMPARED_BYTES = 64 * 1024
@@ -45,7 +45,7 @@ class Stream:
         self.failure: OSError | None = None
         self._note = note
         self._file = -1
-        # Bytes that lie after `position` in the file, by their file position. The bytes between have not arrived yet.
+        # Bytes after a gap, by their file position: the bytes between `position` and them have not arrived yet.
         self._early: dict[int, bytes] = {}
         # The last bytes before `position`: at most `_COMPARED_BYTES`.
         self._accepted = b""
@@ -156,7 +156,7 @@ class Stream:
         return refuse(errno.EIO, f"{self.target}: {reason}; open it with O_APPEND")
 
     def _agrees(self, data: bytes, position: int) -> bool:
-        """Whether bytes that the kernel sends again equal the accepted bytes, as far as those are still kept."""
+        """Whether bytes that the kernel sends again equal the accepted bytes, as far as these are still kept."""
         known = self.position - len(self._accepted)
         start, end = max(position, known), min(position + len(data), self.position)
         if start >= end:

@@ -188,7 +188,7 @@ def _apply(target: Path, moves: Sequence[FileMove]) -> None:
     places = {path for move in moves for path in (move.old.parent, move.new.parent)}
     inside = {each for place in places for each in (place, place.parent)} - {target}
     for directory in sorted(inside, key=lambda path: -len(path.parts)):
-        # Remove a directory that is empty since its files were replaced.
+        # The directory is empty if all its files were moved away. Otherwise `rmdir` fails.
         with suppress(OSError):
             directory.rmdir()
         if directory.exists():
@@ -206,7 +206,7 @@ def _make(disk: Disk, move: FileMove) -> None:
 
 
 def _undo(target: Path, moves: Sequence[FileMove]) -> bool:
-    """Undo the moves that were made, and remove the directories that are empty then; False if a move could not be."""
+    """Undo the moves that were made, and remove empty directories; return False if a move could not be undone."""
     is_undone = True
     for move in reversed(moves):
         try:
@@ -239,7 +239,7 @@ class Folders:
     def offsets(self, *, may_be_damaged: bool = False) -> OffsetsJson:
         """Return where the last incremental export into the target ended; empty if there was none.
 
-        If the file of the offsets is damaged, raises `InvalidSetting`, or returns an empty map with `may_be_damaged`.
+        If the file of offsets is damaged, returns {} with `may_be_damaged`, and raises `InvalidSetting` without it.
         """
         path = self._target / OFFSETS
         try:
@@ -310,7 +310,7 @@ class Folders:
             Disk().replace_file(journal, json.dumps({"moves": named}).encode())
             _apply(target, every)
         except BaseException:
-            # If this fails, the journal stays, and the next export makes the remaining moves.
+            # If a move cannot be undone, the journal stays, and the next export makes the remaining moves.
             if _undo(target, every):
                 _end(journal)
             raise

@@ -92,7 +92,7 @@ class IcebergTables:
         The files are moved into the directories of the tables first. The snapshot of a table stores the `offsets` of
         its topic. If `replaced` is given, the same commits remove the older records of its partitions. Raises
         `JobFailed` if another writer has changed a table meanwhile, and the errors of pyiceberg. The table whose
-        commit failed is unchanged, but the tables of topics before it, by name, have their commits.
+        commit failed is unchanged, but the tables of topics whose names sort earlier are committed.
         """
         of_topic: dict[str, list[WrittenFile]] = {}
         if replaced is not None:
@@ -125,7 +125,7 @@ class IcebergTables:
         try:
             with table.transaction() as transaction:
                 if replaced is not None and table.current_snapshot() is not None:
-                    # Only the option `assign` selects some partitions of a topic.
+                    # Only the option `assign` selects single partitions. Without it, the topic is replaced whole.
                     chosen = {each.partition for each in replaced.partitions if each.topic == topic}
                     listed = ", ".join(map(str, sorted(chosen)))
                     older = f"partition in ({listed})" if chosen else AlwaysTrue()

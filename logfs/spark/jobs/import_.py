@@ -91,7 +91,7 @@ def import_(
     Kafka's default partitioner puts its key; rows without keys go to the partitions in turn. With `partitions`,
     missing topics are created with that many partitions, or more if the files name a higher partition. A missing log
     directory is then created, too. An import with an `id` is done once: another import with the same id changes
-    nothing, until the log has forgotten the id (seven days after the import). `progress` is called with (bytes done,
+    nothing, as long as the log remembers the id (at least seven days). `progress` is called with (bytes done,
     bytes in all). Both include the bytes that are read to plan the import.
 
     Rows keep their order within a file. If all files specify partitions and ascending offsets, as those of an export

@@ -63,7 +63,7 @@ class ImportOptions:
             )
         if self.value is not None and self.format != "parquet":
             raise InvalidSetting(
-                f"value: names a column of a Parquet file, and the format is {self.format}"
+                f"value: names a column of a Parquet file; leave it out for format {self.format}"
             )
         if self.key_separator is not None and (self.format != "text" or self.key is not None):
             raise InvalidSetting("key_separator: give it only with format text, and without key")

@@ -271,8 +271,8 @@ def blocks(file_range: FileRange) -> Iterator[tuple[int, bytes]]:
         end = file_range.end
         if position:
             file.seek(position)
-        # A line that begins before the file range belongs to an earlier file range. It ends at the first newline,
-        # searched from the byte before this file range on.
+        # A line that begins before the file range belongs to an earlier file range. It ends at the first newline that
+        # is at or after the byte before this file range.
         skips = file_range.start > 0
         rest = b""
         while end is None or position < end:

@@ -168,7 +168,7 @@ def _bounds(column: Any) -> tuple[Any, Any] | None:
 
 
 def _joined(file_ranges: list[FileRange]) -> Iterator[FileRange]:
-    """Join neighbouring file ranges of the same names that fit one task and whose offsets ascend or are unknown."""
+    """Yield the file ranges. Neighbours of the same names that fit one task are joined if their offsets permit it."""
     held: FileRange | None = None
     for file_range in file_ranges:
         if held is not None and _belong_together(held, file_range):

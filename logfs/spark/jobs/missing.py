@@ -2,7 +2,7 @@
 
 A mount or a broker may change the log while a job reads it. So a planned segment may have left the log before its
 task opens it: then there is nothing to read. If the log still has the segment, the task's machine does not see the
-log.
+files of the log.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ class LeasedPartitions:
         recover: bool = False,
         progress: Progress | None = None,
     ) -> list[Visited[_Result]]:
-        """Call `do(store, name)` in tasks for each partition name in `wanted`, and return the results in this order.
+        """Call `do(store, name)` in tasks for each partition name in `wanted`, and return the results in that order.
 
         `store` contains the partition `name` alone. With `recover` the partition is recovered from its beginning when
         the store opens. `title` is the name of the job in Spark's UI. `do` must be picklable. Blocks until the job

@@ -70,7 +70,7 @@ def stats(
     """Count the records, bytes and keys in log directories, by topic, and the records over time.
 
     Nothing is changed, and a mount or a broker may use the directories meanwhile. `bucket_ms` is the length of the
-    time buckets in which records are counted; without it, a length is chosen that gives a readable picture. `topics`
+    time buckets in which records are counted; if it is None, at most 200 buckets cover the timestamps. `topics`
     limits the count to these topics. `progress` is called with (bytes of logs done, bytes in all). Blocks until the
     job has ended. Raises `InvalidSetting` for a `bucket_ms` below 1, the errors of opening a store read-only, the
     error that keeps a partition offline, and `JobFailed` if a segment cannot be read, or is in the log but missing on

@@ -86,7 +86,7 @@ def compact(
 
 def _reindex(store: Store, name: str) -> Reindexed:
     partition = store[name]
-    # Delete the key indexes, too. The next lookup of a key rebuilds them.
+    # Opening the store has rebuilt the other indexes.
     partition.forget_keys()
     damaged = sum(bool(segment.damaged) for segment in partition.segments)
     return Reindexed(len(partition.segments), partition.log_end_offset, damaged)

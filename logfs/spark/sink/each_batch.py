@@ -34,7 +34,7 @@ class EachBatch:
         query = batch.sparkSession.sparkContext.getLocalProperty(_QUERY_ID)
         if query is None:
             raise RuntimeError(
-                "Spark gives no query id here: is this function called by foreachBatch?"
+                "Spark gives no query id here: pass this function to foreachBatch of a streaming query"
             )
         writer = f"{query}-{self._name}" if self._name else query
         identity = {"txnAppId": writer, "txnVersion": str(batch_id)}

@@ -65,8 +65,8 @@ def _transaction(options: Mapping[str, str]) -> tuple[str, int] | None:
         return None
     if not writer or version is None or not version.isdecimal():
         raise ValueError(
-            "options txnAppId and txnVersion go together: the id of the writer, and a number that increases with "
-            f"each of its writes, as the batch id of foreachBatch does; not {writer!r} and {version!r}"
+            "options txnAppId and txnVersion go together: give the id of the writer, and a number that increases "
+            f"with each of its writes, such as the batch id of foreachBatch; not {writer!r} and {version!r}"
         )
     return writer, int(version)
 

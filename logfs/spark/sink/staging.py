@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 _Item = TypeVar("_Item", bound=np.generic)
 
-# Rows are staged in chunks. A chunk is full when it has this many bytes for each partition, and for four partitions
-# at least, so that batches are large. It is also full at `_CHUNK_BYTES`, to save memory.
+# Rows are staged in chunks. A chunk is full when it has `_CHUNK_BYTES_EACH` for each partition, with at least four
+# partitions counted, so that batches are large. It is also full at `_CHUNK_BYTES`, to save memory.
 _CHUNK_BYTES_EACH = 1 << 20
 _CHUNK_BYTES = 32 << 20
 # Records without a key go to one partition after the other, this many to each.
@@ -132,8 +132,8 @@ class StagingTask:
     ) -> NDArray[np.int64]:
         """Return the partition number of each row of a topic.
 
-        The number is that in the column `partition`. If there is none, the hash of the key selects the partition.
-        Rows that also have no key go to the partitions in turn. Raises `UnknownPartition`.
+        The number is that in the column `partition`. Without a number there, the hash of the key selects the
+        partition. Rows without a number and without a key go to the partitions in turn. Raises `UnknownPartition`.
         """
         known = self._partitions.get(topic)
         if not known:

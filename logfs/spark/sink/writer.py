@@ -73,8 +73,8 @@ class _Sink:
     def _create_partitions(self) -> None:
         """Create the topic of the write if it is missing and the option createPartitions is given.
 
-        Partition 0 is created last. So without partition 0 a topic is incomplete, and the next such write completes
-        it.
+        Partition 0 is created last. So a topic without partition 0 is incomplete, and the next write with the option
+        completes it.
         """
         topic, count = self.options.topic, self.options.create_partitions
         if topic is None or count is None:
@@ -117,7 +117,7 @@ class _Sink:
             )
 
     def _abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Remove the staged files, except those that a decided commit needs. If that fails, upkeep does it."""
+        """Remove the staged files, except those that a decided commit needs. If this fails, upkeep removes them."""
         try:
             commit_client.discard(self.log_dirs, _files(messages))
         except (LogfsError, OSError) as error:

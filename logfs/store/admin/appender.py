@@ -199,7 +199,7 @@ class MountedAppender:
             raise self._reason(error) from None
 
     def _reason(self, error: OSError) -> LogfsError | OSError:
-        """Return `error` with the reason from the mount's file of errors or, without one, with the path."""
+        """Return a `LogfsError` with the reason in the mount's `.logfs/errors`, or else `error` with the path."""
         try:
             lines = (self._mounted / _ERRORS).read_text().splitlines()
         except (OSError, UnicodeError):

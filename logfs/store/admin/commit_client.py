@@ -61,7 +61,7 @@ def create(log_dirs: LogDirs, partitions: Sequence[str], *, seconds: float = 60.
     """Create the partitions that do not exist yet, through a mount or directly.
 
     A log directory may be empty, but must exist. Waits up to `seconds`. Raises `InvalidName`, and the errors of
-    opening a store and of `Store.create`; through a mount, an `OSError` stands for those of `Store.create`.
+    opening a store and of `Store.create`; a mount raises an `OSError` in place of the errors of `Store.create`.
     """
     for name in partitions:
         names.parse_directory(name)

@@ -1,7 +1,7 @@
 """Administrative requests: what each does to an open store, and the lines of JSON for requests and errors.
 
 A request does the same wherever it is executed: in a mount that holds the store, or in a store opened for it. The
-fields of a request, and the values of its answer, are strings, integers, booleans, lists and objects of JSON.
+fields of a request, and the values of its answer, are strings, numbers, booleans, lists and objects of JSON.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Request:
     """A request to a store. Each subclass with an `operation`, its name in a line of JSON, is one kind of request."""
 
     operation: ClassVar[str]
-    # Whether a request without an answer may be sent again, because a second execution changes nothing.
+    # Whether the request may be sent again if no answer comes, because a second execution changes nothing.
     is_repeatable: ClassVar[bool] = False
 
     def __init_subclass__(cls, *, operation: str = "") -> None:

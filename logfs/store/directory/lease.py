@@ -27,8 +27,8 @@ class Lease:
 
     `Store` accepts it in place of the directory. `clean` tells whether the directory was shut down cleanly,
     `is_brokers` whether a broker also uses it. `recovery_point`, `log_start` and `cleaner_offset` are the partition's
-    entries in the checkpoints, or None. Without an entry, `cleaner_offset` is 0 if offsets may be missing in the log
-    for another reason than `is_brokers`.
+    entries in the checkpoints, or None. Without an entry, `cleaner_offset` is 0 if its checkpoint is unreadable and
+    `is_brokers` is false: offsets may then be missing in the log.
     """
 
     log_dir: str

@@ -131,7 +131,7 @@ class LogDir:
         self._owner = os.getpid()
         self._broker_epoch = checkpoint.UNKNOWN_BROKER_EPOCH
         self._unreadable: set[str] = set()
-        # The directory's mtime (ns) when it was read; None if that was so recent that a change might not alter it.
+        # The directory's mtime (ns) when it was read; None if so recent that a later change may not alter it.
         self._seen: int | None = None
         if disk.writable:
             _written_here.add(self)
@@ -149,7 +149,7 @@ class LogDir:
         self._lock = Lock(disk.disk, path) if disk.writable else None
         self.live = self._is_live()
         self.clean = disk.exists(path / CLEAN_SHUTDOWN)
-        # A broker keeps topic settings in its metadata log, so those that logfs's files lack are unknown here.
+        # A broker keeps topic settings in its metadata log, so settings that are not in files of logfs are unknown.
         self.is_brokers = disk.is_remote or disk.exists(path / META_PROPERTIES)
         self._broker_epoch = self._read_broker_epoch()
         self._read_checkpoints()

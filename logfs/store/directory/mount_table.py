@@ -1,4 +1,4 @@
-"""The mounts of logfs in the kernel's mount table. Reading it calls no mount, so a dead one cannot block it."""
+"""The mounts of logfs in the kernel's mount table. Reading it calls no mount, so a hung mount cannot block it."""
 
 from __future__ import annotations
 

@@ -42,20 +42,20 @@ class PermissionTable:
     """The `Access` of the virtual files in a partition's directory, by name; "" is the name of the directory itself.
 
     A file whose access was never set has the directory's owner and mode bits. The bits are limited to 0444 for files
-    that are read, to 0666 for files that are written, and to 0555 for subdirectories. The directory itself begins
-    with the mode and owner that it has on the disk. In a read-only store the table follows the changes of the process
-    that writes.
+    that are read, to 0666 for files that are written, and to 0555 for subdirectories. Until its access is set,
+    the directory itself has the mode and owner that it has on the disk. In a read-only store the table follows the
+    changes of the process that writes.
     """
 
     def __init__(self, partition: _Partition) -> None:
         """Read the file `logfs.modes` of the partition, if there is one. Raises `Corrupt` if it is damaged."""
-        # Not the directory itself, which changes when the partition is moved.
+        # Keep the partition, not its directory, which changes when the partition is moved.
         self._partition = partition
         disk = partition.disk
         found = disk.stat(partition.directory)
         self._default = Access(stat.S_IMODE(found.mode), found.uid, found.gid)
         self._set: dict[str, Access] = {}
-        # Held while the file is replaced: of two changes at the same time, one would be lost.
+        # Held while the file is replaced: otherwise one of two changes at the same time could be lost.
         self._changing = make_lock(Level.PERMISSIONS)
         self._seen = self._state_of_file()
         self._read()

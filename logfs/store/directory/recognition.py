@@ -91,8 +91,8 @@ _MARKS = frozenset(
         settings.BROKER_FILE,
     }
 )
-# A directory with nothing but these names counts as empty. If `.lock` is among them, a process is opening it for the
-# first time, as a log directory. Beside other files `.lock` proves nothing, because other programs have such files.
+# A directory with no other names than these counts as empty. With `.lock` it is a log directory that a process is
+# opening for the first time. Beside other files `.lock` proves nothing, because other programs have such files.
 _NOTHING = frozenset({"lost+found", lock.FILE_NAME})
 # Files that only partitions have, besides segment files.
 _PARTITION_MARKS = frozenset({names.PARTITION_METADATA, names.LEADER_EPOCHS})
@@ -220,8 +220,8 @@ def _kind_of(path: Path) -> PathKind:
     rest = [name for name in inside if name not in _NOTHING]
     if not rest:
         return PathKind.LOG_DIR if lock.FILE_NAME in inside else PathKind.EMPTY
-    # Partitions may be empty after `mkdir`, or after a crash during their creation. Names of partitions alone prove
-    # nothing: besides, `.lock` must exist or all the directories must be empty, and there must be no other names.
+    # Partitions may be empty after `mkdir`, or after a crash during their creation. So a directory is also a log
+    # directory if all other names are those of partitions, and `.lock` exists or all these directories are empty.
     named = all(map(_is_partition_name, rest))
     bare = named and (lock.FILE_NAME in inside or _all_empty(path, rest))
     return PathKind.LOG_DIR if bare else PathKind.OTHER

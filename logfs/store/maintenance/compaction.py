@@ -249,7 +249,7 @@ class Compactor(Maintenance):
             self._commits.clear_place(name)
             plan = self.plan(name)
             if self._checkpoints.cleaner_offset(name) is None:
-                # Before the round removes records: recovery takes gaps for damage in a log without a cleaner offset.
+                # Set an offset before the round removes records: without one, recovery takes gaps for damage.
                 self._checkpoints.set_cleaner_offset(partition, plan.dirty.first_dirty)
             began = time.monotonic()
             with registry.doing("compacting", name, plan.work_bytes) as work:
@@ -258,7 +258,7 @@ class Compactor(Maintenance):
                 except CleaningAborted:
                     self.aborted += 1
                     raise
-                # Write it within `doing`: when status no longer lists the round, its checkpoint exists.
+                # Write the offset within `doing`: once status no longer lists the round, its checkpoint is written.
                 self._checkpoints.set_cleaner_offset(partition, cleaned.first_dirty)
             partition.uncleanable = None
             partition.cleaned_ms = registry.clock()
@@ -295,7 +295,7 @@ class Compactor(Maintenance):
             progress(size)
             throttled(size)
             if self._stopped.is_set():
-                raise CleaningAborted(f"{partition.directory}: the store is being closed")
+                raise CleaningAborted(f"{partition.directory}: not compacted: the store is closed")
             if not partition.config.is_compacted:
                 raise CleaningAborted(
                     f"{partition.directory}: cleanup.policy has no 'compact' any more"

@@ -105,8 +105,8 @@ def _finish_or_undo(
     """Finish or undo one move. Return the partition's directory if the copy is the partition now, else None.
 
     `is_there` tells whether a directory has the partition's name. `has_original_left` tells whether the copy at
-    `path` is complete and the original was renamed to `-stray`. A read-only store uses the copy unrenamed. Raises
-    `InvalidStore` for a move that can be neither finished nor undone.
+    `path` is complete and the original was renamed to `-stray`. A read-only store uses the copy under its
+    present name. Raises `InvalidStore` for a move that can be neither finished nor undone.
     """
     if is_there and has_original_left:
         raise InvalidStore(

@@ -83,12 +83,12 @@ class Mover(Maintenance):
     ) -> None:
         """Move a partition to another log directory of the store; appends and reads go on meanwhile.
 
-        `progress` is called with the bytes that were copied since the last call. After an error before the
-        copy replaces the original, the partition stays where it is, and the copy is removed. Raises `InvalidName` if
-        the store does not have the directory or the partition is in it already, `InvalidSetting` if the directory has
+        `progress` is called with the bytes that were copied since the last call. After an error before the copy
+        replaces the original, the partition stays where it is, and the copy is removed. Raises `InvalidName` if the
+        store does not have the directory or the partition is in it already, `InvalidSetting` if the directory has
         other settings of the topic, `PartitionExists` if it has an entry with that name, `NotWritable`,
         `PartitionFailed`, `LogDirFailed`, `MoveAborted` after `stop`, after a deletion, or while a commit to the
-        partition is not done, and `OSError`, with ENOSPC before anything is copied if there is not enough room.
+        partition is not finished, and `OSError`, with ENOSPC before the copy if the directory has too little room.
         """
         with self._running:
             target = self._check(name, log_dir)
@@ -119,7 +119,7 @@ class Mover(Maintenance):
         if not found:
             known = ", ".join(str(each.path) for each in registry.log_dirs)
             raise InvalidName(
-                f"{name}: {wanted} is not a log directory of this store, which has {known}"
+                f"{name}: {wanted} is not a log directory of this store; give one of {known}"
             )
         target = found[0]
         if target.failure is not None:

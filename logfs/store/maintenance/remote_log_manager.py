@@ -1,6 +1,6 @@
 """Copies sealed segments of tiered logs into an object store, and deletes them there (Kafka's RemoteLogManager).
 
-A copy begins with a durable record of its start. Then its objects are stored and read back. It counts as a copy once
+A copy begins with a durable record of its start. Then its objects are stored and read back. The copy is finished once
 the record of its end is durable. The next run deletes an interrupted copy. A durable record also precedes the
 deletion of a segment. Its objects are deleted once `file.delete.delay.ms` has passed and, unless the partition was
 deleted, no reader holds them. Only the owner of the bucket stores and deletes objects:
@@ -109,7 +109,7 @@ class RemoteLogManager(Maintenance):
         return log
 
     def _plan(self, partition: Log, log: TieredLog) -> CopyPlan:
-        """Return the sealed segments to copy, up to the last stable offset. A copy needs a flush before this call."""
+        """Return the sealed segments to copy, up to the last stable offset. `copy` flushes the log first."""
         if partition.config.remote_log_copy_disable:
             return CopyPlan((), "remote.log.copy.disable is true")
         begin = log.end_offset
@@ -127,7 +127,7 @@ class RemoteLogManager(Maintenance):
     def copy(self, name: str, progress: Progress = lambda _: None) -> CopyPlan:
         """Copy the segments of a partition that are due, one after another, and return the plan that was carried out.
 
-        Before each part of a segment is sent or read back, `progress` is called with the size of the part in bytes.
+        `progress` is called with the number of bytes before part of a .log file is sent or bytes are read back.
         Segments that were copied before an error stay copied. Raises `InvalidSetting` if the topic is not tiered,
         `NotWritable` if the bucket belongs to another store, `RemoteStorageError`, `PartitionFailed`, `Corrupt` and
         `OSError`.
@@ -174,7 +174,7 @@ class RemoteLogManager(Maintenance):
         if partition.failure is not None:
             raise partition.failure
         if not partition.config.copies_segments:
-            raise InvalidSetting(f"{partition.name.directory}: the topic is not tiered any more")
+            raise InvalidSetting(f"{partition.name.directory}: not copied: copying is disabled")
 
     def _copy_segment(
         self, partition: Partition, log: TieredLog, segment: Segment, spend: Callable[[int], None]
@@ -254,7 +254,7 @@ class RemoteLogManager(Maintenance):
             metadata.end_deletion(remote)
 
     def _is_only_copy(self, partition: Partition | None, begun: RemoteSegment) -> bool:
-        """Whether an unfinished copy, according to the metadata, has records that no other segment has.
+        """Whether the copy `begun`, unfinished according to the metadata, has records that no other segment has.
 
         A local segment is dropped only after its copy is finished. So if its records are not local any more, the copy
         was finished, and damage in the metadata topic has hidden the record of its end.

@@ -6,10 +6,10 @@ begins at the oldest segment that is left, and ends at the first segment that th
 
 The passes for size and age end at the first record that a group of `logfs.retention.groups` has not read.
 
-In a tiered log these passes go over the remote segments and the local ones, each counted once. Unless
-`remote.log.copy.disable` is true, they end at the first segment that is not copied yet. Two more passes, with
-`local.retention.bytes` and `local.retention.ms`, then find the segments to drop from the local disk; readers use
-their copies from then on (KIP-405).
+In a tiered log all passes go over the remote and the local segments, each counted once. Unless
+`remote.log.copy.disable` is true, those for size and age end at the first segment that is not copied yet. Two more
+passes, with `local.retention.bytes` and `local.retention.ms`, then find the segments to drop from the local disk;
+readers use their copies from then on (KIP-405).
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def _beyond_limits(
     causes: tuple[RetentionCause, RetentionCause],
     now_ms: int,
 ) -> Iterator[Expired]:
-    """Yield what the passes for size and age (`causes`) delete. `limits` are in bytes and ms, negative for none."""
+    """Yield the segments beyond `limits` (bytes, ms; negative for none); `causes` are the passes for size and age."""
     (most_bytes, most_ms), (by_size, by_age) = limits, causes
     excess = sum(segment.size_bytes for segment in segments) - most_bytes if most_bytes >= 0 else -1
     for segment in segments:
@@ -231,9 +231,9 @@ def _why_it_stays(
 
 
 class Retained(NamedTuple):
-    """The last retention that dropped segments of a whole log: its time, what it dropped, the new log start offset.
+    """The last retention that dropped segments of a partition: its time, what it dropped, the new log start offset.
 
-    The time is in ms since the epoch. Segments dropped only from the local disk are not included.
+    The time is in ms since the epoch. Segments dropped only from the local disk do not count.
     """
 
     when_ms: int
@@ -314,7 +314,7 @@ class Retainer(Maintenance):
                     for name, each in ((n, registry.find(n)) for n in registry)
                     if each is not None and not each.is_paused and each.failure is None
                 ]
-        # Before the registry's lock is taken: `Groups` takes its own lock first, so the other order could deadlock.
+        # Do this without the registry's lock: `Groups` takes its own lock first; the other order could deadlock.
         for name in names:
             try:
                 unread[name] = self._unread(name)
@@ -327,7 +327,7 @@ class Retainer(Maintenance):
                 with errors:
                     attempt(name, partial(look, name))
             if plans:
-                # Before a file is renamed: otherwise a crash could bring dropped records back.
+                # Write the log start offsets before files are renamed, or a crash could bring dropped records back.
                 with errors:
                     self._checkpoints.write()
             for name, found in plans.items() if errors.only_of_log_dirs else ():

@@ -1,7 +1,7 @@
 """The periodic tasks of a store: runs the tasks that are due, and retries work that fails.
 
-This module has no clock and no thread of its own (rule 5). The store's owner calls `MaintenanceScheduler.run_due`
-periodically. The owner calls `Compactor.run_due` in another thread, because a round of compaction may take minutes.
+This module has no clock and no thread of its own (rule 5 of docs/architecture.md). The store's owner calls
+`Store.upkeep` periodically. It may call `Compactor.run_due` in another thread, because a round may take minutes.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class MaintenanceScheduler(Maintenance):
             self._timers[task] = Timer(self._registry.clock(), 0)
 
     def next_due(self) -> dict[MaintenanceTask, int]:
-        """Return when each task is due next, in ms since the epoch; without tiering and what is due at each run."""
+        """Return when each task with an interval, except tiering, is due next, in ms since the epoch."""
         broker = self._registry.settings.broker_config
         timers = {**self._timers, MaintenanceTask.COMPACTION: self._compactor.timer}
         return {

@@ -273,7 +273,7 @@ def trusts_indexes(store: Store, partition: Log, segment: Segment) -> bool:
     """
     log_dir = store.registry.homes[partition.name.directory]
     if segment.disk.is_remote:
-        # Indexes in a bucket are complete. In a segment that is cut where the next begins, they have more entries.
+        # Indexes in a bucket are complete. Those of a segment that is cut where the next begins go beyond its end.
         return not segment.disk.is_cut(segment.file)
     if log_dir.clean:
         return True

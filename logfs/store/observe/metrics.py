@@ -409,7 +409,7 @@ def _groups(store: Store) -> Iterator[Family]:
                 labels = {"group": group, **_of(partition)}
                 samples.append(Sample(max(partition.log_end_offset - commit.offset, 0), labels))
     except (LogfsError, OSError):
-        # Without the commits there is no lag; the metrics of the partitions of __consumer_offsets show the failure.
+        # The lag is unknown if the commits cannot be read. The other metrics must still be written.
         samples = []
     yield _family("logfs_group_lag", samples)
 

@@ -93,7 +93,7 @@ def _next_due(store: Store) -> dict[str, int]:
 def first_timestamp(partition: Log) -> int:
     """Return the timestamp (ms) of the first record; -1 if there is none, it is unreadable, or in an object store."""
     if partition.segments[0].is_tiered:
-        # No request is sent for it.
+        # Reading the record would send requests to the object store.
         return -1
     try:
         offset = partition.first_offset_from(partition.log_start_offset)

@@ -64,7 +64,7 @@ class RemoteLogMetadata:
         self._replays: dict[int, _Replay] = {}
 
     def segments(self, partition: RemotePartition) -> Mapping[uuid.UUID, RemoteSegment]:
-        """Return the remote segments of a partition that are not deleted, by id, in a new mapping.
+        """Return the remote segments of a partition by id, without those whose deletion is finished; a new mapping.
 
         Raises `PartitionFailed` if the metadata partition for this partition is offline, and `OSError`.
         """
@@ -72,7 +72,7 @@ class RemoteLogMetadata:
         return {} if found is None else found.segments.get(partition, {}).copy()
 
     def has(self, partition: RemotePartition) -> bool:
-        """Whether the metadata partition for a partition exists. Then a segment without a description has no copy.
+        """Whether the metadata partition for a partition exists. If so, a segment without a description has no copy.
 
         Raises as `segments` does.
         """
@@ -150,7 +150,7 @@ class RemoteLogMetadata:
         return metadata_partition(partition, self._topic.partition_count())
 
     def _following(self, partition: RemotePartition) -> _Replay | None:
-        """Read new records of the metadata partition for a partition, and return its state; None if it is missing."""
+        """Read new records of the metadata partition for a partition; return its replay, or None if it is missing."""
         name = f"{TOPIC}-{self._number(partition)}"
         self._topic.check_online(name)
         registry = self._registry

@@ -218,8 +218,8 @@ class TieredLogs:
         `log_start_offset` is the one in the checkpoint. The log begins at this offset, or at that of its first leader
         epoch if that is higher; readers get an error for segments that are missing after it. Two kinds of logs begin
         at the first segment that is found instead: those in a broker's directory (`is_brokers`), because a broker
-        writes its epochs later, and those in a live directory, which may have dropped segments since the checkpoint
-        was read, unless the partition's metadata partition does not exist.
+        writes its epochs later; and those in a live directory (`is_live`) whose metadata partition exists, because
+        they may have dropped segments since the checkpoint was read.
 
         Raises as `of` does. In a store that writes, raises `Corrupt` if the local log ends before its copies do:
         appends would assign the copied offsets again.
