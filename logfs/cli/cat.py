@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from logfs.log.read.reader import Reader
 
 
+# The options that select among records.
+_SELECTING = ("offset", "time", "since", "until", "key", "grep", "header", "lines")
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments: TARGET, the records to print, the isolation level, and the output's form."""
     add_target(parser, topics=True)
@@ -40,6 +44,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the records; exit code 1 if a record could not be read, or no record has the key."""
     if arguments.lines is not None and arguments.lines < 0:
         raise InvalidName(f"-n {arguments.lines}: give a number of records, 0 or more")
+    given = [name for name in _SELECTING if getattr(arguments, name) not in (None, [])]
+    if arguments.newest is not None and given:
+        raise InvalidName(f"--newest: prints one record; leave out --{given[0]}")
     printer = Printer(arguments, arguments.lines)
     bounds = Bounds(arguments)
     with OpenLogs(arguments.target, arguments.isolation) as opened:

@@ -254,7 +254,9 @@ def _write_behind_session(arguments: argparse.Namespace, words: list[str]) -> Ca
     linger_ms = arguments.linger_ms
     fuse = set()
     for word in words:
-        if word.startswith("linger_ms=") and linger_ms is None:
+        if word.startswith("linger_ms="):
+            if linger_ms is not None:
+                raise InvalidStore("linger_ms: is given twice; give it once")
             linger_ms = _milliseconds(word)
         elif word in _FUSE_OPTIONS:
             fuse.add(word)

@@ -191,7 +191,7 @@ class Sender:
     def _produce(self, batches: Sequence[Outgoing]) -> list[Produced]:
         """Send batches once, to all brokers at the same time; return the answers, of which some may be missing."""
         if any((batch.topic, batch.partition) not in self._leaders for batch in batches):
-            self._find_leaders()
+            self.ask(lambda _: self._find_leaders())
         by_node: dict[int, list[Outgoing]] = {}
         for batch in batches:
             node, _ = self._leaders.get((batch.topic, batch.partition), (-1, _NO_EPOCH))

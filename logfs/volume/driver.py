@@ -159,6 +159,8 @@ class VolumeDriver:
             )
         if options.shown and not options.ro:
             _make(path, options)
+            for partition in (path / "partitions").glob("*") if options.topic else ():
+                _give(partition, options)
         return path
 
     def unmount(self, name: str, user: str) -> None:
@@ -213,7 +215,10 @@ class VolumeDriver:
 
 
 def _make(path: Path, options: VolumeOptions) -> None:
-    """Make a directory if it is missing, and give it the owner and the mode of the options."""
+    """Make a directory if it is missing, and give it the owner and the mode of the options.
+
+    A topic's directory has those of the mount's root: the entries of the topic follow its partitions.
+    """
     try:
         path.mkdir()
     except FileExistsError:
@@ -223,6 +228,11 @@ def _make(path: Path, options: VolumeOptions) -> None:
         raise InvalidStore(
             f"{path}: its parent directory does not exist; create it first"
         ) from None
+    if not options.topic:
+        _give(path, options)
+
+
+def _give(path: Path, options: VolumeOptions) -> None:
     if options.uid is not None or options.gid is not None:
         owner = -1 if options.uid is None else options.uid
         os.chown(path, owner, -1 if options.gid is None else options.gid)

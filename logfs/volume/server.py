@@ -147,7 +147,9 @@ def _options(asked: dict[str, Any]) -> dict[str, str]:
 
 
 def _shown(status: VolumeStatus) -> dict[str, object]:
-    options = {name: value for name, value in status.options.to_json().items() if value}
+    told = status.options.to_json().items()
+    # The number 0, the id of root, is an option that was given.
+    options = {name: value for name, value in told if value or type(value) is int}
     if status.options.mode is not None:
         options["mode"] = f"{status.options.mode:04o}"
     shown = {**options, "users": status.users}

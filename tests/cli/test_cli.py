@@ -402,7 +402,10 @@ def test_cat_errors(orders: Path, log_dir: Path, tmp_path: Path) -> None:
         "cat", orders, "-o", "10"
     )
     assert "'x' is not an offset" in fails("cat", orders, "-o", "x")
-    assert "'soonish' is not a time" in fails("cat", orders, "-t", "soonish")
+    for time in ("soonish", "9999999999999999999"):
+        assert f"{time!r} is not a time" in fails("cat", orders, "-t", time)
+    assert "leave out --lines" in fails("cat", orders, "--newest", "k", "-n", "0")
+    assert "leave out --grep" in fails("cat", orders, "--newest", "k", "--grep", "x")
     assert "users-0" in fails("cat", log_dir / "users-0")
     assert "users-0" in fails("cat", log_dir, "users-0")
     assert str(tmp_path / "nowhere") in fails("cat", tmp_path / "nowhere/orders-0")

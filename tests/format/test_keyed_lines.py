@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logfs.format.text import envelope
+from logfs.errors import RecordTooLarge
+from logfs.format.text import envelope, keyed_lines
 from logfs.format.text.keyed_lines import KeyedLines
 
 LINES = st.lists(st.binary(max_size=12).map(lambda data: data.replace(b"\n", b":")), max_size=8)
@@ -58,3 +60,13 @@ def test_records_of_several_lines(
         (r.key or b"") + (separator or b"") * (r.key is not None) + (r.value or b"") for r in found
     ]
     assert values == expected
+
+
+def test_only_a_record_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit counts what a call leaves: not the record that the call ends, but all lines of the next record."""
+    monkeypatch.setattr(keyed_lines, "_MOST_BYTES", 100)
+    keyed = KeyedLines(None, [], re.compile(rb"[a-z]"))
+    keyed.write(b"a" * 90 + b"\nb")
+    keyed.write(b"\n" + b"c" * 50)
+    with pytest.raises(RecordTooLarge, match="exceeds 100 bytes"):
+        keyed.write(b"\n" + b"1\n" * 60)

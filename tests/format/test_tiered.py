@@ -416,3 +416,11 @@ def test_custom_metadata_of_others(custom: bytes) -> None:
         found = custom_metadata.parse(custom)
     assert found is None
     assert custom_metadata.parse(None) is None
+
+
+@pytest.mark.parametrize("wrong", [{"chunk_bytes": -5}, {"text": (1, -2, 3)}])
+def test_custom_metadata_have_no_negative_numbers(wrong: dict[str, object]) -> None:
+    stored = StoredSegment(Layout.AIVEN, 100, False, False, {}, None, None, (1, 2, 3))
+    assert custom_metadata.parse(custom_metadata.encode(stored)) == stored
+    with pytest.raises(Corrupt, match="one is negative"):
+        custom_metadata.parse(custom_metadata.encode(stored._replace(**wrong)))

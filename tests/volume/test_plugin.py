@@ -220,6 +220,20 @@ def test_what_a_volume_shows_gets_an_owner_and_a_mode(
     assert (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)) == (1234, 5678, 0o750)
 
 
+def test_the_partitions_of_a_topic_get_an_owner_and_a_mode(plugin: Plugin) -> None:
+    """The files of the topic have those of its partitions. The id 0 is told, too."""
+    need_root()
+    options = {"topic": "orders", "uid": "1234", "gid": "0", "mode": "0770"}
+    plugin.ask("Create", Name="orders", Opts=options)
+    path = mount(plugin, "orders", "a")
+    for file in (path / "partitions/0", path / "append"):
+        found = file.stat()
+        assert (found.st_uid, found.st_gid) == (1234, 0)
+        assert stat.S_IMODE(found.st_mode) & 0o220 == 0o220
+    status = plugin.ask("Get", Name="orders")["Volume"]["Status"]
+    assert (status["uid"], status["gid"]) == (1234, 0)
+
+
 WRONG_OPTIONS: list[tuple[dict[str, str], str]] = [
     ({"size": "1"}, "no such option: size; there are logdir, topic, partition, ro"),
     ({"logdir": "relative"}, "give an absolute path"),

@@ -7,17 +7,18 @@ from datetime import UTC, datetime
 
 _MILLISECONDS = re.compile(r"0|[1-9][0-9]{0,18}")
 _DATE = re.compile(r"[0-9]{4}-?[0-9]{2}-?[0-9]{2}.*|[0-9]{4}-W.*")
+_MOST_MS = (1 << 63) - 1
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def parse_time(text: str) -> int | None:
     """Return a time in ms since the epoch, or None if `text` is not a time.
 
-    `text` is decimal milliseconds, or a date or time in ISO 8601, in UTC if it names no time zone. A time before
-    1970 counts as 0, because no record is older.
+    `text` is decimal milliseconds below 2^63, or a date or time in ISO 8601, in UTC if it names no time zone. A time
+    before 1970 counts as 0, because no record is older.
     """
     if _MILLISECONDS.fullmatch(text):
-        return int(text)
+        return found if (found := int(text)) <= _MOST_MS else None
     if not _DATE.fullmatch(text):
         return None
     try:

@@ -64,13 +64,12 @@ class KeyedLines:
         Raises `RecordTooLarge` if more than 256 MiB would be kept.
         """
         *lines, self._unfinished = (self._unfinished + data).split(_NEWLINE)
+        ended = b"".join(map(self._envelope if self._start is None else self._add, lines))
         if self._size + len(self._unfinished) > _MOST_BYTES:
             raise RecordTooLarge(
                 f"a record exceeds {_MOST_BYTES} bytes before its end; is the input text?"
             )
-        if self._start is None:
-            return b"".join(map(self._envelope, lines))
-        return b"".join(map(self._add, lines))
+        return ended
 
     def flush(self) -> bytes:
         """End the record whose lines are kept, and return its envelope; b"" if no lines are kept."""

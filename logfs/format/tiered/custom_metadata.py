@@ -119,6 +119,8 @@ def parse(custom: bytes | None) -> StoredSegment | None:
     try:
         _, layout, chunk_bytes, changes, first_offset, time_offset, *text = numbers[:9]
         sizes = dict(zip(_FILES, numbers[9:], strict=True))
+        if min(numbers) < 0:
+            raise ValueError
         return StoredSegment(
             _LAYOUTS[layout],
             chunk_bytes,
@@ -133,7 +135,7 @@ def parse(custom: bytes | None) -> StoredSegment | None:
     except (ValueError, IndexError):
         raise Corrupt(
             f"custom metadata: its {len(numbers)} numbers do not describe a segment: there are too few or too many, "
-            "or the layout is unknown"
+            "one is negative, or the layout is unknown"
         ) from None
 
 

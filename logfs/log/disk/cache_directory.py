@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,9 +29,11 @@ def remove_oldest(disk: Disk, home: Path, limit_bytes: int) -> None:
     """Remove the files of a cache directory with the oldest mtimes, until at most `limit_bytes` are left."""
     found = []
     for entry in disk.scan(home):
-        if entry.is_file:
+        # Another process may remove files, too.
+        with suppress(FileNotFoundError):
             status = disk.stat(home / entry.name)
-            found.append((status.mtime_ns, status.size_bytes, entry.name))
+            if entry.is_file:
+                found.append((status.mtime_ns, status.size_bytes, entry.name))
     size = sum(size for _, size, _ in found)
     for _, length, name in sorted(found):
         if size <= limit_bytes:

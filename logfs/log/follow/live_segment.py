@@ -460,7 +460,7 @@ class _LiveTxnIndex(TransactionIndex):
         # Under the lock: a thread that is still reading the old file must not store its entries afterwards.
         with self._disk.hold(self._disk.naming):
             self._entries = None
-        self._identity = identity
+            self._identity = identity
 
     def read_again(self) -> None:
         """Read the file again if it exists: a writer that has rolled has written all entries of the segment."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -85,7 +86,8 @@ class ChunkCache:
         """Remove a chunk whose bytes proved wrong."""
         path = self._path(name)
         if path is not None:
-            self._disk.unlink(path)
+            with suppress(OSError):
+                self._disk.unlink(path)
 
     def _path(self, name: str) -> Path | None:
         home = self._home

@@ -161,7 +161,7 @@ class IcebergTables:
         new.parent.mkdir(parents=True, exist_ok=True)
         disk = Disk()
         disk.rename(old, new)
-        # The directory of the day is synced by the rename; those of the data, the table and the namespace may be new.
-        for directory in new.parents[1:4]:
+        # The rename syncs the directory of the day. Those above it, up to the target's entry `logfs`, may be new.
+        for directory in new.parents[1:5]:
             disk.sync_directory(directory)
         return new

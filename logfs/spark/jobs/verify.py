@@ -186,6 +186,12 @@ def audit_subjects(store: Store, partition: Log) -> list[AuditSubject]:
     epochs, start = tuple(partition.epochs.entries), partition.log_start_offset
     live = store.registry.homes[partition.name.directory].live
     return [
-        AuditSubject(plan, epochs, trusts_indexes(store, partition, segment), live, start)
+        AuditSubject(
+            plan,
+            epochs,
+            trusts_indexes(store, partition, segment),
+            live and not segment.disk.is_remote,
+            start,
+        )
         for segment, plan in describe_segment(partition)
     ]

@@ -201,13 +201,13 @@ class MountedAppender:
     def _reason(self, error: OSError) -> LogfsError | OSError:
         """Return a `LogfsError` with the reason in the mount's `.logfs/errors`, or else `error` with the path."""
         try:
-            lines = (self._mounted / _ERRORS).read_text().splitlines()
+            lines = (self._mounted / _ERRORS).read_text().split("\n")
         except (OSError, UnicodeError):
             lines = []
         for line in reversed(lines):
-            _, path, number, *reason = line.split(" ", 3)
+            _, path, number, reason, *_ = [*line.split(" ", 3), "", "", ""]
             if path == self._name:
                 if reason and number == errno.errorcode.get(error.errno or 0):
-                    return LogfsError(reason[0])
+                    return LogfsError(reason)
                 break
         return OSError(error.errno, error.strerror, f"{self._mounted}{self._name}")
