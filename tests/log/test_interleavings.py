@@ -93,6 +93,15 @@ def text(reader: Any) -> bytes:
     return data
 
 
+# Changes that may be refused as a whole if another change comes between their first look at the log and their work: a
+# round of compaction, and a producer that has read its last sequence number before a truncation.
+OVERTAKEN = {
+    "compact": "CleaningAborted",
+    "send": "OutOfOrderSequence",
+    "send-open": "OutOfOrderSequence",
+}
+
+
 # What readers ask, of a log or of its committed records. Each answer is that of one moment.
 LOOKS: dict[str, Callable[[Any], object]] = {
     "read": records,
@@ -242,11 +251,10 @@ def outcomes(
     found: list[Any] = [
         run_after(begun, root, *order) for order in ((first, second), (second, first))
     ]
-    if "compact" in (first, second):
-        # A round of compaction that the other change has ended is refused as a whole.
-        (other,) = {first, second} - {"compact"}
-        left, errors = run_after(begun, root, other)
-        found.append((left, sorted([("compact", "CleaningAborted"), *errors])))  # type: ignore[misc]
+    for refused, other in ((first, second), (second, first)):
+        if refused in OVERTAKEN:
+            left, errors = run_after(begun, root, other)
+            found.append((left, sorted([(refused, OVERTAKEN[refused]), *errors])))  # type: ignore[misc]
     return found
 
 
