@@ -25,7 +25,7 @@ import signal
 import sys
 import threading
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TextIO
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -128,6 +128,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _choose("logfs", "Kafka's log, as files.", COMMANDS, __name__, words)
     except KeyboardInterrupt:
         return _INTERRUPTED
+    finally:
+        try:
+            sys.stderr.flush()
+        except OSError:
+            # A full disk, for example, must not change the exit code: Python would end with 120.
+            _discard(sys.stderr)
 
 
 def _resend_lost_ctrl_c(lost: sys.UnraisableHookArgs) -> None:
@@ -332,7 +338,7 @@ def _run(module: ModuleType, parsed: argparse.Namespace) -> int:
         return code
     except BrokenPipeError:
         # The reader of the output has exited, as `head` does. Print no message.
-        _drop_output()
+        _discard(sys.stdout)
         return 1
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
@@ -340,7 +346,7 @@ def _run(module: ModuleType, parsed: argparse.Namespace) -> int:
             sys.stdout.flush()
         except OSError:
             where = where or "standard output: "
-            _drop_output()
+            _discard(sys.stdout)
         reason = f"{where}{error.strerror or error}"
     except LogfsError as error:
         reason = str(error)
@@ -349,9 +355,9 @@ def _run(module: ModuleType, parsed: argparse.Namespace) -> int:
     return 1
 
 
-def _drop_output() -> None:
-    """Discard the buffered output: at the end of the process, Python would try to write it once more."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def _discard(stream: TextIO) -> None:
+    """Discard the buffered output of a stream: at the end of the process, Python would try to write it once more."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _version() -> str:

@@ -29,7 +29,8 @@ class Machine:
     """A compacted log, and a model of its records.
 
     `sent` maps offsets to (key, value), for all records that are neither aborted nor in an open transaction. The log
-    must have the newest of them for each key, unless it is a tombstone. It may have the others, and nothing else.
+    must have the newest of them for each key, unless it is a tombstone. It may have the others at and above the
+    cleaner offset, and nothing else.
     """
 
     def __init__(self, log_dir: Path, seed: int) -> None:
@@ -50,7 +51,7 @@ class Machine:
         self.sent: dict[int, tuple[bytes, bytes | None]] = {}
         self.aborted: set[int] = set()
         self.producers = {1: 0, 2: 0, 3: 0}
-        self.open: dict[int, dict[int, tuple[bytes, bytes]]] = {}
+        self.open: dict[int, dict[int, tuple[bytes, bytes | None]]] = {}
 
     @property
     def log(self) -> Partition:
@@ -59,12 +60,17 @@ class Machine:
     def key(self) -> bytes:
         return b"k%d" % self.random.randrange(12)
 
-    def append(self) -> None:
+    def pairs(self, most: int) -> list[tuple[bytes, bytes | None]]:
+        """Return some keys and values, some of which are null."""
         pairs = []
-        for _ in range(self.random.randrange(1, 12)):
+        for _ in range(self.random.randrange(1, most)):
             null = self.random.random() < 0.15
             value = None if null else b"%d" % self.random.randrange(10**6)
             pairs.append((self.key(), value))
+        return pairs
+
+    def append(self) -> None:
+        pairs = self.pairs(12)
         first = self.log.append([Record(value, key) for key, value in pairs])
         self.sent.update(enumerate(pairs, start=first))
 
@@ -81,10 +87,9 @@ class Machine:
             else:
                 self.aborted.update(records)
             return
-        keys = [self.key().decode() for _ in range(self.random.randrange(1, 4))]
-        first = producer.send(*keys)
+        pairs = self.pairs(4)
+        first = producer.send_records([Record(value, key) for key, value in pairs])
         self.producers[number] = producer.sequence
-        pairs = [(key.encode(), f"{key} of {number}".encode()) for key in keys]
         self.open.setdefault(number, {}).update(enumerate(pairs, start=first))
 
     def roll(self) -> None:
@@ -132,6 +137,12 @@ class Machine:
         for offset in newest.values():
             if offset >= start and self.sent[offset][1] is not None:
                 assert offset in shown, f"offset {offset}, the newest of its key, is gone"
+        # Below the cleaner offset, a round has removed all but the newest record of each key.
+        cleaned = self.store.checkpoints.cleaner_offset(NAME) or 0
+        newest_cleaned = {self.sent[o][0]: o for o in sorted(self.sent) if o < cleaned}
+        for offset in shown:
+            if offset < cleaned:
+                assert newest_cleaned[shown[offset][0] or b""] == offset
         # The last value of a key that a reader of the whole log sees is the newest one.
         final: dict[bytes, bytes | None] = {}
         for offset in sorted(shown):

@@ -138,6 +138,28 @@ def test_abort_marker_removal(orders: Partition, clock: Clock) -> None:
     assert shape(orders) == [(2, "2"), (commit, MARKER), (4, "0")]
 
 
+def test_records_after_an_abort_below_the_dirty_part_replace_others(
+    orders: Partition, clock: Clock
+) -> None:
+    """The pass that notes keys does not read that abort's marker; its producer's next transaction is committed."""
+    producer = Producer(orders, 1)
+    producer.send("1")
+    producer.end(commit=False)
+    orders.roll(clock())
+    put(orders, "1")
+    dirty = run(orders, clock)
+    producer.send("1", "2")
+    producer.send_records([Record(None, b"1")])
+    producer.end(commit=True)
+    put(orders, "9")
+    assert committed(orders) == [(2, b"1"), (3, b"1"), (4, b"2"), (5, b"1"), (7, b"9")]
+    dirty = run(orders, clock, dirty)
+    assert committed(orders) == [(4, b"2"), (5, b"1"), (7, b"9")]
+    clock.now_ms += DAY
+    run(orders, clock, dirty)
+    assert committed(orders) == [(4, b"2"), (7, b"9")]
+
+
 def test_commit_marker_retention_with_empty_batch(orders: Partition, clock: Clock) -> None:
     """A marker stays as long as the header of a batch of its transaction stays (Kafka's tests of compaction)."""
     producer = Producer(orders, 1)

@@ -245,12 +245,14 @@ class Logs:
 
     def compact(self, name: str) -> None:
         self.store.compact(name, roll=self.chance.random() < 0.5)
-        self.note_compaction(name, self.log(name))
+        self.note_compaction(name, self.store)
 
-    def note_compaction(self, name: str, log: Partition) -> None:
+    def note_compaction(self, name: str, store: Store) -> None:
         """Take from a model what compaction has removed."""
+        log = store[name]
         left = {record.offset for record in log.read()}
-        self.models[name].compact(left, log.active.base_offset)
+        cleaned = store.checkpoints.cleaner_offset(name) or 0
+        self.models[name].compact(left, log.active.base_offset, cleaned)
 
     def tier(self, name: str) -> None:
         self.store.tier(name)
@@ -267,7 +269,7 @@ class Logs:
 
     def upkeep(self, name: str) -> None:
         self.store.upkeep()
-        self.note_compaction(COMPACTED, self.log(COMPACTED))
+        self.note_compaction(COMPACTED, self.store)
 
     def commit_offset(self, name: str) -> None:
         model = self.models[name]

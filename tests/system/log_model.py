@@ -95,14 +95,24 @@ class Model:
         self.records = {offset: each for offset, each in self.records.items() if offset < end}
         self.markers = [marker for marker in self.markers if marker[1] < end]
 
-    def compact(self, left: set[int], bound: int) -> None:
-        """Drop the records that compaction has removed; `left` has those that it has left below an offset."""
+    def compact(self, left: set[int], bound: int, cleaned: int) -> None:
+        """Drop the records that compaction has removed, and keep those with the offsets `left`.
+
+        It has removed none from `bound` on. Below the cleaner offset `cleaned`, it has left only the newest records.
+        """
         aborted, stable = self.transactions()
         self.cleaned = max(self.cleaned, min(bound, stable))
-        newest: dict[bytes, Sent] = {}
-        for each in self.records.values():
-            if each.offset < min(stable, bound) and each.offset not in aborted:
-                newest[each.key] = each
+        newest, newest_cleaned = (
+            {
+                each.key: each
+                for each in self.records.values()
+                if each.offset < limit and each.offset not in aborted
+            }
+            for limit in (min(stable, bound), cleaned)
+        )
+        old = {offset for offset in self.records if offset < cleaned}
+        old -= {each.offset for each in newest_cleaned.values()}
+        assert not old & left, old & left
         kept = {offset for offset in self.records if offset >= bound or offset >= stable}
         # A null value may be removed once it is old enough.
         kept |= {each.offset for each in newest.values() if each.value is not None}

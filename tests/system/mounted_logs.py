@@ -281,7 +281,7 @@ class MountedLogs(Logs):
     def compact_by_mount(self, name: str) -> None:
         self.run("compact", *self.chance.choice([[], ["--roll"]]), *self.target(name))
         with Store(self.log_dirs, read_only=True) as store:
-            self.note_compaction(name, store[name])
+            self.note_compaction(name, store)
 
     def tier_by_mount(self, name: str) -> None:
         self.run("tier", *self.log_dirs)

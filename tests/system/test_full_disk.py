@@ -153,6 +153,19 @@ def test_output_that_does_not_fit_is_an_error(
     assert message.endswith(b"No space left on device")
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"], ids=["", "PYTHONUNBUFFERED"])
+def test_an_error_that_cannot_be_printed_has_its_exit_code(tmp_path: Path, unbuffered: str) -> None:
+    for words, code in (["cat", tmp_path / "none-0"], 1), (["nonsense"], 2):
+        with Path("/dev/full").open("wb") as full:
+            done = subprocess.run(
+                [sys.executable, "-m", "logfs", *words],
+                env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+                stderr=full,
+                check=False,
+            )
+        assert done.returncode == code
+
+
 def test_a_partition_can_be_deleted_on_a_full_disk(small_disk: Path, mount: Mount) -> None:
     """`logfs delete` succeeds on a full disk. A new partition of that name has nothing of the old one."""
     topic = mount.partition("a-0")

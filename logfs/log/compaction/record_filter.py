@@ -53,10 +53,11 @@ _KEPT_BITS = 0x7F
 
 
 class CleanedTransactions:
-    """The state of all transactions during a pass over a log from its start (Kafka's CleanedTransactionMetadata).
+    """The state of all transactions during a pass over a log (Kafka's CleanedTransactionMetadata).
 
-    `aborted` has the entries of all transaction indexes of the log. `kept` has the aborted transactions whose markers
-    stay, for the transaction index of the new segment. The caller clears `kept` before each new segment.
+    `aborted` has the entries of all transaction indexes of the log, also of segments before the pass. `kept` has the
+    aborted transactions whose markers stay, for the transaction index of the new segment. The caller clears `kept`
+    before each new segment.
     """
 
     def __init__(self, aborted: Iterable[AbortedTransaction]) -> None:
@@ -79,17 +80,19 @@ class CleanedTransactions:
             if attributes[number] & CONTROL_BIT:
                 found[number] = self._end(Batch.parse(data, int(rows[number, POSITION])))
             else:
-                found[number] = self._data(int(rows[number, PRODUCER_ID]))
+                producer_id, next_offset = rows[number, [PRODUCER_ID, NEXT_OFFSET]].tolist()
+                found[number] = self._is_aborted(producer_id, next_offset)
         return found
 
     def _begin(self, last_offset: int) -> None:
         while self._aborted and self._aborted[0].first_offset <= last_offset:
             entry = self._aborted.popleft()
-            self._open_aborted.setdefault(entry.producer_id, (entry, False))
+            self._open_aborted[entry.producer_id] = entry, False
 
-    def _data(self, producer_id: int) -> bool:
+    def _is_aborted(self, producer_id: int, next_offset: int) -> bool:
         found = self._open_aborted.get(producer_id)
-        if found is None:
+        # A transaction that ended before this batch has its marker in a segment before the pass.
+        if found is None or found[0].last_offset < next_offset:
             self._open_committed.add(producer_id)
             return False
         self._open_aborted[producer_id] = found[0], True
