@@ -55,23 +55,26 @@ def test_a_killed_command_leaves_a_correct_log(spawner: Spawner, tmp_path: Path)
     by_command: Counter[str] = Counter()
     number = 0
     order: list[Command] = []
-    while counts["kills"] < KILLS and not findings.are_too_many:
-        number += 1
-        if not order:
-            order = chooser.sample(COMMANDS, len(COMMANDS))
-        command, seed = order.pop(), chooser.randrange(2**31)
-        work = tmp_path / f"scene-{number}"
-        told = f"scene {seed}, {command.name}"
-        make_scene(spawner, work, seed)
-        with findings.collect(told):
-            trial = Trial(spawner, command, work, random.Random(seed), counts)
-            for _ in range(PER_COMMAND if trial.prepare() else 0):
-                with findings.collect(told):
-                    trial.kill()
-                    by_command[command.name] += 1
-        shutil.rmtree(work)
-    print(f"\nkills of commands: seed {SEED}, {dict(counts)}, right: {dict(by_command)}")
-    findings.report()
+    try:
+        while counts["kills"] < KILLS and not findings.are_too_many:
+            number += 1
+            if not order:
+                order = chooser.sample(COMMANDS, len(COMMANDS))
+            command, seed = order.pop(), chooser.randrange(2**31)
+            work = tmp_path / f"scene-{number}"
+            told = f"scene {seed}, {command.name}"
+            make_scene(spawner, work, seed)
+            with findings.collect(told):
+                trial = Trial(spawner, command, work, random.Random(seed), counts)
+                for _ in range(PER_COMMAND if trial.prepare() else 0):
+                    with findings.collect(told):
+                        trial.kill()
+                        by_command[command.name] += 1
+            shutil.rmtree(work)
+    finally:
+        # Also after Ctrl-C: a long run is not lost.
+        print(f"\nkills of commands: seed {SEED}, {dict(counts)}, right: {dict(by_command)}")
+        findings.report()
 
 
 # Mounts.
@@ -320,18 +323,20 @@ def test_a_killed_mount_leaves_a_correct_log(spawner: Spawner, tmp_path: Path) -
     findings = Findings()
     counts: Counter[str] = Counter()
     number = 0
-    while counts["kills of mounts"] < MOUNT_KILLS and number < 2 * MOUNT_KILLS:
-        number += 1
-        seed = chooser.randrange(2**31)
-        kills = MountKills(spawner, tmp_path / f"log-{number}", seed, counts)
-        with findings.collect(f"mount, seed {seed}"):
-            kills.make()
-            for _ in range(min(PER_LOG, MOUNT_KILLS - counts["kills of mounts"])):
-                kills.kill()
-            kills.hold_bucket()
-        shutil.rmtree(kills.directory)
-    print(f"\nkills of mounts: seed {SEED}, {dict(counts)}")
-    findings.report()
+    try:
+        while counts["kills of mounts"] < MOUNT_KILLS and number < 2 * MOUNT_KILLS:
+            number += 1
+            seed = chooser.randrange(2**31)
+            kills = MountKills(spawner, tmp_path / f"log-{number}", seed, counts)
+            with findings.collect(f"mount, seed {seed}"):
+                kills.make()
+                for _ in range(min(PER_LOG, MOUNT_KILLS - counts["kills of mounts"])):
+                    kills.kill()
+                kills.hold_bucket()
+            shutil.rmtree(kills.directory)
+    finally:
+        print(f"\nkills of mounts: seed {SEED}, {dict(counts)}")
+        findings.report()
     for what in (
         "acknowledged lines",
         "acknowledged commits",
