@@ -39,8 +39,10 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         found = socket.create_server((host, port), family=family, backlog=_CONNECTIONS)
     except OSError as error:
-        number = error.errno or errno.EADDRNOTAVAIL
-        raise OSError(number, os.strerror(number), f"--metrics-listen {host}:{port}") from None
+        # The text of the errno, without the address that Python adds; a host without an address has no errno.
+        is_errno = error.errno in errno.errorcode
+        reason = os.strerror(error.errno or 0) if is_errno else error.strerror
+        raise OSError(error.errno, reason, f"--metrics-listen {host}:{port}") from None
     host, port = found.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     logger.info("metrics: http://%s:%d%s", shown, port, _PATH)

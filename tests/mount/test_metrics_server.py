@@ -113,17 +113,21 @@ def test_clients_that_send_nothing_keep_no_other_out(mount: Mount) -> None:
             assert answer.status == 200
 
 
-def test_an_address_that_is_taken_is_an_error_before_the_mount(
+def test_an_address_that_cannot_be_used_is_an_error_before_the_mount(
     mount: Mount, tmp_path: Path
 ) -> None:
-    port = address(mount).rpartition(":")[2].partition("/")[0]
+    taken = address(mount).partition("//")[2].partition("/")[0]
     (tmp_path / "mnt").mkdir()
-    words = ["mount", "--metrics-listen", f"127.0.0.1:{port}", tmp_path / "log", tmp_path / "mnt"]
-    done = subprocess.run(
-        [sys.executable, "-m", "logfs", *words], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 1
-    assert f"logfs: --metrics-listen 127.0.0.1:{port}: Address already in use\n" in done.stderr
+    for where, reason in (
+        (taken, "Address already in use"),
+        ("192.0.2.1:9308", "Cannot assign requested address"),
+    ):
+        words = ["mount", "--metrics-listen", where, tmp_path / "log", tmp_path / "mnt"]
+        done = subprocess.run(
+            [sys.executable, "-m", "logfs", *words], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 1
+        assert f"logfs: --metrics-listen {where}: {reason}\n" in done.stderr
 
 
 @pytest.mark.parametrize("text", ["", "host", "127.0.0.1:", "1:x", "65536", "-1"])
