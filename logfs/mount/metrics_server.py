@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import logging
-import os
 import socket
 from contextlib import suppress
 from functools import partial
@@ -39,9 +37,8 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         found = socket.create_server((host, port), family=family, backlog=_CONNECTIONS)
     except OSError as error:
-        # The text of the errno, without the address that Python adds; a host without an address has no errno.
-        is_errno = error.errno in errno.errorcode
-        reason = os.strerror(error.errno or 0) if is_errno else error.strerror
+        # Without the address, which Python adds in brackets.
+        reason = str(error.strerror).partition(" (")[0]
         raise OSError(error.errno, reason, f"--metrics-listen {host}:{port}") from None
     host, port = found.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
