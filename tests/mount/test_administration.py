@@ -225,7 +225,10 @@ def test_rmdir_and_rm_destroy_no_records(shared: Mount, topic: Path) -> None:
         with refuses(errno.ENOTEMPTY):
             path.rmdir()
         log_dir = shared.log_dirs[0]
-        assert f"has 2 records; 'logfs delete {log_dir}/{name}-{number}'" in shared.errors()
+        assert (
+            f"has 2 records; to delete them too, run 'logfs delete {log_dir}/{name}-{number}'"
+            in shared.errors()
+        )
 
     def look() -> object:
         files = ("records.jsonl", "groups/billing", "config/retention.ms")
