@@ -324,7 +324,7 @@ def test_a_round_ends_when_the_store_is_stopped_or_the_policy_changes(
             "orders-0", progress=lambda _: set_topic(store, "orders", cleanup_policy="delete")
         )
     set_topic(store, "orders", cleanup_policy="compact")
-    with pytest.raises(CleaningAborted, match="being closed"):
+    with pytest.raises(CleaningAborted, match="the store is closed"):
         store.compactor.compact("orders-0", progress=lambda _: store.compactor.stop())
     assert len(keys_of(orders)) == 40
     store.upkeep()

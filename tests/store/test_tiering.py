@@ -1315,7 +1315,7 @@ def test_the_command(log_dir: Path, bucket: Path, clock: Clock) -> None:
     dry = run("tier", "-n", str(log_dir))
     assert dry.count("would be copied") > 3
     assert not objects(bucket)
-    assert "segments of" in run("tier", str(log_dir))
+    assert "segments (" in run("tier", str(log_dir))
     assert start_offsets(bucket)[0] == 0
     assert run("tier", str(log_dir)).startswith("orders-0: 0 segments")
     assert run("cat", "-o", "3..5", f"{log_dir}/orders-0") == "value 3\nvalue 4\n"
