@@ -41,6 +41,8 @@ class Model:
         self.markers: list[tuple[int, int, bool]] = []
         # The offset below which compaction may have dropped records.
         self.cleaned = 0
+        # The highest offset that compaction has dropped.
+        self.dropped = -1
         # How often records left the log in the middle or at its end, so that open texts may end.
         self.breaks = 0
 
@@ -116,6 +118,7 @@ class Model:
         kept = {offset for offset in self.records if offset >= bound or offset >= stable}
         # A null value may be removed once it is old enough.
         kept |= {each.offset for each in newest.values() if each.value is not None}
+        self.dropped = max([self.dropped, *(self.records.keys() - left)])
         wanted = {offset for offset in kept if offset >= self.start}
         assert wanted <= left <= set(self.records), (wanted - left, left - set(self.records))
         self.records = {offset: each for offset, each in self.records.items() if offset in left}

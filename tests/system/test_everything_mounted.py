@@ -166,6 +166,8 @@ class Mounted(MountedLogs):
         model = self.models[name]
         records = model.shown(shown.isolation)
         has_come = records and records[-1].offset >= self.arrived.get(name, 0)
+        # A file that was open over a compaction shows also what that has dropped and the file had not read.
+        self.drop(lambda tail: self.models[tail.name].dropped > tail.last)
         if len(self.tails) < 6 and (has_come or not shown.is_follower):
             self.agree(*ask_records(self.about(shown, name)), follows=shown.is_follower)
             self.tails.append(Tail(shown, name, model.breaks))
