@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import socket
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING
 
 import trio
@@ -61,7 +60,7 @@ async def serve(listening: socket.socket, metrics: Metrics) -> None:
                 logger.warning("metrics: no connection: %s", error)
                 await trio.sleep(_PAUSE_SECONDS)
             else:
-                nursery.start_soon(partial(_serve_client, stream, free, metrics))
+                nursery.start_soon(_serve_client, stream, free, metrics)
 
 
 async def _serve_client(stream: trio.SocketStream, free: trio.Semaphore, metrics: Metrics) -> None:

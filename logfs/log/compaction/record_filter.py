@@ -76,12 +76,12 @@ class CleanedTransactions:
         found = np.zeros(len(rows), np.bool_)
         attributes = rows[:, ATTRIBUTES]
         for number in np.flatnonzero(attributes & (TRANSACTIONAL_BIT | CONTROL_BIT)).tolist():
-            self._begin(int(rows[number, NEXT_OFFSET]) - 1)
+            last_offset = int(rows[number, NEXT_OFFSET]) - 1
+            self._begin(last_offset)
             if attributes[number] & CONTROL_BIT:
                 found[number] = self._end(Batch.parse(data, int(rows[number, POSITION])))
             else:
-                producer_id, next_offset = rows[number, [PRODUCER_ID, NEXT_OFFSET]].tolist()
-                found[number] = self._is_aborted(producer_id, next_offset)
+                found[number] = self._is_aborted(int(rows[number, PRODUCER_ID]), last_offset)
         return found
 
     def _begin(self, last_offset: int) -> None:
@@ -89,10 +89,10 @@ class CleanedTransactions:
             entry = self._aborted.popleft()
             self._open_aborted[entry.producer_id] = entry, False
 
-    def _is_aborted(self, producer_id: int, next_offset: int) -> bool:
+    def _is_aborted(self, producer_id: int, last_offset: int) -> bool:
         found = self._open_aborted.get(producer_id)
         # A transaction that ended before this batch has its marker in a segment before the pass.
-        if found is None or found[0].last_offset < next_offset:
+        if found is None or found[0].last_offset <= last_offset:
             self._open_committed.add(producer_id)
             return False
         self._open_aborted[producer_id] = found[0], True
