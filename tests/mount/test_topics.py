@@ -16,7 +16,7 @@ from logfs.format.base.murmur2 import partition_of
 from logfs.store.store import Store
 from tests.support.batches import batch
 from tests.support.command_line import fails, ok
-from tests.support.processes import Threads, run
+from tests.support.processes import Threads, run, wait_for
 from tests.support.requirements import need_root
 from tests.support.stores import assert_clean
 
@@ -391,3 +391,21 @@ def test_a_change_of_access_is_shown_at_once_by_the_topic(mounted: Mount) -> Non
     found = (topic / "groups").stat()
     assert (found.st_uid, found.st_gid) == (12, 34)
     assert mounted.errors().count("change them there") == len(entries)
+
+
+def test_an_open_directory_of_a_deleted_topic_is_empty(
+    log_dir: Path, make_mount: Callable[..., Mount]
+) -> None:
+    """On a read-only mount, the names in an open directory are ENOENT once another process has deleted the topic."""
+    with Store(log_dir) as store:
+        store.create("orders-0")
+        topic = make_mount("--read-only", name="ro").path / "topics/orders"
+        directory = os.open(topic, os.O_RDONLY)
+        try:
+            store.delete("orders-0")
+            wait_for(lambda: not topic.exists())
+            for name in ("records", "records.jsonl", "append", "append.jsonl", "config", "groups"):
+                with pytest.raises(FileNotFoundError):
+                    os.stat(name, dir_fd=directory)
+        finally:
+            os.close(directory)

@@ -104,15 +104,21 @@ class TopicDirectory(_Folder):
         self.topic = Topic(context.store, name)
 
     def find(self, name: str) -> Node | None:
+        if name == _PARTITIONS:
+            return PartitionsDirectory(self.context, name, self)
+        if name not in self.names():
+            return None
+        partitions = self.topic.partitions
+        if not partitions:
+            # Another process has deleted them, or is moving them, since this directory was looked up.
+            return None
         if name in _FRAMERS:
-            return TopicAppendFile(self.context, name, self, self.topic.partitions)
+            return TopicAppendFile(self.context, name, self, partitions)
         if name in _TEXTS:
-            return TopicTextFile(self.context, name, self, self.topic.partitions)
+            return TopicTextFile(self.context, name, self, partitions)
         if name == _CONFIG:
-            return TopicSettingsDirectory(self.context, name, self, self.topic.partitions)
-        if name == _GROUPS:
-            return TopicGroupsDirectory(self.context, name, self, self.topic.partitions)
-        return PartitionsDirectory(self.context, name, self) if name == _PARTITIONS else None
+            return TopicSettingsDirectory(self.context, name, self, partitions)
+        return TopicGroupsDirectory(self.context, name, self, partitions)
 
     def is_current(self, node: Node) -> bool:
         if not isinstance(node, _TopicAccess):
