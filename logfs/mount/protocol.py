@@ -194,6 +194,7 @@ class Operations(Handlers[Node]):
         self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
         directory = self._directory(parent_inode)
+        _check_path(directory)
         if name in (b".", b".."):
             node: Node = directory if name == b"." else directory.parent or directory
             entry = await self._attributes(node)
@@ -266,6 +267,7 @@ class Operations(Handlers[Node]):
 
     async def readlink(self, inode: int, ctx: pyfuse3.RequestContext) -> bytes:
         node = self._inodes.node(inode)
+        _check_path(node)
         if not isinstance(node, SymlinkNode):
             raise refuse(errno.EINVAL, f"{node.path}: is not a symbolic link")
         return os.fsencode(await self._run(node.target))
@@ -281,6 +283,7 @@ class Operations(Handlers[Node]):
 
     async def opendir(self, inode: int, ctx: pyfuse3.RequestContext) -> int:
         directory = self._directory(inode)
+        _check_path(directory)
         # A directory of keys or offsets may have very many names, so a worker thread lists them.
         names = await self._look(lambda: list(directory.names()))
         handle = self._new_handle()
@@ -352,7 +355,9 @@ class Operations(Handlers[Node]):
     # Files.
 
     async def open(self, inode: int, flags: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
-        return await self._open(self._inodes.node(inode), flags, ctx)
+        node = self._inodes.node(inode)
+        _check_path(node)
+        return await self._open(node, flags, ctx)
 
     async def _open(self, node: Node, flags: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
         if not isinstance(node, FileNode):
@@ -472,6 +477,16 @@ class Operations(Handlers[Node]):
 
 
 _READS = frozenset({"lookup", "getattr", "open", "read", "readlink"})
+
+
+def _check_path(node: Node) -> None:
+    """Raise ESTALE if the partition of a node was deleted.
+
+    The kernel keeps names for a second, in which they may lead to a deleted partition. At ESTALE, it looks up all
+    names of the path again.
+    """
+    if node.is_deleted:
+        raise pyfuse3.FUSEError(errno.ESTALE)
 
 
 def _caller(ctx: pyfuse3.RequestContext) -> Caller:

@@ -19,6 +19,8 @@ import orjson
 import pytest
 
 import logfs
+from logfs.store.admin.client import ask
+from logfs.store.admin.requests import Create, Delete
 from logfs.store.directory.mount_table import logfs_mounts, mounts
 from tests.support.mounts import Mount, refuses
 from tests.support.processes import Threads, run, wait_for
@@ -272,6 +274,32 @@ def test_deleted_under_open_handles(shared: Mount, topic: Path) -> None:
         again = shared.partition(topic.name)
         (again / "append").write_bytes(b"c\n")
         assert (again / "records").read_bytes() == b"c\n"
+
+
+def test_a_path_leads_to_the_new_partition_at_once(shared: Mount, topic: Path) -> None:
+    """Once commands have deleted and created a partition, no name leads to the deleted one."""
+
+    def used() -> list[object]:
+        """Return what each name shows. The kernel then has the names and the attributes of the directories."""
+        return [
+            (topic / "records").read_bytes(),
+            (topic / "offsets/0").read_bytes(),
+            os.readlink(topic / "keys/k"),
+            len(os.listdir(topic / "offsets")),
+        ]
+
+    for number in range(3):
+        line = b'{"key":"k","value":"%d"}\n' % number
+        (topic / "append.jsonl").write_bytes(line)
+        assert used() == [b"%d\n" % number, b"%d" % number, "../offsets/0", 3]
+        # As `logfs delete` and `logfs create` do, within the second for which the kernel keeps names.
+        ask(shared.path, Delete(topic.name))
+        ask(shared.path, Create(topic.name))
+        assert (topic / "records").read_bytes() == b""
+        for name in ("offsets/0", "keys/k"):
+            with refuses(errno.ENOENT):
+                (topic / name).open()
+        assert os.listdir(topic / "offsets") == []
 
 
 def test_append_only(shared: Mount, topic: Path) -> None:

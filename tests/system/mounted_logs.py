@@ -103,8 +103,15 @@ class MountedLogs(Logs):
             shown.start()
         address = str(self.root / "socket")
         self.follower = self.spawner.call("tests.system.everything:follow", address, *self.log_dirs)
-        wait_for(lambda: os.path.exists(address))
-        self.connection = Client(address)
+
+        def connect() -> bool:
+            try:
+                self.connection = Client(address)
+            except (FileNotFoundError, ConnectionRefusedError):
+                return False
+            return True
+
+        wait_for(connect)
 
     def stop(self) -> None:
         """Stop what follows the log directories."""

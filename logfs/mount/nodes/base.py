@@ -108,6 +108,11 @@ class Node:
             return "/"
         return self.parent.path_of(self.name)
 
+    @property
+    def is_deleted(self) -> bool:
+        """Whether the node belongs to a partition that was deleted, so that its path may lead to another node now."""
+        return self.parent is not None and self.parent.is_deleted
+
     def stat(self) -> Stat:
         """Return the attributes of the node: file type and permission bits, owner, size (bytes) and mtime."""
         raise NotImplementedError

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from logfs.log.read.log import Log
-    from logfs.store.store import Store
 
 _APPENDS = {"append": AppendFile, "append.jsonl": EnvelopeAppendFile}
 _TEXTS = ("records", "records.jsonl")
@@ -79,16 +78,18 @@ class PartitionDirectory(PartitionAccess, DirectoryNode):
                 raise offline_error(error) from error
         return self._partition
 
-    def is_in(self, store: Store) -> bool:
-        """Whether the store still has this partition, rather than none or a new one of the same name."""
-        known = self._partition
+    @property
+    def is_deleted(self) -> bool:
+        """Whether the store has this partition no longer, but none or a new one of the same name."""
+        registry, known = self.context.store.registry, self._partition
+        loaded: Log | None
         if isinstance(known, UnloadedPartition):
-            if store.registry.unloaded.get(self.name) is known:
-                return True
-            return known.partition is not None and known.partition is store.registry.partitions.get(
-                self.name
-            )
-        return known is store.registry.partitions.get(self.name)
+            if registry.unloaded.get(self.name) is known:
+                return False
+            loaded = known.partition
+        else:
+            loaded = known
+        return loaded is None or loaded is not registry.partitions.get(self.name)
 
     def access(self) -> Access:
         return self.modes.get("")

@@ -59,7 +59,7 @@ class RootDirectory(DirectoryNode):
             self._partitions.pop(name, None)
             return super().known(name)
         known = self._partitions.get(name)
-        if known is not None and not known.is_in(self.context.store):
+        if known is not None and known.is_deleted:
             # The partition was deleted; another one may have its name now.
             del self._partitions[name]
             return None
