@@ -14,7 +14,7 @@ from hypothesis import settings
 
 from logfs.log.disk.bucket_path import BucketPath
 from logfs.store.store import Store
-from tests.support import fault_sites, lock_order
+from tests.support import examples, fault_sites, lock_order
 from tests.support.mounts import Mount, alone_with_mounts
 from tests.support.requirements import need_command, need_fuse
 from tests.support.stores import Clock, assert_clean
@@ -81,6 +81,14 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         _terminal.write_line(f"\n{report.nodeid}: {report.when} failed: {reason}")
     if report.skipped and isinstance(report.longrepr, tuple):
         _skipped[report.longrepr[2].removeprefix("Skipped: ")] += 1
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """After failures, print the seed that draws the same cases."""
+    if terminalreporter.stats.get("failed"):
+        terminalreporter.write_line(
+            f"{examples.SEED}={examples.seed_of()} repeats the random cases"
+        )
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import logfs
+from tests.support.examples import drawn
 
 # A kernel whose constant and whose inner loop are in other files.
 FILES = {
@@ -94,15 +95,14 @@ def test_a_kernel_is_compiled_again_when_another_file_changes(package: Path) -> 
     assert run(package, PROBE) == ("28", False)
 
 
+# Files whose code is in the kernels of batches, and others.
+PARTS = ("base/batch_rows.py", "kernels/json_kernels.py", "kernels/kernel.py")
+OTHERS = ("kernels/text_kernels.py", "encoding/batch_builder.py")
+
+
 @pytest.mark.parametrize(
     ("name", "is_part"),
-    [
-        ("base/batch_rows.py", True),
-        ("kernels/json_kernels.py", True),
-        ("kernels/kernel.py", True),
-        ("kernels/text_kernels.py", False),
-        ("encoding/batch_builder.py", False),
-    ],
+    [(name, name in PARTS) for names in (PARTS, OTHERS) for name in drawn(names, 1)],
 )
 def test_the_sources_of_the_kernels_of_batches(package: Path, name: str, is_part: bool) -> None:
     """The cache knows all files whose code is in these kernels, and no others."""

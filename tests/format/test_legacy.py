@@ -31,10 +31,9 @@ from logfs.store.directory.log_dir import CLEANER_OFFSETS
 from logfs.store.observe.check import Severity, check
 from logfs.store.store import Store
 from tests.support.command_line import call, ok
-from tests.support.examples import examples
+from tests.support.examples import drawn, examples
 from tests.support.legacy_encoder import CREATE, LATE, NONE, Old, as_read, message, stored, wrapper
 from tests.support.partitions import log, raw_batch, raw_partition
-from tests.support.requirements import DEEP
 from tests.support.stores import assert_clean
 
 with warnings.catch_warnings():
@@ -622,7 +621,7 @@ def test_a_tail_torn_at_any_byte_is_cut_off(
     records = [as_read(magic, Old(n, b"old", None, T)) for n in range(2)]
     data = b"".join(message(magic, Old(n, b"old", None, T)) for n in range(2))
     tail = last_batch(kind, magic, [Old(n, b"value %d" % n, b"key", T) for n in range(2, 6)])
-    for size in range(1, len(tail)):
+    for size in drawn(range(1, len(tail)), 15):
         log_dir = tmp_path / "cut"
         directory = raw_partition(log_dir, {log(0): data + tail[:size]})
         with Store(log_dir, clock=clock) as store:
@@ -682,7 +681,7 @@ def test_a_flipped_bit_damages_only_its_batch(
     expected.append(as_read(magic, Old(10, b"end")))
     with Store(log_dir, clock=clock) as store:
         assert len(list(store[NAME].read())) == 11
-    for bit in range(len(before) * 8, len(before + hit) * 8, 1 if DEEP else 5):
+    for bit in drawn(range(len(before) * 8, len(before + hit) * 8), 60):
         flipped = bytearray(whole)
         flipped[bit // 8] ^= 1 << bit % 8
         (directory / log(0)).write_bytes(flipped)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shutil
+from itertools import product
 from typing import TYPE_CHECKING
 
 import pytest
 
 from logfs.format.batches.record import Record
 from logfs.store.store import Store
-from tests.support.requirements import DEEP
+from tests.support.examples import drawn
 from tests.support.stores import set_topic
 
 if TYPE_CHECKING:
@@ -42,25 +43,23 @@ def test_a_flipped_bit_in_an_index_costs_time(log_dir: Path, kind: str, read_onl
     whole = path.read_bytes()
     assert len(whole) > 8 * COUNT // 2
     copy = log_dir.with_name("copy")
-    for at in range(len(whole)):
-        bits = (0x80, 0x10, 0x01)
-        for bit in bits if DEEP else (bits[at % 3],):
-            shutil.copytree(log_dir, copy)
-            damaged = bytearray(whole)
-            damaged[at] ^= bit
-            (copy / NAME / path.name).write_bytes(damaged)
-            with Store(copy, read_only=read_only, clock=lambda: NOW_MS) as store:
-                orders = store[NAME]
-                assert [record.value for record in orders.read()] == VALUES
-                for number, value in enumerate(VALUES):
-                    record = orders.record(number)
-                    assert record is not None
-                    assert record.value == value
-                    found = orders.offset_for_time(FIRST_MS + number * STEP_MS - 1)
-                    assert found is not None
-                    assert found.offset == number
-                if not read_only:
-                    orders.roll(NOW_MS)
-                    assert orders.append([b"after"]) == COUNT
-            assert store.registry.failed == []
-            shutil.rmtree(copy)
+    for at, bit in drawn(product(range(len(whole)), (0x80, 0x10, 0x01)), 40):
+        shutil.copytree(log_dir, copy)
+        damaged = bytearray(whole)
+        damaged[at] ^= bit
+        (copy / NAME / path.name).write_bytes(damaged)
+        with Store(copy, read_only=read_only, clock=lambda: NOW_MS) as store:
+            orders = store[NAME]
+            assert [record.value for record in orders.read()] == VALUES
+            for number, value in enumerate(VALUES):
+                record = orders.record(number)
+                assert record is not None
+                assert record.value == value
+                found = orders.offset_for_time(FIRST_MS + number * STEP_MS - 1)
+                assert found is not None
+                assert found.offset == number
+            if not read_only:
+                orders.roll(NOW_MS)
+                assert orders.append([b"after"]) == COUNT
+        assert store.registry.failed == []
+        shutil.rmtree(copy)

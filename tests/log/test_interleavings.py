@@ -20,6 +20,7 @@ from logfs.format.batches.record import Record
 from logfs.format.text.rendering import View
 from logfs.store.store import Store
 from tests.support.batches import Producer
+from tests.support.examples import seed_of
 from tests.support.scheduler import Beside, Scheduler, WatchedDisk, WatchedReadOnlyDisk
 from tests.support.stores import Clock, errors_of, set_topic
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 NAME = "orders-0"
 # In the suite, one of so many points of a pair is tried; the seed chooses which.
 STEP = 1 if "LOGFS_INTERLEAVINGS" in os.environ else 47
-SEED = int(os.environ.get("LOGFS_INTERLEAVINGS_SEED", "0"))
+SEED = seed_of("LOGFS_INTERLEAVINGS_SEED")
 
 
 class World(NamedTuple):

@@ -26,6 +26,7 @@ from logfs.store.staged_commits import Commits
 from logfs.store.store import Store
 from tests.support import crashdisk
 from tests.support.crashdisk import RecordingDisk, State, Workload
+from tests.support.examples import seed_of
 from tests.support.requirements import DEEP
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.usefixtures("quiet_log")
 
 STATES = int(os.environ.get("LOGFS_CRASH_STATES", "400"))
+SEED = seed_of("LOGFS_CRASH_SEED")
 
 
 @pytest.fixture(autouse=True)
@@ -393,7 +395,7 @@ def test_a_power_cut_at_any_step_keeps_what_was_flushed(
     Before, during and after the swap of a compaction, the same records are there (Kafka's tests of compaction).
     """
     states = states_of(WORKLOADS[name])
-    chosen = crashdisk.sample(states, -(-STATES // len(WORKLOADS)))
+    chosen = crashdisk.sample(states, -(-STATES // len(WORKLOADS)), SEED)
     total = campaign(chosen)
     print(f"{name}: {len(states)} states, {dict(total)}")
     record_property("crash states", str(dict(total)))
@@ -406,7 +408,7 @@ def first_states(count: int) -> list[State]:
     return [
         state
         for name, workload in WORKLOADS.items()
-        for state in crashdisk.sample(states_of(workload), count, seed=len(name))
+        for state in crashdisk.sample(states_of(workload), count, SEED)
     ]
 
 
@@ -435,7 +437,7 @@ def test_a_partition_that_is_created_again_has_no_commits_of_the_one_before() ->
         finally:
             disk.close()
     seen = Counter[bool]()
-    for state in crashdisk.sample(states, 400 if DEEP else 50):
+    for state in crashdisk.sample(states, 400 if DEEP else 50, SEED):
         with crashdisk.scratch() as root:
             crashdisk.write_image(root, state.image)
             with Store(crashdisk.log_dirs(root)) as store:
@@ -457,8 +459,8 @@ def test_a_second_power_cut_keeps_what_was_flushed(what: str) -> None:
         last = max(state.after for state in states)
         ends = [state for state in states if state.after == last]
         share = -(-wanted // len(bases))
-        chosen = crashdisk.sample(states, -(-share // 2), seed=2)
-        total += campaign(chosen + crashdisk.sample(ends, share // 2, seed=3))
+        chosen = crashdisk.sample(states, -(-share // 2), SEED)
+        total += campaign(chosen + crashdisk.sample(ends, share // 2, SEED))
         total["first crashes"] += 1
         total["states in all"] += len(states)
     print(f"second cut, {what}: {dict(total)}")

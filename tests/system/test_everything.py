@@ -23,6 +23,7 @@ from logfs.log.read.merged_text import MergedText
 from logfs.log.read.read_committed import Isolation
 from logfs.store.store import Store
 from tests.support.crashdisk import fast_directory
+from tests.support.examples import seed_of
 from tests.support.partitions import by_splits
 from tests.support.stores import Clock, errors_of
 from tests.system.everything import (
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from logfs.log.read.reader import Reader
 
 STEPS = int(os.environ.get("LOGFS_EVERYTHING_STEPS", "150"))
-SEED = int(os.environ.get("LOGFS_EVERYTHING_SEED", "0"))
+SEED = seed_of("LOGFS_EVERYTHING_SEED")
 RUNS = int(os.environ.get("LOGFS_EVERYTHING_RUNS", "2"))
 
 

@@ -25,6 +25,7 @@ from logfs.log.read.read_committed import Isolation
 from logfs.log.scan import scan_split
 from logfs.store.store import Store
 from tests.support.crashdisk import fast_directory
+from tests.support.examples import seed_of
 from tests.support.processes import wait_for
 from tests.support.requirements import need_fuse
 from tests.system.everything import (
@@ -67,7 +68,7 @@ if TYPE_CHECKING:
     from tests.support.spawner import Spawner
 
 STEPS = int(os.environ.get("LOGFS_EVERYTHING_MOUNTED_STEPS", "40"))
-SEED = int(os.environ.get("LOGFS_EVERYTHING_SEED", "0"))
+SEED = seed_of("LOGFS_EVERYTHING_SEED")
 RUNS = int(os.environ.get("LOGFS_EVERYTHING_MOUNTED_RUNS", "1"))
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.examples import seed_of
 from tests.support.mounts import Mount
 from tests.support.processes import run
 from tests.support.requirements import need_fuse
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 BYTES = int(os.environ.get("LOGFS_GROWING_BYTES", "12_000_000"))
 READERS = int(os.environ.get("LOGFS_GROWING_READERS", "12"))
 WRITERS = int(os.environ.get("LOGFS_GROWING_WRITERS", "4"))
-SEED = int(os.environ.get("LOGFS_GROWING_SEED", "0")) or random.randrange(1, 2**31)
+SEED = seed_of("LOGFS_GROWING_SEED")
 ROUND_SECONDS = 5.0
 MUTANT_ROUNDS = 5
 MODES = (

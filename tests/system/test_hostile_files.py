@@ -15,10 +15,11 @@ import pytest
 from logfs.store.observe.check import Severity, check
 from logfs.store.store import Store
 from tests.support.command_line import call
+from tests.support.examples import seed_of
 from tests.system.hostile import campaign
 
 MUTATIONS = int(os.environ.get("LOGFS_MUTATIONS", "300"))
-SEED = int(os.environ.get("LOGFS_MUTATION_SEED", "1"))
+SEED = seed_of("LOGFS_MUTATION_SEED")
 JOBS = int(os.environ.get("LOGFS_MUTATION_JOBS", "1"))
 
 # Known findings that are not fixed yet, by their first words. None of them is a crash or a hang.

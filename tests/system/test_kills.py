@@ -23,6 +23,7 @@ from logfs.format.tiered import object_keys
 from logfs.format.tiered.metadata_record import TOPIC as METADATA
 from logfs.store.store import Store, now_ms
 from logfs.store.tiering.bucket_owner import FILE_NAME
+from tests.support.examples import seed_of
 from tests.support.processes import wait_for
 from tests.support.requirements import need_fuse
 from tests.system import oracle
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from tests.system.load import Acknowledged
 
 KILLS = int(os.environ.get("LOGFS_KILLS", "18"))
-SEED = int(os.environ.get("LOGFS_KILLS_SEED", "1"))
+SEED = seed_of("LOGFS_KILLS_SEED")
 # Kills of one command on one scene.
 PER_COMMAND = 10
 

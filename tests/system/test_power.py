@@ -17,6 +17,7 @@ import pytest
 
 from logfs.store.store import Store
 from tests.support.command_line import call
+from tests.support.examples import seed_of
 from tests.support.mounts import Mount
 from tests.support.processes import wait_for
 from tests.support.requirements import need, need_command, need_fuse, need_root
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.usefixtures("mounts_alone")
 
 CUTS = int(os.environ.get("LOGFS_POWER_CUTS", "8"))
-SEED = os.environ.get("LOGFS_POWER_SEED", "1")
+SEED = os.environ.get("LOGFS_POWER_SEED", str(seed_of()))
 MUTANT_CUTS = 100
 
 

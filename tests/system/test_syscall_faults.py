@@ -24,6 +24,7 @@ import pytest
 
 from logfs.errors import LogfsError
 from logfs.store.store import Store
+from tests.support.examples import seed_of
 from tests.support.requirements import need_fuse
 from tests.system import oracle
 from tests.system.commands import COMMANDS, ERRORS, Trial, make_fault
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from tests.system.fault_script import Journal
 
 RUNS = int(os.environ.get("LOGFS_SYSCALL_FAULTS", "6"))
-SEED = int(os.environ.get("LOGFS_SYSCALL_FAULTS_SEED", "1"))
+SEED = seed_of("LOGFS_SYSCALL_FAULTS_SEED")
 # Failing calls per command and scene.
 PER_COMMAND = 10
 # A call on the mount must return within this time.
