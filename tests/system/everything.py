@@ -9,7 +9,8 @@ import os
 import random
 import shutil
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Container, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from multiprocessing.connection import Listener
@@ -42,6 +43,8 @@ Deed = Callable[[Any, str], None]
 Changes = dict[str, tuple[Sequence[str], Deed | None, Deed | None]]
 # How much rarer a change is for which Python has to take the place of the mount, or the mount that of Python.
 SWITCHING = 0.3
+# How much more frequent a change is that has not yet followed the last one.
+UNMET = 4
 # How many steps are printed at an error.
 PRINTED = int(os.environ.get("LOGFS_EVERYTHING_PRINTED", "60"))
 SETTINGS = {
@@ -358,10 +361,12 @@ def drive(
     """
     chances = [rare.get(name, 1) for name in observers]
     done: list[str] = []
+    # Of each change, those that have followed it in this run.
+    met: defaultdict[str, set[str]] = defaultdict(set)
     before = ""
     try:
         for _ in range(steps):
-            name = _choose(world, changes, weights)
+            name = _choose(world, changes, weights, met[before])
             logs, *ways = changes[name]
             log = world.chance.choice(logs)
             change = ways[world.mounted]
@@ -378,6 +383,7 @@ def drive(
                 if "object store" not in str(error):
                     raise
             pairs.followed[before, name] += 1
+            met[before].add(name)
             before = name
             for _ in range(2):
                 (look,) = world.chance.choices([*observers], chances)
@@ -390,10 +396,14 @@ def drive(
         raise
 
 
-def _choose(world: Logs, changes: Changes, weights: Mapping[str, float]) -> str:
-    """Return a change; those that the present writer cannot make are rarer."""
+def _choose(
+    world: Logs, changes: Changes, weights: Mapping[str, float], met: Container[str]
+) -> str:
+    """Return a change; those that the present writer cannot make are rarer, and those not in `met` more frequent."""
     chances = [
-        weights.get(name, 1) * (SWITCHING if ways[world.mounted] is None else 1)
+        weights.get(name, 1)
+        * (SWITCHING if ways[world.mounted] is None else 1)
+        * (1 if name in met else UNMET)
         for name, (_, *ways) in changes.items()
     ]
     (name,) = world.chance.choices([*changes], chances)
