@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from contextlib import suppress
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,6 +16,7 @@ pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 from logfs.spark.jobs.export_commit import OFFSETS, SUCCESS, TEMPORARY, Folders, temporary_directory
 from logfs.spark.jobs.export_files import WrittenFile
 from logfs.spark.options import Selection
+from tests.support.examples import drawn
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -105,8 +107,10 @@ def state_of(target: Path) -> State:
     return found
 
 
-@pytest.mark.parametrize("fail", [full, broken, interrupted, killed])
-@pytest.mark.parametrize("kind", ["first", "second", "anew"])
+@pytest.mark.parametrize(
+    ("kind", "fail"),
+    drawn(product(("first", "second", "anew"), (full, broken, interrupted, killed)), 4),
+)
 def test_an_export_is_whole_or_not_there(
     tmp_path: Path, kind: str, fail: Callable[[], object]
 ) -> None:

@@ -13,6 +13,7 @@ import pytest
 from logfs.errors import LogfsError
 from logfs.store.store import Store
 from tests.spark.conftest import need_spark
+from tests.support.examples import drawn
 
 pytest.importorskip("pyspark", reason="pyspark is not installed")
 
@@ -94,26 +95,28 @@ def test_a_session_prints_no_tracebacks_and_no_warnings_of_its_own(tmp_path: Pat
     assert "failed to flush" not in done.stderr, done.stderr
 
 
+WRONG: list[tuple[str, dict[str, str], str]] = [
+    ("lg", {"subscribe": "orders"}, "lg does not exist; did you mean .*log?"),
+    (
+        "log",
+        {"subscribe": "ordres"},
+        "no such partition or topic in .*log: ordres; 'logfs desc",
+    ),
+    ("log", {}, "One of the following options must be specified"),
+    ("log", {"subscribe": "orders", "startingOffset": "earliest"}, "mean 'startingOffsets'?"),
+    (
+        "log",
+        {"subscribe": "orders", "columns": "valeu"},
+        "no column 'valeu'; did you mean 'value'",
+    ),
+    ("log", {"subscribe": "orders", "columns": "value,value"}, "names the column value twice"),
+]
+
+
 @pytest.mark.parametrize(
-    ("path", "options", "message"),
-    [
-        ("lg", {"subscribe": "orders"}, "lg does not exist; did you mean .*log?"),
-        (
-            "log",
-            {"subscribe": "ordres"},
-            "no such partition or topic in .*log: ordres; 'logfs desc",
-        ),
-        ("log", {}, "One of the following options must be specified"),
-        ("log", {"subscribe": "orders", "startingOffset": "earliest"}, "mean 'startingOffsets'?"),
-        (
-            "log",
-            {"subscribe": "orders", "columns": "valeu"},
-            "no column 'valeu'; did you mean 'value'",
-        ),
-        ("log", {"subscribe": "orders", "columns": "value,value"}, "names the column value twice"),
-    ],
+    ("path", "options", "message", "kind"),
+    drawn([(*case, kind) for case in WRONG for kind in ("batch", "stream")], 4),
 )
-@pytest.mark.parametrize("kind", ["batch", "stream"])
 def test_errors_of_planning_are_one_line(
     spark: SparkSession,
     tmp_path: Path,

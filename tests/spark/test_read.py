@@ -13,6 +13,7 @@ from logfs.store.store import Store
 from tests.spark.streaming import streamed
 from tests.support.batches import batch
 from tests.support.bucket import put_aiven, put_local, sealed_segments
+from tests.support.examples import drawn
 from tests.support.stores import set_topic
 
 if TYPE_CHECKING:
@@ -190,29 +191,29 @@ def test_where_reading_starts_and_ends(
     assert found == ({("orders", 1): list(range(*expected))} if expected else {})
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"startingOffsets": "latest"}, "starting offset can't be latest for batch queries"),
-        (
-            {"startingOffsets": '{"orders":{"1":-1}}'},
-            "startingOffsets for orders-1 can't be latest",
-        ),
-        ({"endingOffsets": "earliest"}, "ending offset can't be earliest for batch queries"),
-        ({"endingOffsets": '{"orders":{"1":-2}}'}, "ending offset for orders-1 can't be earliest"),
-        ({"startingOffsets": '{"orders":{"0":5}}'}, "don't match what are assigned"),
-        ({"startingOffsets": "nonsense"}, "Expected e.g."),
-        ({"startingTimestamp": START_MS + 10**9}, "No offset matched from request"),
-        ({"startingOffsets": '{"orders":{"1":400}}'}, "greater than the end offset 300"),
-        ({"endingOffsets": '{"orders":{"1":400}}'}, "which ends at 300"),
-        ({"minPartitions": "0"}, "minPartitions must be positive"),
-        ({"subscribe": "orders"}, "Only one of the following options can be specified"),
-        ({"assign": '{"orders":[7]}'}, "orders-7"),
-        ({"assign": "orders"}, "No topicpartitions to assign"),
-        ({"isolationLevel": "none"}, "isolationLevel must be"),
-        ({"failOnDataLoss": "maybe"}, "failOnDataLoss must be true or false"),
-    ],
-)
+WRONG: list[tuple[dict[str, object], str]] = [
+    ({"startingOffsets": "latest"}, "starting offset can't be latest for batch queries"),
+    (
+        {"startingOffsets": '{"orders":{"1":-1}}'},
+        "startingOffsets for orders-1 can't be latest",
+    ),
+    ({"endingOffsets": "earliest"}, "ending offset can't be earliest for batch queries"),
+    ({"endingOffsets": '{"orders":{"1":-2}}'}, "ending offset for orders-1 can't be earliest"),
+    ({"startingOffsets": '{"orders":{"0":5}}'}, "don't match what are assigned"),
+    ({"startingOffsets": "nonsense"}, "Expected e.g."),
+    ({"startingTimestamp": START_MS + 10**9}, "No offset matched from request"),
+    ({"startingOffsets": '{"orders":{"1":400}}'}, "greater than the end offset 300"),
+    ({"endingOffsets": '{"orders":{"1":400}}'}, "which ends at 300"),
+    ({"minPartitions": "0"}, "minPartitions must be positive"),
+    ({"subscribe": "orders"}, "Only one of the following options can be specified"),
+    ({"assign": '{"orders":[7]}'}, "orders-7"),
+    ({"assign": "orders"}, "No topicpartitions to assign"),
+    ({"isolationLevel": "none"}, "isolationLevel must be"),
+    ({"failOnDataLoss": "maybe"}, "failOnDataLoss must be true or false"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), drawn(WRONG, 5), ids=str)
 def test_wrong_options_are_refused_with_a_message(
     spark: SparkSession, log_dir: Path, options: dict[str, str], message: str
 ) -> None:
