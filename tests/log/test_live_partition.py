@@ -1220,8 +1220,10 @@ def test_commands_beside_a_writer_that_compacts(
         for number in range(60):
             assert list(check(writer.log_dir)) == []
             form = [["-J"], [], ["-F", "%k %s\\n"]][number % 3]
-            assert main(["cat", *form, str(writer.log_dir / NAME)]) == 0
-            printed = capfdbinary.readouterr().out.splitlines()
+            code = main(["cat", *form, str(writer.log_dir / NAME)])
+            out, err = capfdbinary.readouterr()
+            assert code == 0, err
+            printed = out.splitlines()
             assert len(printed) >= keys
             if form == ["-J"]:
                 offsets = [orjson.loads(line)["offset"] for line in printed]
