@@ -7,8 +7,6 @@ import os
 import random
 import shutil
 import struct
-import subprocess
-import sys
 import tempfile
 import threading
 from collections import Counter
@@ -36,6 +34,7 @@ from logfs.store.observe.check import Severity, check
 from logfs.store.observe.status import store_status
 from logfs.store.store import Store
 from tests.support.batches import Producer
+from tests.support.command_line import call, ok
 from tests.support.crashdisk import fast_directory
 from tests.support.examples import examples
 from tests.support.processes import Threads, run
@@ -370,7 +369,7 @@ def test_reindex_removes_the_file(log_dir: Path) -> None:
         assert offset_of(log, b"a") == 0
         path = map_file(log)
     assert path.exists()
-    run(sys.executable, "-m", "logfs", "reindex", log_dir / NAME)
+    ok("reindex", log_dir / NAME)
     assert not path.exists()
 
 
@@ -665,18 +664,16 @@ def test_cat_by_key(log_dir: Path) -> None:
         log = store.create(NAME)
         log.append([Record(b"old", b"a"), Record(b"new", b"a"), Record(None, b"b")])
         log.append([Record(b"slash", b"a/b"), Record(b"bytes", b"\xff")])
-    command = [sys.executable, "-m", "logfs", "cat", str(log_dir / NAME)]
-    assert run(*command, "--newest", "a") == "new\n"
-    assert orjson.loads(run(*command, "--json", "--newest", "a"))["offset"] == 1
-    assert run(*command, "--format", "%o %k=%s", "--newest", "a/b") == "3 a/b=slash"
-    assert run(*command, "--newest", os.fsdecode(b"\xff")) == "bytes\n"
+    command = ["cat", log_dir / NAME]
+    assert ok(*command, "--newest", "a") == "new\n"
+    assert orjson.loads(ok(*command, "--json", "--newest", "a"))["offset"] == 1
+    assert ok(*command, "--format", "%o %k=%s", "--newest", "a/b") == "3 a/b=slash"
+    assert ok(*command, "--newest", os.fsdecode(b"\xff")) == "bytes\n"
     for key in ("b", "nobody"):
-        done = subprocess.run(
-            [*command, "--newest", key], capture_output=True, check=False, text=True
-        )
-        assert (done.returncode, done.stdout) == (1, "")
+        done = call(*command, "--newest", key)
+        assert (done.returncode, done.stdout) == (1, b"")
         assert (
-            done.stderr
+            done.stderr.decode()
             == f"logfs: {NAME}: no record has the key '{key}', or its newest record is a tombstone\n"
         )
 
