@@ -63,7 +63,7 @@ _JAAS_VALUE = re.compile(r'\b(username|password)\s*=\s*"((?:[^"\\]|\\.)*)"')
 
 
 def read_options(path: Path | None) -> dict[str, Any]:
-    """Return the options in a file of properties by the names of kafka-python; {} if `path` is None.
+    """Return the options in a properties file, each under its name in kafka-python; {} if `path` is None.
 
     Raises `InvalidSetting` for a malformed file, an unknown option or an invalid value, and the `OSError` of a failed
     read.

@@ -53,12 +53,12 @@ class Run(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The offset here after the last record."""
+        """The offset here after the last record of the run."""
         return self.offset + self.records
 
     @property
     def to_end(self) -> int:
-        """The offset in the cluster after the last record."""
+        """The offset in the cluster after the last record of the run."""
         return self.to_offset + self.records
 
 

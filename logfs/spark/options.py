@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 LATEST_OFFSET = -1
 EARLIEST_OFFSET = -2
 _DEFAULT_TRIGGER_DELAY_MS = 15 * 60 * 1000
-# Options of Kafka's consumer that Kafka's source refuses, too.
+# Options of Kafka's consumer that Spark's Kafka source refuses, too.
 _NOT_SUPPORTED = (
     "auto.offset.reset",
     "key.deserializer",

@@ -354,7 +354,10 @@ class Commits:
                 f"{home.path}: a decided commit writes to {name}, but {part.log_dir} is not open: open the log "
                 "directories together to finish it"
             )
-        logger.warning("%s: was deleted before a commit to it was finished", name)
+        logger.warning(
+            "%s: the partition was deleted before a commit of staged files was finished; its records are dropped",
+            name,
+        )
         return False
 
     def clear_place(self, name: str) -> None:

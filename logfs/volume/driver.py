@@ -96,7 +96,7 @@ class VolumeDriver:
         logdir = Path(options.logdir)
         if logdir == self._logs or logdir.is_relative_to(self._state):
             raise InvalidSetting(
-                f"volume {name}: logdir={logdir}: the plugin keeps something else there; give another directory"
+                f"volume {name}: logdir={logdir}: the plugin keeps its own files there; give another directory"
             )
         with self._lock:
             known = self._table.find(name)

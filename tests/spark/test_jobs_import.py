@@ -499,7 +499,10 @@ def test_export_and_import_by_the_command_line(log: Path, empty: Path, tmp_path:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("export", "one"), "one: give one log directory or more, and a directory for the files"),
+        (
+            ("export", "one"),
+            "one: is the only path; give one or more log directories, and a directory for the files",
+        ),
         (("export", "a", "b", "-o", "x"), "-o 'x': give an option as NAME=VALUE"),
         (("import", "one"), "one: give one source or more, and a log directory"),
     ],

@@ -259,7 +259,7 @@ def test_a_wrong_option_makes_no_volume(plugin: Plugin) -> None:
         assert said in plugin.refused("Create", Name="orders", Opts=options)
     for place in (plugin.logs, plugin.state, plugin.state / "mounts/x"):
         said = plugin.refused("Create", Name="orders", Opts={"logdir": str(place)})
-        assert f"logdir={place}: the plugin keeps something else there" in said
+        assert f"logdir={place}: the plugin keeps its own files there" in said
     assert plugin.ask("List")["Volumes"] == []
     plugin.ask("Create", Name="orders", Opts={"ro": "1"})
     assert "exists with other options" in plugin.refused("Create", Name="orders")

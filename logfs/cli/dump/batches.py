@@ -55,7 +55,7 @@ class LogFile:
         if not 0 <= position <= self.size_bytes:
             raise Corrupt(f"byte {position} is outside the log of {self.size_bytes} bytes")
         end = self.size_bytes if end is None else min(end, self.size_bytes)
-        # Not `<=`: Kafka's tool requires one byte after the header start that it reads.
+        # Not `<=`: Kafka's tool stops if no byte follows the base offset and the length (`_START`).
         while position + _START.size < end:
             _, length = _START.unpack(self._read(position, _START.size))
             if length < _SMALLEST_BYTES:

@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
     *log_dirs, target = arguments.words
     if not log_dirs:
         raise InvalidSetting(
-            f"{target}: give one log directory or more, and a directory for the files"
+            f"{target}: is the only path; give one or more log directories, and a directory for the files"
         )
     options = {"isolationLevel": arguments.isolation}
     for option in arguments.option:

@@ -12,7 +12,7 @@ from logfs.errors import InvalidName
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-# Suffixes of the files in a partition directory (kafka-storage 1.1).
+# Suffixes of the files in a partition directory (docs/kafka-storage.md 1.1).
 
 LOG = ".log"
 OFFSET_INDEX = ".index"

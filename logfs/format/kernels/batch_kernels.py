@@ -323,8 +323,8 @@ def find_fields(data: Bytes, start: int, end: int, skipped: int, fields: Int64s)
     """Write to `fields` the fields of the record after the first `skipped` records of data[start:end].
 
     `fields` is int64[FIELDS]: timestamp delta, offset delta, start and length of the key, start and length of the
-    value (a length of -1 is a null), start of the headers (their count), and the end of the record. Returns the end
-    of the record, or a BAD_ code. The headers are not read.
+    value (a length of -1 is a null), start of the headers, which begin with their count, and the end of the record.
+    Returns the end of the record, or a BAD_ code. The headers are not read.
     """
     position = skip_records(data, start, end, skipped)
     if position < 0:

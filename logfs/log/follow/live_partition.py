@@ -378,7 +378,8 @@ class LivePartition(Log):
         kept = set(map(id, segments))
         dropped = [segment for segment in known.values() if id(segment) not in kept]
         for segment in dropped[-_KEPT_OPEN:]:
-            # Views may hold the segment, so it stays open. If its .log file is still listed, the file was cut.
+            # Views may still read the segment, so it stays open. If its .log file is still listed, it was truncated,
+            # and bytes that the views show are lost.
             files = listing.get(segment.base_offset)
             segment.is_lost |= files is not None and segment.is_same(files)
             with suppress(OSError, Gone):

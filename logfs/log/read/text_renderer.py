@@ -179,7 +179,7 @@ class TextRenderer:
                 continue
             before += first
             later += second
-        # The text that the readable batches leave is that of the first damage, as in `_render_carefully`.
+        # The bytes of text that no readable batch has count for the first damage, as in `_render_carefully`.
         missing = self.size_of(after) - self.size_of(entry.before) - before - later
         if missing < 0 or (missing and not damages):
             raise _disagreement(index, f" at offset {offset}")

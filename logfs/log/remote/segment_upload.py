@@ -72,9 +72,9 @@ def upload(
 
 
 def delete_copy(disk: TieredDisk, segment: RemoteSegment) -> None:
-    """Delete the objects of a segment, in the reverse order of their storing; any may be missing.
+    """Delete the objects of a segment, the last stored first; any may be missing.
 
-    The layout of an interrupted copy is unknown: then the objects of both layouts are deleted.
+    After an interrupted copy the layout is unknown: then the objects that either of the `LAYOUTS` has are deleted.
     """
     stored = custom_metadata.parse(segment.custom)
     for layout in LAYOUTS.values() if stored is None else [LAYOUTS[stored.layout]]:
