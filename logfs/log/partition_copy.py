@@ -206,7 +206,7 @@ class PartitionCopy:
         self.catch_up()
         if self.missing_bytes:
             raise Corrupt(
-                f"{self._partition.directory}: a .log file was truncated while it was copied; move the partition again"
+                f"{self._partition.directory}: a .log file was truncated during the copy; move the partition again"
             )
         partition = self._partition
         active, end = partition.active, partition.log_end_offset
