@@ -114,6 +114,28 @@ def test_commit_marker_removal(orders: Partition, clock: Clock) -> None:
     assert shape(orders) == [(3, "1,2"), (second, MARKER), (6, "0")]
 
 
+def test_a_marker_goes_though_the_producer_has_records_before_it(
+    orders: Partition, clock: Clock
+) -> None:
+    """What counts for a commit marker are the records of its own transaction, not those of an earlier one."""
+    producer = Producer(orders, 1)
+    producer.send("1")
+    producer.end(commit=True)
+    producer.send("2")
+    second = producer.end(commit=True)
+    producer.send("3")
+    producer.end(commit=True)
+    put(orders, "2")
+    run(orders, clock)
+    wanted = [(0, "1"), (1, MARKER), (second, MARKER), (4, "3"), (5, MARKER), (6, "2")]
+    assert shape(orders) == wanted
+    run(orders, clock, 7)
+    clock.now_ms += DAY
+    run(orders, clock, 7)
+    wanted.remove((second, MARKER))
+    assert shape(orders) == wanted
+
+
 def test_abort_marker_removal(orders: Partition, clock: Clock) -> None:
     """An abort marker goes like a commit marker, its index entry once a pass finds no batch of it.
 
