@@ -60,6 +60,7 @@ _PRODUCE_TIMEOUT_MS = 20_000
 # Error codes of Kafka's protocol, which docs/kafka-storage.md does not list.
 NONE = 0
 OFFSET_OUT_OF_RANGE = 1
+UNKNOWN_TOPIC = 3
 _MOVED = frozenset({3, 5, 6, 9, 56, 74, 75, 100, 103})
 """The errors of a partition that has another leader now, or soon will have."""
 # After one of these errors a batch may be in the log or not: the leader moved, the request timed out, the connection
@@ -369,6 +370,18 @@ class Cluster:
             for topic in answer.topics
             for each in topic.partitions
         ]
+
+    def topic_ids(self, node: int, topics: Iterable[str]) -> dict[str, uuid.UUID | None]:
+        """Return the ids of the topics that a broker knows; None as id if it has no topic ids (before Kafka 2.8)."""
+        from kafka.protocol.metadata import MetadataRequest
+
+        wanted = [MetadataRequest.MetadataRequestTopic(name=topic) for topic in sorted(set(topics))]
+        request = MetadataRequest(topics=wanted, allow_auto_topic_creation=False)
+        return {
+            each.name: _uuid(getattr(each, "topic_id", None))
+            for each in self._send(request, node).topics
+            if each.error_code == NONE
+        }
 
     # The requests of a push.
 

@@ -113,9 +113,15 @@ class Fetcher:
         is_current = True
         compared = [each.wanted() for each in mine if each.must_compare]
         if compared:
-            for end in cluster.epoch_ends(self.node, compared):
+            ends = cluster.epoch_ends(self.node, compared)
+            # Asked after the ends: a topic may have been created again since the last refresh of the mirror.
+            ids = cluster.topic_ids(self.node, [each.topic for each in compared])
+            for end in ends:
                 mirror = by_place[end[:2]]
-                is_current &= self._guarded(mirror, lambda m=mirror, e=end: m.compare(e, cluster))  # type: ignore[misc]
+                is_current &= self._guarded(
+                    mirror,
+                    lambda m=mirror, e=end: m.compare(e, ids, cluster),  # type: ignore[misc]
+                )
         ready = [each.wanted() for each in mine if not each.must_compare]
         if not ready:
             return is_current

@@ -18,7 +18,7 @@ from logfs.errors import ClusterError, InvalidSetting, LogfsError, RecordTooLarg
 from logfs.format.base.names import TopicPartition, parse_directory, partitions_of
 from logfs.locks import Level, make_lock
 from logfs.mirror.fetcher import Fetcher
-from logfs.mirror.partition_mirror import PartitionMirror
+from logfs.mirror.partition_mirror import PartitionMirror, check_copy_of
 from logfs.setting import MIRROR_SOURCE, RETENTION_MS, TOPIC_SETTINGS
 from logfs.store.directory.topic_id import read_topic_id, write_topic_id
 
@@ -312,15 +312,10 @@ class Mirror:
             return
         for each in copies:
             partition = store[each]
-            found = read_topic_id(partition.disk, partition.directory)
-            if found is None:
+            check_copy_of(partition, topic.topic_id)
+            if read_topic_id(partition.disk, partition.directory) is None:
                 # A crash has interrupted the creation of the partition.
                 write_topic_id(partition.disk, partition.directory, topic.topic_id)
-            elif found != topic.topic_id:
-                raise InvalidSetting(
-                    f"topic {name} was deleted and created again in the cluster: the copy of the old topic stays; "
-                    "delete it to mirror the new topic"
-                )
         self._known_ids[name] = topic.topic_id
 
     def _forget(self, topic: str) -> None:

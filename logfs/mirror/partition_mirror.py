@@ -11,13 +11,19 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from logfs.cluster.cluster import NONE, OFFSET_OUT_OF_RANGE, Wanted
+from logfs.cluster.cluster import NONE, OFFSET_OUT_OF_RANGE, UNKNOWN_TOPIC, Wanted
 from logfs.cluster.library import error_name
+from logfs.errors import InvalidSetting
 from logfs.log.append import fetched_batches
+from logfs.store.directory.topic_id import read_topic_id
 
 if TYPE_CHECKING:
+    import uuid
+    from collections.abc import Mapping
+
     from logfs.cluster.cluster import Cluster, EpochEnd, Fetched
     from logfs.log.append.partition import Partition
+    from logfs.log.read.log import Log
     from logfs.store.store import Store
 
 logger = logging.getLogger(__name__)
@@ -137,15 +143,19 @@ class PartitionMirror:
 
     # What the leader answers.
 
-    def compare(self, found: EpochEnd, cluster: Cluster) -> bool:
+    def compare(
+        self, found: EpochEnd, ids: Mapping[str, uuid.UUID | None], cluster: Cluster
+    ) -> bool:
         """Drop the records that the leader's log does not have; return False if the metadata may be out of date.
 
         The rules are those of kafka-storage 10.5. If the leader does not know the last epoch of the copy, an earlier
-        epoch must be compared next: `must_compare` stays True. `cluster` is asked for the bounds of the source's log
-        if the copy's last epoch is above all epochs of the leader. Raises `ClusterError`.
+        epoch must be compared next: `must_compare` stays True. `ids` are the topic ids that the leader has told after
+        `found`. `cluster` is asked for the bounds of the source's log if the copy's last epoch is above all epochs of
+        the leader. Raises `ClusterError`, and `InvalidSetting` if `found` is about another topic of the same name.
         """
-        if found.error != NONE:
-            return self._failed(found.error)
+        if found.error != NONE or found.topic not in ids:
+            return self._failed(found.error or UNKNOWN_TOPIC)
+        check_copy_of(self.partition, ids[found.topic])
         if found.end_offset < 0:
             # The copy's last epoch is above all of the leader's, so the answer tells no offset: drop nothing.
             self._return_to_range(cluster)
@@ -178,11 +188,11 @@ class PartitionMirror:
         self._agrees = not later or partition.epochs.latest == _NO_EPOCH
 
     def take(self, found: Fetched, cluster: Cluster) -> bool:
-        """Append the fetched batches, and raise the log start to the source's. If the logs diverge, drop records.
+        """Append the fetched batches, and raise the log start to the source's. Logs that diverge are compared next.
 
         Return False if the metadata may be out of date. `cluster` is asked for the bounds of the source's log if the
         offset is out of range. Raises `ClusterError`, the errors of `fetched_batches.append_fetched`, and those of
-        raising the log start and of dropping records.
+        raising the log start.
         """
         if found.error == OFFSET_OUT_OF_RANGE:
             self._return_to_range(cluster)
@@ -190,7 +200,7 @@ class PartitionMirror:
         if found.error != NONE:
             return self._failed(found.error)
         if found.diverging is not None:
-            self._agree_up_to(*found.diverging)
+            # `compare` drops what differs: it knows whether the answer is about the topic that is copied.
             self._agrees = False
             return True
         self._agrees = True
@@ -259,3 +269,13 @@ class PartitionMirror:
         checkpoints = self._store.checkpoints
         if checkpoints.cleaner_offset(self.name) is None:
             checkpoints.set_cleaner_offset(self.partition, self.partition.log_start_offset)
+
+
+def check_copy_of(partition: Log, topic_id: uuid.UUID | None) -> None:
+    """Raise `InvalidSetting` if a copy is of a topic with another id. None, of old brokers, is not compared."""
+    found = read_topic_id(partition.disk, partition.directory)
+    if None not in (found, topic_id) and found != topic_id:
+        raise InvalidSetting(
+            f"topic {partition.topic} was deleted and created again in the cluster: the copy of the old topic stays; "
+            "delete it to mirror the new topic"
+        )

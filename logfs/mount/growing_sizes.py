@@ -2,8 +2,8 @@
 
 If only one thread can use an open file, as with `tail -f`, its GETATTR is answered with the grown size, on the trio
 thread (`grow`). If the kernel may keep a size, an append makes the kernel forget the size before the writer gets its
-answer, also on the trio thread (`pop_stale`). If other threads may share the descriptor, a worker thread pushes the
-size to the kernel (`_grow_for_all`). The reasons are as follows.
+answer, also on the trio thread (`pop_stale`, which `_grown` of the handlers calls). If other threads may share the
+descriptor, a worker thread pushes the size to the kernel (`_grow_for_all`). The reasons are as follows.
 
 A cached read that reaches the end of a file fills the rest of the last page with zeros. The kernel reads the file's
 size after it has the page, and grows the size before it drops the page. For example, a reader has the page of a file

@@ -12,7 +12,8 @@ with an example.
 - `options`: the options of Spark's Kafka source and sink, checked.
 - `topics`: the partitions of a read, and where reading starts and ends in them.
 - `filters`: the filters of a query that the log evaluates itself.
-- `splits`: plans what each task reads, and reads it. `arrow`: columns to Arrow batches.
+- `splits`: plans what each task reads, reports what retention has taken of it, and reads it. `arrow`: columns to
+  Arrow batches.
 - `batch`, `stream`: the readers of batch and of streaming queries.
 - `sink`: writing. `jobs`: verify, reindex, compact, stats, export, import.
 - `known_names`: the names of all options. `catalog`: tables of Spark's catalog.

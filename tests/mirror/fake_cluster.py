@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from logfs.cluster.cluster import NONE, OFFSET_OUT_OF_RANGE, EpochEnd, Fetched, RemoteTopic
 
 if TYPE_CHECKING:
+    import uuid
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from logfs import Partition
@@ -78,6 +79,10 @@ class FakeCluster:
             EpochEnd(*each[:2], NONE, *epoch_end(self.log(*each[:2]), each.last_epoch))
             for each in wanted
         ]
+
+    def topic_ids(self, node: int, topics: Sequence[str]) -> dict[str, uuid.UUID | None]:
+        """Return the ids of topics."""
+        return {each: self.source.registry.topic_id(each) for each in topics}
 
     def fetch(self, node: int, wanted: Sequence[Wanted], wait_ms: int = 0) -> list[Fetched]:
         """Return the batches from each offset on, beginning with the whole batch that has the offset."""

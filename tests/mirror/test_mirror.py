@@ -132,6 +132,21 @@ def test_a_group_without_news_writes_nothing(cluster: FakeCluster, copies: Store
         assert (log.log_end_offset, log.generation) == ends
 
 
+def test_a_topic_that_is_created_again_between_two_looks(
+    cluster: FakeCluster, copies: Store
+) -> None:
+    """The copy of the old topic stays, and says so, although the mirror has not looked at the topics since."""
+    with mirror_into(copies) as mirror:
+        wait_for(lambda: copies[NAME].log_end_offset == 10)
+        cluster.source.delete(NAME)
+        cluster.source.create(NAME).append([b"new"])
+        wait_for(lambda: "created again" in mirror.progress().problems.get(NAME, ""))
+        cluster.source[NAME].append([b"new"] * 20)
+        mirror.refresh()
+        assert "created again" in mirror.progress().problems["orders"]
+    assert [record.value for record in copies[NAME].read()] == [b"%d" % n for n in range(10)]
+
+
 # Errors of threads.
 
 

@@ -2,7 +2,8 @@
 
 A mount writes a file with its mountpoint into each of its log directories. A request is a line of JSON, which is
 written to `.logfs/admin` below the mountpoint; the answer is read from the same descriptor. If the mount ends before
-it answers, the request is sent again, provided that a second execution would change nothing.
+it answers, the request is sent again, provided that a second execution would change nothing. A mount that does not
+answer, because it is stopped or waits for its disk, makes the caller wait without limit.
 """
 
 from __future__ import annotations

@@ -137,7 +137,7 @@ class LogDir:
             _written_here.add(self)
 
     def open(self) -> None:
-        """Lock the directory if the disk is writable, and read its checkpoints and markers.
+        """Lock the directory (`lock.Lock`) if the disk is writable, and read its checkpoints and markers.
 
         Raises `StoreLocked` if another process holds the lock, `OSError` if the directory is unusable.
         """

@@ -197,7 +197,7 @@ class MaintenanceScheduler(Maintenance):
                 self._attempt(MaintenanceTask.REMOVAL, path.name, work)
 
     def _remove_directory(self, disk: Disk, path: Path) -> None:
-        """Remove the directory of a partition that was deleted or moved; segments that are still read stay."""
+        """Remove the directory of a deleted or moved partition; after a move, segments that are still read stay."""
         self._forget_remote(disk, path)
         if remove_directory(disk, path, self._mover.still_read(path)):
             del self._registry.deletions[path]
