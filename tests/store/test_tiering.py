@@ -653,6 +653,19 @@ def test_upkeep_copies_and_waits_after_an_error(
 # Retention (KIP-405).
 
 
+def test_nothing_is_dropped_without_a_topic_id(log_dir: Path, bucket: Path, clock: Clock) -> None:
+    """A partition that has lost its topic id cannot be copied, so neither limit drops its segments."""
+    with Store(log_dir, clock=clock) as store:
+        fill(tiered(store, bucket, retention_ms=1000, remote_log_copy_disable="false"))
+    (log_dir / "orders-0/partition.metadata").unlink()
+    with Store(log_dir, clock=clock) as store:
+        with pytest.raises(InvalidSetting):
+            store.tier("orders-0")
+        assert store.retain() == 0
+        assert next(store["orders-0"].read()).offset == 0
+        assert "not in the object store yet" in store.retention_plan("orders-0").stays
+
+
 def test_a_plan_names_what_is_not_copied(log_dir: Path, bucket: Path, clock: Clock) -> None:
     """What is old enough but not copied stays for that reason, and not until a time in the past."""
     with Store(log_dir, clock=clock) as store:

@@ -278,8 +278,10 @@ class Retainer(Maintenance):
         overrides = registry.settings.topic_overrides(partition.topic)
         config = partition.config if overrides or not registry.homes[name].is_brokers else None
         start = partition.log_start_offset
-        log = self._tiered.of(partition) if partition.config.remote_storage_enable else None
-        copied_end = None if log is None else log.end_offset
+        is_tiered = partition.config.remote_storage_enable
+        log = self._tiered.of(partition) if is_tiered else None
+        # Without a topic id nothing is copied, so nothing may be dropped.
+        copied_end = log.end_offset if log else 0 if is_tiered else None
         return plan_retention(
             partition.segments, config, start, registry.clock(), copied_end, unread
         )
