@@ -1,9 +1,9 @@
 """The locks between threads: a list of them, what each protects, and the order in which threads take them.
 
 `make_lock` and `make_rlock` make every lock, each of a `Level`. The order of the levels is the order of the locks: a
-thread that holds a lock takes only locks of later levels. It takes two locks of one level only in a commit, which
-takes the locks of several partitions. `docs/threads.md` has the rules and the table. In the tests, the two functions
-make locks that check the order.
+thread that holds a lock takes only locks of later levels. The one exception is a commit, which takes `Flusher.lock`
+and `Log.lock` of one partition after the other. `docs/threads.md` has the rules and the table. In the tests, the two
+functions make locks that check the order.
 """
 
 from __future__ import annotations

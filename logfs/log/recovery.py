@@ -256,7 +256,7 @@ class _LogLoader:
             self.disk.rename(self.directory / name, self.directory / name.removesuffix(names.SWAP))
 
     def _end_of(self, base_offset: int, files: Files, path: Path | None = None) -> int:
-        """Return the offset after the last batch of a segment that a swap is putting in place; `path` is its .log."""
+        """Return the offset after the last batch of a segment that a swap is putting in place."""
         segment = self._open_segment(base_offset, files)
         segment.path = path or segment.path
         return self._end(segment)

@@ -59,7 +59,7 @@ def compile_schema(schema: Schema) -> Callable[[bytes], bytes]:
             raise ValueError(f"{len(data) - stream.tell()} bytes follow the data")
         text = orjson.dumps(value, default=_plain, option=orjson.OPT_PASSTHROUGH_DATETIME)
         if has_floats and b"null" in text:
-            # JSON has no NaN and no infinities, so orjson writes null for them.
+            # orjson would write null for NaN and the infinities: `_with_infinities` makes strings of them.
             text = orjson.dumps(
                 _with_infinities(value), default=_plain, option=orjson.OPT_PASSTHROUGH_DATETIME
             )

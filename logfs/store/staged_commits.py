@@ -414,7 +414,7 @@ class Commits:
             changed |= not part.done
             return part
 
-        # Record the result now: by the next opening, other writers may have appended at this place.
+        # Record the result now: before the next opening, other writers may append at this offset.
         self._change_parts(name.directory, compare)
         return changed
 

@@ -57,7 +57,7 @@ class TextSize(NamedTuple):
         )
 
     def size(self, view: View, prefix_bytes: int) -> int:
-        """Return the size of one view in bytes.
+        """Return the size in bytes of the text of one view (values or envelopes).
 
         `prefix_bytes` is the length of an envelope's prefix, which is added for each record of the envelopes view.
         """

@@ -20,8 +20,10 @@ A record written to `append` or `append.jsonl` may be refused for these reasons,
 4. `format/encoding/batch_builder`: a batch with the record exceeds `max.message.bytes` or `segment.bytes`.
 5. The write to the disk fails: `Partition` cuts off what was written. Unless the disk is full or too many files are
    open, it also refuses all later appends.
-6. A due or requested sync fails (`flush.messages`, O_SYNC, O_DSYNC): the records are in the log and readable, but not
-   durable; the write fails, and so do all later appends.
+6. A due or requested sync fails (`flush.messages`, O_SYNC, O_DSYNC): the records are in the log, but not durable; the
+   write fails, and so do all later appends.
+
+After a storage error such as EIO, `log/disk/checked_disk` refuses every call of the whole log directory, also reads.
 
 If lines before the refused one were appended, write(2) returns their size, and the next write fails with the error.
 docs/filesystem.md ("Errors") has the errno of each class of error. The classes are `NotWritable`, `UnknownPartition`

@@ -1,4 +1,4 @@
-"""The text of several logs as one, in the order of time."""
+"""The records of several logs merged by time, as text."""
 
 from __future__ import annotations
 

@@ -173,8 +173,7 @@ class MaintenanceScheduler(Maintenance):
                 idle_ms = now_ms - (active.mtime_ms() if since_ms is None else since_ms)
                 if is_roll_overdue(active, partition.config, idle_ms, now_ms):
                     partition.roll(now_ms)
-                    limit = partition.config.segment_ms
-                    logger.info("%s: rolled: older than segment.ms=%d", active.path, limit)
+                    logger.info("%s: rolled, because of its age", active.path)
 
         self._attempt_each(MaintenanceTask.ROLL, self._partitions(), roll)
 
