@@ -80,7 +80,7 @@ _READ_ONLY = frozenset(
 )
 # The exit code that a shell reports for a command killed by SIGINT.
 _INTERRUPTED = 130
-# The delay before a lost Ctrl-C is sent again.
+# The delay before a Ctrl-C that Python has discarded is sent again (`_resend_lost_ctrl_c`).
 _AGAIN_SECONDS = 0.02
 # The error handler for text that the encoding of a standard stream cannot represent.
 _PRINTABLE = "logfs.printable"
@@ -97,7 +97,10 @@ _SECRET = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+:[/\\]+)(\S*[@?#%]\S*|\S*;\S+)")
 
 
 def without_secrets(message: str) -> str:
-    """Return a message with `***` in place of all after the scheme of each URL that has `@`, `?`, `#`, `%` or `;`."""
+    """Return a message without the passwords of URLs: http://user:secret@host becomes http://***.
+
+    Each URL that has `@`, `?`, `#` or `%`, or a `;` before other text, is cut after its scheme.
+    """
     return _SECRET.sub(r"\1***", message)
 
 
@@ -132,15 +135,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             sys.stderr.flush()
         except OSError:
-            # A full disk, for example, must not change the exit code: Python would end with 120.
+            # The flush fails on a full disk, for example. Python would try it again at its end, and exit with 120
+            # instead of the command's code.
             _discard(sys.stderr)
 
 
 def _resend_lost_ctrl_c(lost: sys.UnraisableHookArgs) -> None:
     """Send SIGINT again if its `KeyboardInterrupt` was raised while an object was freed.
 
-    Python discards exceptions that are raised while it frees an object, so this Ctrl-C would have no effect. Any
-    other exception goes to Python's own hook.
+    Python discards exceptions that are raised while it frees an object, so this Ctrl-C would have no effect. This
+    function is set as `sys.unraisablehook`. It passes any other exception to Python's default hook.
     """
     if not isinstance(lost.exc_value, KeyboardInterrupt):
         sys.__unraisablehook__(lost)
@@ -153,8 +157,9 @@ def _resend_lost_ctrl_c(lost: sys.UnraisableHookArgs) -> None:
 def _open_standard_streams() -> None:
     """Open /dev/null in place of each standard stream that the caller has closed.
 
-    Otherwise the next file to be opened would get the stream's descriptor, and with it the printed output. A write to
-    standard output fails (EBADF), as it does in other programs.
+    Otherwise the next file that the process opens would get the descriptor of the stream, and printed text would be
+    written into that file. For standard output, /dev/null is opened read-only, so that a write fails (EBADF). Other
+    programs also fail if their standard output is closed.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -198,7 +203,7 @@ def _choose(
 ) -> int:
     """Run the command that the first word names, and return the exit code.
 
-    If the command's module has its own `COMMANDS`, the next word names one of these.
+    A command with subcommands, such as `spark`, has `COMMANDS` in its module. The second word then names one of them.
     """
     if words and words[0] in commands:
         name, text = words[0], _sentence(commands[words[0]])
@@ -268,7 +273,10 @@ def _module_of(package: str, command: str) -> str:
 
 
 def _joined(words: Sequence[str]) -> list[str]:
-    """Return words with each value such as `-3..` joined to its `-o`: argparse would read the value as an option."""
+    """Return the words with each `-o -3..` joined to `-o-3..`: argparse would read a word `-3..` as an option.
+
+    The two words `--offset -3..` are joined to `--offset=-3..`.
+    """
     joined: list[str] = []
     for word in words:
         if re.match(r"-[0-9]+\.\.", word) and joined and joined[-1] in ("-o", "--offset"):
@@ -356,7 +364,7 @@ def _run(module: ModuleType, parsed: argparse.Namespace) -> int:
 
 
 def _discard(stream: TextIO) -> None:
-    """Discard the buffered output of a stream: at the end of the process, Python would try to write it once more."""
+    """Redirect a stream to /dev/null after a failed write, so that Python's flush at the end does not fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 

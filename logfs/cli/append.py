@@ -164,7 +164,8 @@ def _append(
                 appender.write(lines.finish())
             appender.finish()
     except PartitionFailed:
-        # No line is at fault, so name none. Later records may be appended already, to other partitions of a topic.
+        # The partition failed, and no line is at fault. Do not name a line from which to go on: in a topic, lines
+        # after it may already be in other partitions.
         raise
     except LogfsError as error:
         number = appender.appended.count - before + 1
@@ -176,7 +177,11 @@ def _append(
 
 
 def _read(file: BufferedReader, appender: Appender, lines: KeyedLines | None) -> bytes:
-    """Return the next bytes of input, b"" at its end. If none come for a second, end the unfinished record."""
+    """Return the next bytes of input, b"" at its end.
+
+    With `--start`, further lines may continue the last record. If no input comes for a second after a complete line,
+    append this record.
+    """
     if lines is not None and lines.is_waiting:
         ready, _, _ = select.select([file], [], [], _PAUSE_SECONDS)
         if not ready:

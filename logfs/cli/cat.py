@@ -61,9 +61,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _ranges(opened: OpenLogs, bounds: Bounds) -> dict[OpenLog, Range]:
-    """Return the offsets [start, end) to print of each log; leave out partitions of a topic without the given offset.
+    """Return for each log the offsets [start, end) to print.
 
-    Raises `OffsetOutOfRange` if no partition is left.
+    If TARGET is a topic, partitions that lack an offset given in `bounds` are left out. Raises `OffsetOutOfRange` if
+    no partition is left.
     """
     ranges, refused = {}, None
     for log in opened.logs:
@@ -77,7 +78,11 @@ def _ranges(opened: OpenLogs, bounds: Bounds) -> dict[OpenLog, Range]:
 
 
 def _print_newest(logs: list[OpenLog], printer: Printer, key: str) -> int:
-    """Print the newest record with the key, by timestamp if several partitions have one. Return 0, or 1 for none."""
+    """Print the newest record with the key, and return 0; return 1 if no partition has such a record.
+
+    If several partitions have a record with the key, the one with the largest timestamp is printed. A partition in
+    which the newest record of the key is a tombstone does not count.
+    """
     found = [(record, log) for log in logs if (record := _newest(log, key)) is not None]
     if found:
         record, log = max(found, key=lambda each: each[0].timestamp or -1)

@@ -155,7 +155,7 @@ def split_name(words: Sequence[Path]) -> tuple[Sequence[Path], str]:
 
 
 def target(words: Sequence[str], *, may_be_empty: bool = False) -> Target:
-    """Return the partition that the words of a TARGET name: LOGDIR/PARTITION, or LOGDIR… PARTITION.
+    """Return the partition that a TARGET argument stands for: LOGDIR/PARTITION, or LOGDIR… PARTITION.
 
     The partition need not exist. If LOGDIR is a mountpoint, it stands for the log directories mounted there. Raises
     `InvalidStore` if a LOGDIR is not a log directory, or if the only word is a log directory or a mountpoint. With
@@ -180,7 +180,7 @@ def with_whole_store(log_dirs: Sequence[Path]) -> list[Path]:
     disk = ReadOnlyDisk()
     here = {Path(os.path.realpath(each)) for each in log_dirs if not isinstance(each, BucketPath)}
     others = sorted(whole_store((disk, path) for path in here) - here)
-    # A recorded path may now hold another store, or an empty mountpoint.
+    # A path listed in the file `logfs.dirs` may now hold another store, or an empty mountpoint.
     return [*log_dirs, *(path for path in others if here & store_dirs(disk, path).all)]
 
 
@@ -208,7 +208,10 @@ def _partitions_in(log_dir: Path, *, deleted: bool = False) -> set[str]:
 
 
 def check_names(wanted: Target) -> list[str]:
-    """Return the partitions that a target names: one, or those of a topic. Raises as `check_partition_exists`."""
+    """Return the names of the partitions that a target stands for: one, or those of a topic.
+
+    Raises the errors of `check_partition_exists`.
+    """
     found = names.partitions_named(wanted.name, partitions_in(wanted.log_dirs))
     for name in found:
         check_partition_exists(wanted._replace(name=name))
@@ -216,7 +219,7 @@ def check_names(wanted: Target) -> list[str]:
 
 
 def existing_target(words: Sequence[str]) -> Target:
-    """Return the partition that the words of a TARGET name, after a check that it exists.
+    """Return the partition that a TARGET argument stands for, after a check that it exists.
 
     Raises the errors of `target` and `check_partition_exists`.
     """

@@ -19,7 +19,7 @@ _DIRECTORIES = re.compile("LOGDIR|TARGET|MOUNTPOINT|DIR")
 _FILES = re.compile("FILE|MAP")
 # The variable in which the scripts pass the words of the command line to `logfs completion --groups`, one per line.
 _WORDS = "LOGFS_COMPLETED_WORDS"
-# For each shell, the completer of group names. `preamble` defines the functions that these use.
+# For each shell, the completer of group names, in the form of shtab. `preamble` has the shell functions to define.
 _GROUPS = {
     "bash": "_logfs_groups",
     "zsh": "_logfs_groups",
@@ -39,7 +39,7 @@ _logfs_groups() {{
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments: the shell, and the option by which its script asks for groups."""
+    """Add the arguments: the shell, and `--groups`, with which the shell's script asks for the names of groups."""
     parser.add_argument("shell", nargs="?", choices=SHELLS, help="the shell that the script is for")
     parser.add_argument("--groups", action="store_true", help=argparse.SUPPRESS)
 
@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _groups(words: list[str]) -> list[str]:
-    """Return the groups with offsets in the log directories that the words of a command line name."""
+    """Return the groups that have committed offsets in any log directory among the words of a command line."""
     from logfs.cli.common import log_dirs_of, split_name, with_whole_store
     from logfs.store.store import Store
 

@@ -70,13 +70,16 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _split_topic(directories: Sequence[Path]) -> tuple[Sequence[Path], str]:
-    """Return ([LOGDIR], TOPIC) for LOGDIR/TOPIC; (directories, "") otherwise: partitions have no settings."""
+    """Return ([LOGDIR], TOPIC) for LOGDIR/TOPIC; otherwise return (directories, "").
+
+    LOGDIR/PARTITION is not split, because a partition has no settings.
+    """
     found, name = split_name(directories)
     return (directories, "") if (found[0] / name).is_dir() else (found, name)
 
 
 def _is_setting(word: str) -> bool:
-    """Whether a word is a setting and not the path of a log directory. A slash in its name makes it a path."""
+    """Whether a word is a setting and not the path of a log directory. A slash before any `=` makes it a path."""
     from logfs.setting import TOPIC_SETTINGS
 
     name, equals, _ = word.partition("=")

@@ -104,7 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 class _Signals:
-    """Notes SIGINT, SIGTERM and SIGHUP. The consumer then stops after the present batch, and commits it.
+    """Catches SIGINT, SIGTERM and SIGHUP, so that the consumer ends only after the present batch and its commit.
 
     A second signal ends the process at once. `exit_code` is 128 plus the number of the first signal, 0 for none.
     """
@@ -136,7 +136,7 @@ class _Place(NamedTuple):
 
 
 class _Printed(NamedTuple):
-    """A batch that was printed: the offsets [start, end) of a partition, and the position `at` of its first byte."""
+    """A printed batch: the offsets [start, end) of a partition, and `at`, the position of its text in the output."""
 
     log: OpenLog
     start: int
@@ -183,9 +183,10 @@ class _Consumer:
                 self._due = time.monotonic() + _COMMIT_SECONDS
 
     def finish(self) -> None:
-        """Print how many keys and values could not be decoded, and commit all partitions. Raises as `commit`.
+        """Print how many keys and values could not be decoded, and commit all partitions.
 
-        If the reader of standard output exits now, as `head` does, only the records that it has taken are committed.
+        If the reader of standard output, such as `head`, exits now, only the records that the reader has taken are
+        committed. Raises the errors of `commit`.
         """
         self._printer.finish()
         is_read = self._pipe.await_reader(_COMMIT_SECONDS)
@@ -211,7 +212,7 @@ class _Consumer:
         self._printed = [batch for batch in self._printed if batch.log is not log]
 
     def _is_complete(self, batch: _Printed) -> bool:
-        """Whether all of a batch was written: False if the reader of the output exited while it was printed."""
+        """Whether a batch was written completely: False if the reader of the output exited before the batch's end."""
         return self._places[batch.log].taken >= batch.end
 
     def _offset_after(self, batch: _Printed, taken: int) -> int:
@@ -227,7 +228,7 @@ class _Consumer:
         return batch.start + bisect(ends, False, key=is_left) - 1
 
     def _try_to_commit(self, log: OpenLog) -> bool:
-        """Commit a partition. If another process has the log directory, warn once, and return False."""
+        """Commit a partition. If another process holds the lock of the log directory, warn once, and return False."""
         try:
             self._commit(log)
         except StoreLocked as error:
@@ -242,7 +243,10 @@ class _Consumer:
         return True
 
     def commit(self) -> None:
-        """Commit the offsets of all partitions. Raises `StoreLocked` if another process has the log directory."""
+        """Commit the offsets of all partitions.
+
+        Raises `StoreLocked` if another process holds the lock of the log directory.
+        """
         for log in self._places:
             self._commit(log)
 
@@ -259,7 +263,8 @@ class _Consumer:
         for log in [*self._places]:
             if log.name in mine:
                 continue
-            # The next member goes on after everything that was printed.
+            # Commit all printed batches, even those that the reader of the pipe has not taken yet. Otherwise the
+            # member that gets this partition would print them again.
             self._forget_printed(log)
             if self._try_to_commit(log):
                 del self._places[log]
@@ -274,7 +279,7 @@ class _Consumer:
                 self._places[log] = log.ask(self._begin)
 
     def _begin(self, reader: Reader) -> _Place:
-        """Return the place to begin at: the committed offset, or else that of `--from`."""
+        """Return where to begin in a partition: at its committed offset, or without one at the offset of `--from`."""
         # Compare with the log end offset: read_uncommitted members may have committed beyond the last stable offset.
         name, end = reader.name.directory, reader.log.state.log_end_offset
         # Another member may have committed since the last refresh.
@@ -346,7 +351,7 @@ class _Consumer:
 
 
 def _resolve(text: str, reader: Reader) -> int:
-    """Return the offset in a partition that the value of `--from` means. Raises `InvalidName` for another text."""
+    """Return the offset in a partition for `text`, the value of `--from`. Raises `InvalidName` if it is malformed."""
     if text == EARLIEST:
         return reader.log_start_offset
     if text == LATEST:

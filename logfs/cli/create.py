@@ -39,7 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Set the settings of the topic, create the partition or the missing ones of the topic, and print their paths."""
+    """Create a partition, or the missing partitions of a topic, and print the new paths.
+
+    The settings of the topic are changed first.
+    """
     from logfs.format.base import names
     from logfs.store.admin.requests import Create, CreateTopic
 

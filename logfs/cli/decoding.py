@@ -130,7 +130,7 @@ class RecordDecoder:
             raise _not_installed(error) from None
 
     def _tell(self, place: Place, reason: str) -> None:
-        """Print a reason to standard error with the first record that it concerns; ignore it for later records."""
+        """Print to standard error why a field of the record at `place` was not decoded, each reason only once."""
         if reason not in self._told and len(self._told) < _MOST_TOLD:
             self._told.add(reason)
             sys.stdout.flush()

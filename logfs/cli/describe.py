@@ -44,7 +44,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _choice(store: Store, name: str, topic_list: str | None) -> Callable[[TopicPartition], bool]:
-    """Return a filter of partitions: those of `name`, a partition or a topic, and of the topics in a list."""
+    """Return a filter that accepts the partitions of `name` whose topic is in `topic_list`.
+
+    `name` is a partition or a topic, "" for all. `topic_list` has topics separated by commas, None for all.
+    """
     named = names.partitions_named(name, store.registry.homes)
     topics = topic_list.split(",") if topic_list else []
 

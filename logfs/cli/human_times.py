@@ -9,9 +9,11 @@ from logfs.errors import InvalidName
 from logfs.format.base.times import parse_time
 
 _DIGIT = re.compile(r"[0-9]")
-# An invalid text that begins like ISO 8601, or is a number, must be refused: dateparser would guess another time.
+# Texts that begin like ISO 8601, or are numbers. If `parse_time` refuses such a text, for example 2021-13-01, it is
+# invalid: dateparser would guess another time.
 _ISO = re.compile(r"[0-9]{4}-?[0-9]{2}|-?[0-9]+$")
-# A time has a word, digits with a separator between them, or a unit. dateparser would accept a lone letter, too.
+# A time has three letters in a row, two digits around a separator, or a number with a unit. Other texts are refused,
+# because dateparser would accept even a single letter.
 _WORD = re.compile(r"[A-Za-z]{3}|[0-9][:/-][0-9]|[0-9]\s*(ms|s|m|h|d|w|am|pm)\b", re.IGNORECASE)
 
 

@@ -82,7 +82,10 @@ class Membership:
         self._lock(self._place(partition), fcntl.F_UNLCK)
 
     def _place(self, name: str) -> int:
-        """Return the position of the byte for a partition in this group; for "", that of the group itself."""
+        """Return the position of the byte that is locked for a partition in this group.
+
+        For "", return a position among the group's slots.
+        """
         digest = hashlib.blake2b(f"{self._group}\0{name}".encode(), digest_size=8).digest()
         return int.from_bytes(digest, "big") >> 2
 

@@ -44,8 +44,8 @@ _IGNORED = frozenset(
     }
 )
 _IGNORED_BEGINNINGS = ("x-", "X-", "user=", "uhelper=", "comment=")
-# `_FUSE_OPTIONS` are passed to FUSE unchanged. Those in `_REMOUNT_ONLY` are the defaults of a new mount, or change
-# nothing there; only a remount acts on them.
+# `_FUSE_OPTIONS` are passed to FUSE unchanged. `_REMOUNT_ONLY` are used only by a remount. A new mount ignores them,
+# because they are its defaults or have no effect on it.
 _FUSE_OPTIONS = frozenset({"noexec", "noatime", "nodiratime", "sync", "dirsync"})
 _REMOUNT_ONLY = frozenset(
     {"exec", "atime", "diratime", "relatime", "norelatime", "strictatime", "nostrictatime"}
@@ -143,7 +143,7 @@ def run(arguments: argparse.Namespace) -> int:
             try:
                 notify("READY=1", f"STATUS=mounted on {mountpoint}")
             except OSError as error:
-                # NOTIFY_SOCKET may belong to another service, which has started this shell.
+                # Only warn: the mount works, and NOTIFY_SOCKET may belong to a service that has started this shell.
                 logging.warning(
                     "cannot tell systemd by NOTIFY_SOCKET that the mount is ready: %s", error
                 )
@@ -323,7 +323,7 @@ def _who_may_enter(log_dir: Path) -> str:
 
 
 def _in_background(serve: Callable[..., None]) -> int:
-    """Fork twice to start the daemon, and wait until the mount is ready. Return 0, or 1 after printing its error.
+    """Fork twice to start the daemon, and wait until the mount is ready. Return 0, or print the error and return 1.
 
     Call it before any lock, mount or thread exists: a fork would lose them. Only the original process returns.
     """

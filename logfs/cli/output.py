@@ -98,7 +98,10 @@ class Printer:
         return all(scan.whole for scan in scans)
 
     def print_last(self, logs: Sequence[OpenLog], ends: Sequence[int], count: int) -> bool:
-        """Print the last `count` records of all logs together, before `ends`; return True if all could be read."""
+        """Print the last `count` records of all logs together; return True if all could be read.
+
+        `ends` has for each log the offset at which to stop.
+        """
         from logfs.log.read.merge import last
 
         ranges = [
@@ -234,7 +237,10 @@ class Printer:
 
 
 def _past_damage(reader: Reader, start: int, stop: int) -> Iterator[tuple[int, Chunk]]:
-    """Yield (next offset, chunk) for the offsets [start, stop). Skip damage silently: printing them reports it."""
+    """Yield (next offset, chunk) for the offsets [start, stop).
+
+    Damage is skipped silently: it is reported later, when the records are printed.
+    """
     from logfs.log.segment.batch_iterator import DamagedRange
 
     at = start
@@ -248,7 +254,7 @@ def _past_damage(reader: Reader, start: int, stop: int) -> Iterator[tuple[int, C
 
 
 def _prepare_bulk() -> None:
-    """Keep freed buffers in this process, and enlarge the output pipe, if standard output is one."""
+    """Make large outputs faster: keep freed buffers in this process, and enlarge the pipe to which output goes."""
     keep_memory()
     # The call fails if standard output is not a pipe, or if the system's limit for pipes is reached.
     with suppress(OSError):

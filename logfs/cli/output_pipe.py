@@ -47,7 +47,7 @@ class OutputPipe:
         return max(self.written - int(unread), 0)
 
     def await_reader(self, seconds: float) -> bool:
-        """Wait until the reader has taken everything, for at most `seconds`; return False if it has exited before."""
+        """Wait at most `seconds` until the reader has taken all bytes; return False if the reader exits before."""
         end = time.monotonic() + seconds
         while self.taken() < self.written:
             if not has_reader():
@@ -81,7 +81,7 @@ class _CountedOutput(io.RawIOBase):
 
 
 def has_reader() -> bool:
-    """Whether standard output can still be written to: False once the reader of a pipe or a socket has exited."""
+    """Whether standard output can still be written to: False once the reader of a pipe has exited."""
     with suppress(OSError, ValueError):
         poll = select.poll()
         # `poll` reports errors even if no event is requested.
@@ -91,7 +91,10 @@ def has_reader() -> bool:
 
 
 def pause(seconds: float) -> None:
-    """Sleep. Raises `BrokenPipeError` if standard output has lost its reader: the next write may be much later."""
+    """Sleep. Raises `BrokenPipeError` if the reader of standard output has exited.
+
+    Without this check, a command that waits for new records would notice it only at the next record.
+    """
     if not has_reader():
         raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
     time.sleep(seconds)

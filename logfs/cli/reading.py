@@ -113,7 +113,10 @@ class OpenLogs:
 
 
 class OpenLog:
-    """A partition that a command reads, in a store that stays open. Only one thread may use it."""
+    """A partition that a command reads, even while other processes change, move or recreate it.
+
+    The store stays open as long as this object is used. Only one thread may use it.
+    """
 
     def __init__(self, store: Store, wanted: Target, isolation: Isolation) -> None:
         """Find the partition in an open store. Raises `UnknownPartition`, and the error that keeps it offline."""

@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-n",
         "--dry-run",
         action="store_true",
-        help="drop nothing; works beside a mount or a broker",
+        help="only list what would be dropped; works while a mount or a broker uses the log directories",
     )
     add_json(parser)
 

@@ -38,8 +38,8 @@ class LogScan(Generic[T]):
     """The records at the offsets [start, end) of a log, in parts. `whole` is False once a range was skipped.
 
     Damaged ranges, and ranges that retention drops before they are read, are reported on standard error and skipped.
-    If the log is compacted meanwhile, a record may be removed before it is read. Without an `end`, reading therefore
-    continues to the new log end: the newer record of the key is there.
+    If the log is compacted during the scan, records may be removed before they are read, because newer records have
+    the same keys. Without an `end`, the scan then continues to the new log end, so that it yields the newer records.
     """
 
     def __init__(
@@ -49,12 +49,13 @@ class LogScan(Generic[T]):
         end: int | None,
         read: ReadNext[T],
     ) -> None:
-        """Set the function that reads: `read(reader, start, stop, by_record)`. Nothing is read yet.
+        """Prepare a scan. Nothing is read yet.
 
-        `read` yields pairs (offset, part). A part has the next records of [start, stop); this part and those before
-        it have all records below `offset`. With `by_record` it must read record by record, because a larger read
-        would meet the same damage again. It raises `DamagedRange`; `Gone` if files have left the log; and
-        `OffsetOutOfRange` if files leave the log after a part of a segment was yielded.
+        The scan calls `read(reader, start, stop, by_record)`, which yields pairs (offset, part) for the offsets
+        [start, stop). A part has the next records; after it, all records below `offset` have been yielded. With
+        `by_record`, `read` must read record by record, because a larger read would begin with damage that was
+        reported already. It raises `DamagedRange` at damage. If files have left the log, it raises `Gone`, or
+        `OffsetOutOfRange` if a part of a segment was yielded before.
         """
         self.log = log
         self._start = start
@@ -95,8 +96,8 @@ class LogScan(Generic[T]):
             except DamagedRange as damage:
                 self._report(str(damage))
                 start = max(damage.next_offset, start)
-                # Damage before a segment's first record covers no offsets. The text view begins with the damage, so
-                # it would fail again; a read by record begins after it.
+                # Damage before a segment's first record covers no offsets, so `start` is the same as before. Another
+                # large read from there would meet the same damage. A read by record begins after the damage.
                 by_record |= start == before
             except Gone:
                 # Another process has compacted or moved the partition.
@@ -122,8 +123,8 @@ def read_records(
 ) -> Iterator[tuple[int, Chunk]]:
     """Read records one by one, as `LogScan` describes.
 
-    It does not stop at segment boundaries: a read that ends at one does not raise the damage that begins after the
-    segment's last record.
+    The read continues across segment boundaries. A read that stopped at a boundary would not raise damage that
+    follows the last offset of the segment.
     """
     for record in reader.read(start, stop):
         yield record.offset + 1, [record]
@@ -133,7 +134,10 @@ def read_records(
 def read_chunks(
     reader: Reader, start: int, stop: int, by_record: bool, *, split_bytes: int = _SPLIT_BYTES
 ) -> Iterator[tuple[int, Chunk]]:
-    """Read records as columns, `split_bytes` of the log at a time, or a few one by one, as `LogScan` describes."""
+    """Read records as columns, `split_bytes` of the log at a time, as `LogScan` describes.
+
+    With `by_record`, or for at most `FEW` offsets, records are read one by one.
+    """
     if by_record or stop - start <= FEW:
         yield from read_records(reader, start, stop, by_record)
         return
@@ -151,7 +155,7 @@ def read_chunks(
 def read_text(
     reader: Reader, start: int, stop: int, view: View
 ) -> Iterator[tuple[int, bytes]] | None:
-    """Read the text view of the next segment, as `LogScan` describes; return None if it would hide damage."""
+    """Read the text view of the segment at `start`, as `LogScan` describes; return None if it may hide damage."""
     segment = reader.log.state.segments_from(start)[0]
     if _may_hide_damage(segment, segment.size_bytes):
         return None
@@ -179,10 +183,12 @@ def _text(
 def _may_hide_damage(segment: Segment, size_bytes: int) -> bool:
     """Return whether a segment has damage that its text view may skip.
 
-    The text view skips batches without text, such as control batches, and damage beside them. A segment with fewer
-    records in its text than offsets has such batches, or has lost batches, and is searched. A segment with `gaps`
-    always has fewer records, and is not searched. `size_bytes` is the present size of the segment. It is part of the
-    cache's key, so that a segment that has grown is searched again.
+    The text view skips batches without text, such as control batches, and damage beside them. If the text has as many
+    records as the segment has offsets, no batch was skipped or lost, and the result is False. Otherwise the segment
+    is searched for damage. A compacted segment (`gaps`) is not searched, because it lacks records anyway.
+
+    `size_bytes` is the present size of the segment. It is part of the cache's key, so that a segment that has grown
+    is searched again.
     """
     from logfs.log.segment import batch_scanner
 

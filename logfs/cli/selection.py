@@ -94,8 +94,8 @@ class Bounds:
     def of(self, reader: Reader) -> tuple[int, int | None]:
         """Return the range as offsets [start, end) of a log; an `end` of None stands for the log end.
 
-        Raises `OffsetOutOfRange` if readers see no record at a single offset, or if the log has no records and a
-        bound is `earliest`, or the first bound is `latest`.
+        Raises `OffsetOutOfRange` for a single offset without a record that readers see. For a log without records,
+        also raises it if a bound is `earliest` or the first bound is `latest`.
         """
         start, end = reader.log_start_offset, None
         if self._offsets is not None:
@@ -122,7 +122,10 @@ class Bounds:
 
 
 def _offsets(text: str) -> tuple[str, str, bool]:
-    """Parse the value of `--offset`. Return the texts of both bounds, "" for none, and whether it is one record."""
+    """Parse the value of `--offset`, and return (first bound, last bound, is_single).
+
+    A bound is a text, "" if it is not given. `is_single` is True if the value stands for a single record.
+    """
     if _SINGLE.fullmatch(text):
         # `-N` is a range, the last N records, and not a single record.
         is_single = not text.startswith("-")

@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json",
         action="store_true",
-        help="print the status of each as JSON, as in its status.json",
+        help="print the status as JSON, one object per mount, as in the file .logfs/status.json",
     )
 
 

@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-n",
         "--dry-run",
         action="store_true",
-        help="copy nothing; works beside a mount",
+        help="only list what would be copied; works while a mount uses the log directories",
     )
 
 

@@ -104,7 +104,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     keys = ", ".join(f"{name} ({letter})" for name, (letter, _) in SORTS.items())
     parser.add_argument(
-        "--sort", default="in", metavar="KEY", help=f"{keys}; in the live table press the letter"
+        "--sort",
+        default="in",
+        metavar="KEY",
+        help=f"sort by {keys}; in the live table, press the letter",
     )
     parser.add_argument("-n", "--rows", type=int, metavar="N", help="show the first N partitions")
     parser.add_argument(
@@ -199,7 +202,8 @@ def table(
     """Return the table of the rows `found` as lines, the heading first.
 
     `sort` is a key of `SORTS`. `count` is the largest number of partitions to show, None for all. If a line is
-    longer than `width`, as many of `_LEAST_WANTED` as necessary are left out. REMOTE is shown if a log is tiered.
+    longer than `width`, columns are left out in the order of `_LEAST_WANTED`, only as many as necessary. The column
+    REMOTE is shown only if a log is tiered.
     """
     cells = [
         _HEADINGS,

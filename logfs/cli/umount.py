@@ -1,4 +1,4 @@
-"""`logfs umount`: unmount, and wait until the daemon has closed its store, if it has one, and ended."""
+"""`logfs umount`: unmount, and wait until the daemon has ended. The daemon of a store closes the store first."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ def source(path: Path | None) -> Source:
         if len(found) != 1:
             which = ", ".join(found) or "none"
             raise InvalidStore(
-                f"give a mount or a log directory: without one, exactly one logfs must be mounted (mounted: {which})"
+                f"give a mount or a log directory; it may be left out only if one logfs is mounted (mounted: {which})"
             )
         return MountSource(found[0])
     # Compare the unresolved path first: resolving a mountpoint asks its daemon, which may be stopped.

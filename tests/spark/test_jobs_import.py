@@ -504,7 +504,7 @@ def test_export_and_import_by_the_command_line(log: Path, empty: Path, tmp_path:
             "one: is the only path; give one or more log directories, and a directory for the files",
         ),
         (("export", "a", "b", "-o", "x"), "-o 'x': give an option as NAME=VALUE"),
-        (("import", "one"), "one: give one source or more, and a log directory"),
+        (("import", "one"), "one: is the only path; give one or more sources, and a log directory"),
     ],
 )
 def test_incomplete_command_lines_are_refused(

@@ -1,4 +1,4 @@
-"""Reads a .log file as kafka-dump-log does: by the length fields of the batches alone, even if they are invalid."""
+"""Reads a .log file as kafka-dump-log does: invalid batches, too, because only their length fields are used."""
 
 from __future__ import annotations
 
@@ -59,7 +59,9 @@ class LogFile:
         while position + _START.size < end:
             _, length = _START.unpack(self._read(position, _START.size))
             if length < _SMALLEST_BYTES:
-                raise Corrupt(f"byte {position}: length {length} is below the minimum of a batch")
+                raise Corrupt(
+                    f"byte {position}: length {length} is below 14, the minimum of a batch"
+                )
             after = position + LENGTH_OVERHEAD + length
             if after > end:
                 return
@@ -84,9 +86,10 @@ class LogFile:
 
 
 def _legacy_header(head: memoryview) -> Header:
-    """Return the header of a message of magic 0 or 1, or of a wrapper, as that of a batch of one record.
+    """Return the header of a message of magic 0 or 1 in the form of a batch header, with a record count of 1.
 
-    The base offset is the message's offset; in a wrapper, this is the offset of the last message.
+    The base offset is the offset in the message's header. If the message is a wrapper, which has compressed messages
+    in its value, this is the offset of the last of them.
     """
     offset, length, crc, magic, attributes = MESSAGE.unpack_from(head)
     timestamp = NO_TIMESTAMP

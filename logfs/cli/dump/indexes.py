@@ -110,7 +110,7 @@ def _sibling(name: str, suffix: str) -> str:
 
 
 def _open(kind: type[Index], name: str) -> Index:
-    """Return an index, read into memory, because a broker may truncate the file meanwhile. Raises `OSError`."""
+    """Return an index with its entries in memory: a broker may truncate the file meanwhile. Raises `OSError`."""
     path = Path(os.path.realpath(name))
     path.stat()
     index = kind(ReadOnlyDisk(), path, names.parse_stem(Path(name).name))

@@ -18,7 +18,10 @@ _ALL_BYTES = 2**31 - 1
 
 
 class DumpJob:
-    """One run of `logfs dump`: options, output and findings. `wrong` is True after an error outside the findings."""
+    """One run of `logfs dump`: options, output and findings.
+
+    `wrong` is True after an error that is not one of the findings, such as a batch with a wrong CRC.
+    """
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.decode_offsets: bool = arguments.offsets_decoder

@@ -123,7 +123,7 @@ def java_text(data: bytes) -> str:
 def _java_replacement(error: UnicodeError) -> tuple[str, int]:
     """Return U+FFFD, and the position after the malformed character. This is an error handler for `codecs`.
 
-    Java treats an encoded surrogate as one malformed character, Python treats each of its bytes as one.
+    For an encoded surrogate, such as the bytes ED A0 80, Java writes one U+FFFD. Python would write one per byte.
     """
     assert isinstance(error, UnicodeDecodeError)
     lead, second, third = (*error.object[error.start : error.start + 3], 0, 0)[:3]

@@ -138,7 +138,7 @@ def _metadata(header: Header, shown: Shown, header_names: list[bytes]) -> dict[s
 
 
 def _control(record: Record) -> dict[str, Any]:
-    """Return the fields of a control record. Raises `Corrupt`."""
+    """Return the fields of a control record. Raises `Corrupt` if its key or value is malformed."""
     key, value = record.key or b"", record.value or b""
     kind = control.parse_control_key(key)
     if kind in (ControlType.ABORT, ControlType.COMMIT):

@@ -53,7 +53,8 @@ def dump_snapshot(name: str, job: DumpJob) -> None:
 def _why_corrupt(data: bytes) -> str | None:
     """Return the tool's message for an invalid snapshot, or None for a valid one.
 
-    The checks have the order of the tool. Its message for bytes that end too early has the reason `null`.
+    The checks are in the order of the tool, so that the same message comes first. For a file that ends too early, the
+    tool's message says `null`.
     """
     schema = "Snapshot failed schema validation: "
     version, crc, count = producer_snapshot.HEADER.unpack(

@@ -66,7 +66,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Append the rows of the files, and print the offsets [first, next) of the new records in each partition."""
     *sources, log_dirs = arguments.words
     if not sources:
-        raise InvalidSetting(f"{log_dirs}: give one source or more, and a log directory")
+        raise InvalidSetting(
+            f"{log_dirs}: is the only path; give one or more sources, and a log directory"
+        )
     with session(arguments, "import") as spark, bar("importing") as progress:
         from logfs.spark.jobs import import_
 
