@@ -72,7 +72,8 @@ _UNSURE = _MOVED | {7, 13, 19, 20}
 class RemoteTopic:
     """A topic of the cluster. `topic_id` is None if its brokers have no topic ids (before Kafka 2.8).
 
-    `leaders` maps each partition's number to (node id of the leader, leader epoch). Without a leader the id is -1.
+    `leaders` maps each partition's number to (node id of the leader, leader epoch). The node id is -1 without a
+    leader.
     """
 
     name: str
@@ -83,8 +84,8 @@ class RemoteTopic:
 class Wanted(NamedTuple):
     """One partition of a fetch: the `offset` to begin at, and two epochs that the broker compares with its own.
 
-    `leader_epoch` is the epoch of the leader by the metadata. `last_epoch` is that of the batch before `offset`; with
-    -1 the broker does not compare the logs.
+    `leader_epoch` is the epoch of the partition's leader in the metadata of the cluster. `last_epoch` is the epoch of
+    the batch before `offset`; if it is -1, the broker does not check whether the logs differ before `offset`.
     """
 
     topic: str
@@ -104,10 +105,10 @@ class Wanted(NamedTuple):
 
 
 class Fetched(NamedTuple):
-    """The answer for a partition: an error code, or raw batches in `records`, and the bounds of the leader's log.
+    """The answer for a partition: an error code, or raw batches, and the leader's log start and high watermark.
 
-    If the log before the requested offset differs from the leader's, `diverging` is an epoch of the leader's log, and
-    the offset at which that epoch ends there (kafka-storage 10.5). Otherwise it is None.
+    If the requester's log differs from the leader's before the requested offset, `diverging` has an epoch of the
+    leader's log, and the offset at which this epoch ends there (kafka-storage 10.5). Otherwise it is None.
     """
 
     topic: str
@@ -120,7 +121,7 @@ class Fetched(NamedTuple):
 
 
 class Outgoing(NamedTuple):
-    """One batch to send to a partition. `offset` is the base offset that it must get: the end of the log there.
+    """One batch to send to a partition. `offset` is the base offset that it must get in the cluster: the log end.
 
     `data` is the whole batch, with the base offset 0. `records` is the number of its records.
     """
@@ -151,7 +152,11 @@ _Part = TypeVar("_Part", Wanted, Outgoing)
 
 
 class EpochEnd(NamedTuple):
-    """The answer for a partition: an error code, the leader's greatest epoch up to the requested one, and its end."""
+    """The answer for a partition: an error code, or the leader's greatest epoch that is not above the requested one.
+
+    `end_offset` is the offset at which this epoch ends in the leader's log, -1 if the requested epoch is above all
+    epochs of the leader.
+    """
 
     topic: str
     partition: int
@@ -161,10 +166,11 @@ class EpochEnd(NamedTuple):
 
 
 class Cluster:
-    """Connections to the brokers of a cluster. Any thread may use it; a fetch occupies the connection to its broker.
+    """Connections to the brokers of a cluster. A context manager, which any thread may use.
 
-    A context manager. Methods raise `ClusterError` if the cluster cannot be reached, refuses the credentials or
-    answers with an error. A broker is given by its node id.
+    While a broker answers a fetch, other requests to it over the same connection wait. Methods raise `ClusterError`
+    if the cluster cannot be reached, refuses the credentials or answers with an error. A broker is given by its node
+    id.
     """
 
     def __init__(self, servers: str, options: Mapping[str, Any]) -> None:
@@ -238,7 +244,7 @@ class Cluster:
             topic: {
                 name: told["value"]
                 for name, told in each.items()
-                # Overrides at the brokers count, too: a topic without an override of its own has their values.
+                # Values that are set at the brokers count, too: they apply to a topic that does not set its own.
                 if told["value"] is not None and told["config_source"] != "DEFAULT_CONFIG"
             }
             for topic, each in found.items()
@@ -454,7 +460,10 @@ class Cluster:
                 ) from error()
 
     def produce(self, node: int, batches: Sequence[Outgoing]) -> list[Produced]:
-        """Send batches, one for a partition, to the broker that leads them, and wait for all in-sync replicas."""
+        """Send batches, at most one for each partition, to the broker that leads these, and return its answers.
+
+        The broker answers when all in-sync replicas have the batches, or after 20 seconds.
+        """
         from kafka.protocol.producer.produce import ProduceRequest
 
         kind = ProduceRequest.TopicProduceData
@@ -485,7 +494,7 @@ class Cluster:
 
 
 def _uuid(text: object) -> uuid.UUID | None:
-    """Return a topic's id from its text; None if the broker has none, as before Kafka 2.8."""
+    """Return the id of a topic from its text; None if the text is empty or zero, as from brokers before Kafka 2.8."""
     found = uuid.UUID(str(text)) if text else uuid.UUID(int=0)
     return found if found.int else None
 

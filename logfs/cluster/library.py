@@ -1,4 +1,4 @@
-"""kafka-python: its import, its errors as `ClusterError`, and reasons of failures that it only writes to its log."""
+"""Imports kafka-python, and converts its errors to `ClusterError`, with reasons that are only in its own log."""
 
 from __future__ import annotations
 
@@ -58,8 +58,9 @@ def kafka_python() -> Any:
 def large_reads() -> dict[str, str]:
     """Return the option that makes kafka-python read up to 256 KiB at a time from a connection without TLS.
 
-    By itself kafka-python reads 4 KiB at a time, and waits for the GIL after each read while other threads append.
-    The scheme of the option `proxy_url` selects the class of its sockets. This class connects without a proxy.
+    Without it, kafka-python reads 4 KiB at a time, and waits for the GIL after each read while other threads append.
+    The option is `proxy_url`, whose scheme selects the class of kafka-python's sockets. The scheme here selects
+    `LargeReads`, which connects without a proxy.
     """
     from kafka.net.inet import KafkaNetSocket
 
@@ -81,7 +82,7 @@ class _Socket(socket.socket):
 
 
 class Failures(logging.Handler):
-    """A log handler that keeps why kafka-python's last connection failed, which its exceptions do not tell."""
+    """Keeps the reason of the last failed connection, which kafka-python only writes to its log."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)

@@ -1,4 +1,6 @@
-"""Kafka's on-disk formats: conversions between bytes and values. No clock; no I/O but the cache of compiled kernels.
+"""Kafka's on-disk formats: conversions between bytes and values.
+
+No module reads the clock. The only I/O is that of the cache of compiled kernels.
 
 Each folder imports only from those below it in this list:
 

@@ -7,7 +7,7 @@ Each module or folder imports only from the items below it in this list:
 - `scan`: segments for readers in other processes: descriptions, splits of a scan, counts.
 - `compaction`: one round of log compaction.
 - `follow`: a partition that another process writes, kept up to date with its files.
-- `append`: a partition with its writer (Kafka's UnifiedLog), validation, and lines from a stream of writes.
+- `append`: writes a partition (Kafka's UnifiedLog), checks what is appended, and cuts streams of writes into lines.
 - `read`: reading by offset, time and key, read_committed, and the text views.
 - `recovery`: loads the files of a partition, and repairs those that a crash left (Kafka's LogLoader).
 - `state`: the state of a log: producers, their snapshots, leader epochs, segments that wait for their deletion.

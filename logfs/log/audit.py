@@ -136,8 +136,8 @@ def audit(
     the log: an index that it has not yet completed and trimmed after a roll is then no problem. Damage wholly below
     `log_start_offset` is a note, because it is no loss: a crash during retention leaves gaps there.
 
-    `report` is called with the size in bytes of each run or damage that was read. Raises `OSError`, and `Gone` if
-    files leave the log meanwhile.
+    `report` is called after each run of batches and each damaged range, with its size in bytes. Raises `OSError`, and
+    `Gone` if files leave the log meanwhile.
     """
     # A tiered topic is not compacted, so missing offsets are an error there.
     gaps = segment.gaps and not segment.disk.is_remote

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from logfs.log.segment.index import SparseIndex
     from logfs.log.segment.txn_index import TransactionIndex
 
-# The name of the file that marks a complete copy until the move ends. It contains the UUID that is in the name of the
-# copy's directory and, once it is renamed, in that of the original.
+# The name of the file that marks a complete copy until the move ends. It contains a UUID, which is also in the names
+# of the directories: `orders-0.UUID-future` is the copy, and the original becomes `orders-0.UUID-stray`.
 MOVED = "logfs.moved"
 
 _CHUNK_BYTES = 1024 * 1024

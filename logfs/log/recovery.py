@@ -345,7 +345,7 @@ class _LogLoader:
         """Return the log end offset of a log that was closed properly; 0 if it is unknown.
 
         It is the greatest of these offsets: the newest in `snapshots`, and those after the last entries of the
-        indexes. Offsets that are too high for the last segment are ignored.
+        indexes. Offsets above the `limit_offset` of the last segment are ignored.
         """
         known = [0, *snapshots[-1:]]
         limit = last.limit_offset
@@ -448,9 +448,8 @@ class _LogLoader:
         end = last.next_offset
         ends_damaged = bool(last.damaged) and last.damaged[-1].end == last.size_bytes
         if self.disk.writable and (ends_damaged or end < self.start.recovery_point):
-            # Offsets that were durable are never assigned again, and appends must not follow bytes that are not
-            # batches. So the log continues in a new segment.
-            # `last` keeps its file even without a valid batch, so the new segment needs a higher base offset.
+            # Durable offsets are never assigned again, and appends must not follow bytes that are no batches: the log
+            # goes on in a new segment. Its base offset differs from that of `last`, which stays even without a batch.
             end = max(end, self.start.recovery_point, last.base_offset + 1)
             logger.error("%s: durable records are missing below offset %d", last.path, end)
             last.seal(end)

@@ -114,7 +114,8 @@ class Fetcher:
         compared = [each.wanted() for each in mine if each.must_compare]
         if compared:
             ends = cluster.epoch_ends(self.node, compared)
-            # Asked after the ends: a topic may have been created again since the last refresh of the mirror.
+            # Ask for the topic ids after the ends. If a topic was created again since the last refresh of the mirror,
+            # the ends may be those of the new topic, and then the ids are new, too.
             ids = cluster.topic_ids(self.node, [each.topic for each in compared])
             for end in ends:
                 mirror = by_place[end[:2]]
@@ -139,7 +140,8 @@ class Fetcher:
         """Return the answer for each partition, with the request that it answers.
 
         After a large answer, this also sends the next fetch, so that the broker works during the append. `goals` are
-        the offsets at which partitions stop. If there are any, the broker answers at once, even without new records.
+        the offsets up to which partitions are fetched. If there are any, the broker answers at once, even without new
+        records.
         """
         wait_ms = 0 if goals else FETCH_WAIT_MS
         if self._ahead is None:
@@ -164,7 +166,11 @@ class Fetcher:
         return pairs
 
     def _guarded(self, mirror: PartitionMirror, work: Callable[[], bool]) -> bool:
-        """Return `work()`. If it raises an error other than `ClusterError`, fail the partition, and return True."""
+        """Return `work()`, which is False if the metadata may be out of date.
+
+        An error other than `ClusterError` becomes the problem of the partition. Then True is returned, because new
+        metadata would not help.
+        """
         try:
             return work()
         except ClusterError:
@@ -177,7 +183,8 @@ class Fetcher:
 def _explain(error: Exception, where: str, before: str) -> str:
     """Return the text of an error. An unexpected error is logged with its traceback.
 
-    `where` names the broker or the partition that failed. `before` is its problem so far, which is not logged again.
+    `where` names the broker or the partition that failed. `before` is the text of its previous error, or "". The
+    same text is not logged twice.
     """
     if isinstance(error, (LogfsError, OSError)):
         return str(error)

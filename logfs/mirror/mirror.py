@@ -88,7 +88,7 @@ class Mirror:
         self._told: Mapping[str, str] = {}
         # The partitions of the store by topic, as of the last refresh.
         self._homes: dict[str, list[str]] = {}
-        # The ids of the topics whose copies were found to have the same id.
+        # The ids of the topics whose copies were found to have the same id as the topic in the cluster.
         self._known_ids: dict[str, uuid.UUID] = {}
         self._asked = threading.Event()
         try:
@@ -179,7 +179,10 @@ class Mirror:
             each.flush()
 
     def _failing_seconds(self, mirror: PartitionMirror) -> float:
-        """Return for how many seconds each attempt for a partition, or with the broker that leads it, has failed."""
+        """Return for how many seconds a partition has failed, or the fetcher of its leader if that is longer.
+
+        The result is 0 if the last attempts of both succeeded.
+        """
         fetcher = self._fetchers.get(mirror.leader)
         of_broker = 0.0 if fetcher is None else fetcher.failing_seconds
         return max(mirror.failing_seconds, of_broker)
@@ -256,7 +259,7 @@ class Mirror:
         return found
 
     def _forget_others(self, topics: set[str]) -> None:
-        """Stop the mirroring of topics that the cluster no longer has; their copies stay."""
+        """Stop the mirroring of all topics but `topics`, which the cluster still has. The copies stay."""
         for topic in {each.partition.name.topic for each in self._partitions.values()} - topics:
             logger.warning("%s: is no longer in the cluster; its copy stays as it is", topic)
             self._forget(topic)
@@ -268,7 +271,8 @@ class Mirror:
         except InvalidSetting:
             self._forget(topic.name)
             raise
-        # Set before the first partition is created: after a crash in between, no other program can append to it.
+        # First mark the topic as a mirror, then create its partitions: no other program may append to them, even if
+        # this process is killed between the two steps.
         if MIRROR_SOURCE not in store.settings.topic_overrides(topic.name):
             store.settings.set_topic(topic.name, MIRROR_SOURCE, self._cluster_id)
         if settings is not None:
@@ -314,7 +318,7 @@ class Mirror:
             partition = store[each]
             check_copy_of(partition, topic.topic_id)
             if read_topic_id(partition.disk, partition.directory) is None:
-                # A crash has interrupted the creation of the partition.
+                # The id is missing: a crash has interrupted the creation of the partition.
                 write_topic_id(partition.disk, partition.directory, topic.topic_id)
         self._known_ids[name] = topic.topic_id
 

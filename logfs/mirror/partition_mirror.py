@@ -1,8 +1,9 @@
 """One partition of a mirror: compares it with its leader's log, and appends the batches that the leader sends.
 
-The rules are those of a follower (kafka-storage 10.5), except that a leader's log end never proves a difference.
-Before the first fetch from a leader, after an error, and whenever the leader finds a difference, the leader epochs
-decide up to which offset the two logs are the same. Later records of the copy are dropped.
+The rules are those of a follower (kafka-storage 10.5). Before the first fetch from a leader, after an error, and
+whenever the leader finds a difference, the leader epochs decide up to which offset the two logs are the same. Later
+records of the copy are dropped. Unlike a follower, the mirror drops nothing if the leader only refuses an offset as
+above its log end: a new leader may lag.
 """
 
 from __future__ import annotations
@@ -157,12 +158,12 @@ class PartitionMirror:
             return self._failed(found.error or UNKNOWN_TOPIC)
         check_copy_of(self.partition, ids[found.topic])
         if found.end_offset < 0:
-            # The copy's last epoch is above all of the leader's, so the answer tells no offset: drop nothing.
+            # The copy's last epoch is above all of the leader's, so the answer has no offset up to which they agree.
             self._return_to_range(cluster)
         else:
             self._agree_up_to(found.epoch, found.end_offset)
             if self.goal is not None and self.has_reached_goal:
-                # At the goal no fetch follows, so the series of errors must end here.
+                # No fetch follows at the goal, so `take` will not end the series of errors.
                 self._end_errors()
         return True
 
@@ -178,7 +179,7 @@ class PartitionMirror:
         point = min([end_offset, *later[:1]])
         if point < end:
             logger.warning(
-                "%s: the source's log differs from offset %d on: dropping %d offsets",
+                "%s: the copy differs from the source's log from offset %d on: dropping %d offsets of the copy",
                 self.name,
                 point,
                 end - point,
@@ -188,11 +189,11 @@ class PartitionMirror:
         self._agrees = not later or partition.epochs.latest == _NO_EPOCH
 
     def take(self, found: Fetched, cluster: Cluster) -> bool:
-        """Append the fetched batches, and raise the log start to the source's. Logs that diverge are compared next.
+        """Append the fetched batches, and raise the log start to the source's.
 
-        Return False if the metadata may be out of date. `cluster` is asked for the bounds of the source's log if the
-        offset is out of range. Raises `ClusterError`, the errors of `fetched_batches.append_fetched`, and those of
-        raising the log start.
+        If the logs diverge, nothing is appended, and they are compared next. Return False if the metadata may be out
+        of date. `cluster` is asked for the bounds of the source's log if the offset is out of range. Raises
+        `ClusterError`, the errors of `fetched_batches.append_fetched`, and those of raising the log start.
         """
         if found.error == OFFSET_OUT_OF_RANGE:
             self._return_to_range(cluster)
@@ -200,7 +201,7 @@ class PartitionMirror:
         if found.error != NONE:
             return self._failed(found.error)
         if found.diverging is not None:
-            # `compare` drops what differs: it knows whether the answer is about the topic that is copied.
+            # Drop nothing here. `compare` comes next: it first checks that the topic was not created again.
             self._agrees = False
             return True
         self._agrees = True
@@ -265,14 +266,20 @@ class PartitionMirror:
             self._store.delete_records(self.name, start, mirror_of=self._source)
 
     def _note_gap(self) -> None:
-        """Record, before a gap is appended, that offsets may be missing: else loading takes the gap for damage."""
+        """Record in the cleaner checkpoint that offsets may be missing. Called before a gap is appended.
+
+        Without this record, loading would take the gap for damage.
+        """
         checkpoints = self._store.checkpoints
         if checkpoints.cleaner_offset(self.name) is None:
             checkpoints.set_cleaner_offset(self.partition, self.partition.log_start_offset)
 
 
 def check_copy_of(partition: Log, topic_id: uuid.UUID | None) -> None:
-    """Raise `InvalidSetting` if a copy is of a topic with another id. None, of old brokers, is not compared."""
+    """Raise `InvalidSetting` if a copy is of a topic with another id than `topic_id`.
+
+    Nothing is raised if `topic_id` is None, as from brokers before Kafka 2.8, or if the copy has no id.
+    """
     found = read_topic_id(partition.disk, partition.directory)
     if None not in (found, topic_id) and found != topic_id:
         raise InvalidSetting(

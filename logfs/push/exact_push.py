@@ -18,7 +18,10 @@ _LEADER_EPOCH = slice(12, 16)
 
 
 def first_offset(reader: Reader) -> int:
-    """Return the base offset of the batch that contains the log start offset; without one, the log start offset."""
+    """Return the base offset of the batch that contains the log start offset.
+
+    If no batch contains it, return the log start offset.
+    """
     start = reader.log_start_offset
     for batch in reader.batches(start):
         return min(batch.header.base_offset, start)
@@ -28,7 +31,7 @@ def first_offset(reader: Reader) -> int:
 def exact_batches(reader: Reader, offset: int, end: int) -> Iterator[Sequence[Outgoing]]:
     """Yield the batches of the offsets [offset, end), each in a list of its own.
 
-    As from a producer, the base offset in `data` is 0. `offset` must be the base offset of a batch.
+    The bytes of a batch have the base offset 0, as from a producer. `offset` must be the base offset of a batch.
     """
     topic, number = reader.name
     for batch in reader.batches(max(offset, reader.log_start_offset), end):
@@ -39,7 +42,10 @@ def exact_batches(reader: Reader, offset: int, end: int) -> Iterator[Sequence[Ou
 
 
 def holds_last_batch(reader: Reader, end: int, theirs: bytes) -> bool:
-    """Return whether the batch before offset `end` here is the first one in `theirs`, except for the leader epoch."""
+    """Return whether the batch that ends at offset `end` here equals the first batch in the bytes `theirs`.
+
+    The leader epochs of the two may differ.
+    """
     # `end` may be at or below a log start that lies inside of a batch. A read below the log start would fail.
     offset = max(end - 1, reader.log_start_offset)
     ours: Batch | None = next(iter(reader.batches(offset)), None)

@@ -38,7 +38,7 @@ def find_obstacles(
     """
     found: dict[str, tuple[int, int]] = {}
     producers = Producers()
-    # The first batch may begin before the offset.
+    # The first batch may begin before `offset`, so `is_next` is true for any batch that contains `expected`.
     expected, end = offset, reader.log_end_offset
     try:
         for batch in reader.batches(offset):
@@ -66,7 +66,7 @@ def find_obstacles(
 
 
 def _kinds(batch: Batch, producers: Producers, *, is_next: bool) -> list[str]:
-    """Return the obstacles of one batch; `is_next`: it contains the offset after the previous batch."""
+    """Return the obstacles of one batch. `is_next` tells whether it contains the offset after the previous batch."""
     header = batch.header
     if header.magic != MAGIC:
         return [_OLD]

@@ -52,9 +52,9 @@ class TopicPlan:
 
     `topic_id` is the id of the topic here, "-" if it has none. `obstacles` say why its batches cannot be pushed as
     they are, `refusals` why it cannot be pushed at all. `is_translated` means that its records get new offsets.
-    `partitions` is the number of partitions in the cluster after the push; `there` maps their numbers to their log
-    ends in the cluster, and is updated during the push. By partition here, `sent_up_to` has the offset at which the
-    push begins, and `ends` the log end. `sent_records` counts the records sent.
+    `partitions` is the number of partitions in the cluster after the push. `there` maps their numbers to their log
+    ends in the cluster, and is updated during the push. `sent_up_to` maps the numbers of the partitions here to the
+    offsets at which the push begins, and `ends` maps them to the log ends. `sent_records` counts the records sent.
     """
 
     name: str
@@ -73,7 +73,10 @@ class TopicPlan:
 
     @property
     def has_same_partitions(self) -> bool:
-        """Whether the topic has as many partitions in the cluster as here, counting those that are missing here."""
+        """Whether the topic has as many partitions in the cluster as here.
+
+        The number here is the greatest partition number plus one: 3 if only partitions 0 and 2 exist.
+        """
         return self.partitions == max(each.partition for each in self.readers) + 1
 
     @property
@@ -143,7 +146,9 @@ class Planner:
             if topics.fullmatch(name)
         )
         if not names:
-            raise UnknownPartition(f"no topic here matches {topics.pattern!r}")
+            raise UnknownPartition(
+                f"no topic in the log directories matches {topics.pattern!r}; 'logfs describe' lists the topics"
+            )
         plans = [self._topic_plan(name, remote.get(name)) for name in names]
         ends = self._sender.settled_ends(
             (plan.name, number) for plan in plans if plan.remote for number in plan.remote.leaders
@@ -186,7 +191,10 @@ class Planner:
         return plan
 
     def _try_settings(self, plan: TopicPlan) -> None:
-        """Let the cluster check the settings during the push and those after it; add a refusal to the plan."""
+        """Ask whether the cluster accepts the settings of the topic, with `FOR_PUSHING` and without.
+
+        Nothing is changed in the cluster. If it refuses them, a refusal is added to the plan.
+        """
         for settings in ({**plan.settings, **FOR_PUSHING}, plan.settings):
             try:
                 if plan.remote is None:
@@ -226,7 +234,10 @@ class Planner:
             plan.refusals += self._check_map(plan, is_begun=is_begun)
 
     def _check_map(self, plan: TopicPlan, *, is_begun: bool) -> list[str]:
-        """Return why a topic cannot be translated: the map is of another log, or lacks records of the cluster."""
+        """Return why a topic cannot be translated: the map is of another log, or lacks records of the cluster.
+
+        `is_begun` tells whether the map has runs of the topic. Those whose records were not sent are removed from it.
+        """
         assert self._map is not None
         if is_begun:
             try:

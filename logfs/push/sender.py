@@ -108,7 +108,7 @@ class Sender:
         raise ClusterError(f"{self.cluster.servers}: {names}: {problem}")
 
     def _ends(self, places: Sequence[Place]) -> dict[Place, int] | None:
-        """Return the log end offset of each place; None if one is still above the high watermark."""
+        """Return the log end offset of each place; None if the high watermark of a place has not reached it yet."""
         self._find_leaders()
         by_node: dict[int, list[Wanted]] = {}
         for place in places:

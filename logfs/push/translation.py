@@ -48,9 +48,10 @@ class Translation:
         self._sizes: dict[int, int] = {}
 
     def batches(self) -> Iterator[Sequence[Outgoing]]:
-        """Yield lists with at most one batch for a partition, each after the map with its records is durable.
+        """Yield lists with at most one batch for a partition.
 
-        Raises the errors of `Topic.read`, and `OSError` for the map.
+        Before a list is yielded, the lines of the map for its records are durable. Raises the errors of `Topic.read`,
+        and `OSError` for the map.
         """
         here = [each.partition for each in self._topic.partitions]
         is_same = self._partitions == max(here) + 1
@@ -92,7 +93,10 @@ class Translation:
         return found
 
     def _codec(self) -> Codec:
-        """Return the codec for new batches: that with the greatest id among the first batches of the partitions."""
+        """Return the codec for new batches: the one with the greatest id among the first batches of the partitions.
+
+        The id of no compression is the least. So new batches are compressed if one of the first batches is.
+        """
         first = [next(each.batches(each.log_start_offset), None) for each in self._topic.partitions]
         return max((batch.header.codec for batch in first if batch), default=Codec.NONE)
 

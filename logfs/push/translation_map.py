@@ -8,9 +8,10 @@ orders,0,5,100,0,0,0acae0b6
 ```
 
 In this example, the 100 records of orders-0 at the offsets 5 to 104 have the offsets 0 to 99 of partition 0 in the
-cluster. The topic id is that of the partitions here. `check` is the CRC-32C, as eight hex digits, of the `check`
-before it (none at first), the topic lines since then, and its own line up to the last comma, which is left out. It
-reveals changed lines and missing lines. Missing lines at the end of the file are found by the log end in the cluster.
+cluster. The topic id is that of the partitions here. `check` is the CRC-32C, as eight hex digits, of three texts: the
+`check` of the previous run (empty for the first run), the topic lines between the two runs, and its own line before
+the last comma. It reveals changed lines and missing lines. Missing lines at the end of the file are found by the log
+end in the cluster.
 
 A line is durable in the file before its records are sent. After a crash, the log end in the cluster tells for which
 of the last lines the records were sent. So no record is sent twice.
@@ -105,7 +106,7 @@ class TranslationMap:
             lock = os.open(self._lock_path, os.O_CREAT | os.O_RDWR, 0o644)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # Another push may have removed the lock file between the two calls: then this lock excludes nobody.
+                # Another push may have removed the file between `open` and `flock`: then this lock excludes nobody.
                 if os.path.samestat(os.fstat(lock), os.stat(self._lock_path)):
                     return lock
             except FileNotFoundError:
@@ -221,9 +222,9 @@ class TranslationMap:
             self._write_all()
 
     def add(self, runs: Sequence[Run]) -> None:
-        """Add runs, and make them durable. `begin` was called for their topics; their records are sent afterwards.
+        """Add runs, and make them durable. Raises `OSError`.
 
-        Raises `OSError`.
+        The caller has called `begin` for their topics, and sends their records after this call.
         """
         if not self._is_whole:
             self._write_all()
@@ -236,7 +237,10 @@ class TranslationMap:
             self._add(run)
 
     def check_source(self, topic: str, topic_id: str, ends: Mapping[int, int]) -> None:
-        """Raise `ClusterError` if the runs are of another topic, or exceed `ends`, the log ends here by partition."""
+        """Raise `ClusterError` if the runs are of a topic with another id, or go beyond the log ends here.
+
+        `ends` has the log ends by partition.
+        """
         known = self._topic_ids.get(topic, topic_id)
         if known != topic_id:
             raise ClusterError(
@@ -248,8 +252,8 @@ class TranslationMap:
             if name == topic and runs and runs[-1].end > end:
                 raise ClusterError(
                     f"{self._path}: has records of {topic}-{number} up to offset {runs[-1].end}, but the log here "
-                    f"ends at {end}: it has lost records, or the map is of another log. Name the map of its own "
-                    "pushes, or delete the topic in the cluster and the map, and push again"
+                    f"ends at {end}: it has lost records, or the map is of another log. Name the map of this "
+                    "log's pushes, or delete the topic in the cluster and the map, and push again"
                 )
 
     def keep_sent(self, topic: str, ends: Mapping[int, int]) -> None:

@@ -144,7 +144,7 @@ def session(
         builder = builder.master(master)
     settings = {**_SETTINGS, **_STATIC_SETTINGS, **(settings or {})}
     if _is_local(master):
-        # Only if local: another machine may get logfs with the job, after the daemon, which imports it, has started.
+        # This daemon imports logfs. Another machine may get logfs only with the job, after the daemon has started.
         settings.setdefault("spark.python.daemon.module", WORKER_DAEMON)
     for key, value in settings.items():
         builder = builder.config(key, value)

@@ -162,7 +162,7 @@ def grouped(runs: Iterable[ArrowRun]) -> Iterator[list[ArrowRun]]:
 
 
 def _payload(columns: Columns) -> int:
-    """Return the number of bytes in the keys, values and headers of the records; a null counts as -1 byte."""
+    """Return the number of bytes in the keys, values and headers of the records. The length of a null is -1."""
     payload = columns.key_lengths.sum(dtype=np.int64) + columns.value_lengths.sum(dtype=np.int64)
     return int(payload + columns.header_ends.sum() - columns.header_starts.sum())
 

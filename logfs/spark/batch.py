@@ -38,9 +38,10 @@ class BatchReader(DataSourceReader):
     def partitions(self) -> list[Split]:
         """Return the splits (Spark's input partitions) of the query, one for each task.
 
-        Raises `ValueError` for a partition or topic that does not exist, for a start after the end, and for a start
-        or end that `resolve` refuses; `DataLoss` for offsets outside the log (with failOnDataLoss); `LogfsError`; and
-        `OSError`.
+        Raises `ValueError` for a partition or topic that does not exist, for a start after the end, for a start or
+        end of other partitions than those that are read, and for a starting timestamp later than all records (unless
+        startingOffsetsByTimestampStrategy is latest); `DataLoss` for offsets outside the log (with failOnDataLoss);
+        `LogfsError`; and `OSError`.
         """
         with opened(self.options) as topics:
             return topics.planned((self.options, self.pushed), lambda: self._plan(topics.readers()))

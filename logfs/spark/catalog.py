@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _METADATA = "logfs.options"
-# A property of the table. At CREATE TABLE, Spark adds the table's properties to the options.
+# A property of every table. At CREATE TABLE, Spark adds the properties to the options, so options with this name are
+# those of a CREATE TABLE.
 _OF_A_TABLE = "provider"
 # At CREATE TABLE, Spark passes each option under two names: its own, and its own with this prefix.
 _OPTION = "option."

@@ -106,7 +106,7 @@ class PushedFilters:
         if column not in _TYPES:
             return False
         if isinstance(each, IsNotNull):
-            # A timestamp is null if an int64 cannot hold it in microseconds; the other columns are never null.
+            # Every row passes, unless its timestamp is null: an int64 cannot hold each one in microseconds.
             return column != "timestamp"
         known = _STRINGS if column == "topic" else _NUMBERS
         # Filters of other kinds, or with values of an unexpected type, are left to Spark.
@@ -155,7 +155,7 @@ class PushedFilters:
 
 
 def _values(plain: Any) -> Sequence[Any]:
-    """Return the values that a filter of `_STRINGS` or `_NUMBERS` compares with."""
+    """Return the values with which a filter compares its column: several for `In`, one for the other filters."""
     return plain.value if isinstance(plain, In) else [plain.value]
 
 

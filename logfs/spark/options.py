@@ -138,9 +138,10 @@ def local_path(path: str) -> str:
 
 
 def local_log_dir(path: str) -> str:
-    """Return the plain path of a `file:` URL, or a `file://` URL if the path may be a bucket.
+    """Return the plain path of a `file:` URL. A path that is not a `file:` URL is returned as it is.
 
-    Buckets are opened by URL. A path that is not a `file:` URL is returned as it is.
+    If the directory has files, but none of a log directory, it may be a bucket in the file system. Buckets are opened
+    by URL, so then return the path as a `file://` URL.
     """
     plain = local_path(path)
     is_bucket = plain != path and recognise(plain).kind is PathKind.OTHER

@@ -150,7 +150,7 @@ def plan(
         parts = parts_of(split_bytes)
     most = options.max_records_per_partition
     if most is not None and parts:
-        # As in Kafka's source, a split has one range of one partition.
+        # As in Kafka's source, a split then has one range of one partition.
         return [Split([part]) for part in parts_of(split_bytes, most)]
     if options.min_partitions is not None and 0 < len(parts) < options.min_partitions:
         records = sum(
@@ -302,8 +302,8 @@ def _columns_again(
 def _is_deleted(planned: SegmentDescriptor, gone: Gone) -> bool:
     """Whether the partition of a planned file has been deleted, recreated or moved away since the query was planned.
 
-    Raises `NotOnHost` if this machine does not have the planned log directory, or if the partition is missing here
-    and the log directory's recovery point checkpoint lists it or cannot be read.
+    Raises `NotOnHost` if this machine does not have the planned log directory. If the partition is missing here, also
+    raises it if the log directory's recovery point checkpoint still lists the partition, or cannot be read.
     """
     directory = as_path(planned.directory)
     log_dir = directory.parent
@@ -315,7 +315,7 @@ def _is_deleted(planned: SegmentDescriptor, gone: Gone) -> bool:
         raise NotOnHost.because(gone)
     if identity is not None:
         return True
-    # If logfs or Kafka deletes a partition, it also removes the partition's entry from this checkpoint.
+    # The partition is missing here. If logfs or Kafka has deleted it, it has no entry in this checkpoint either.
     try:
         known = checkpoint.parse_offsets(disk.read_file(log_dir / RECOVERY_POINTS))
     except (FileNotFoundError, Corrupt):
@@ -326,7 +326,7 @@ def _is_deleted(planned: SegmentDescriptor, gone: Gone) -> bool:
 
 
 def _identity(disk: Disk, path: Path) -> int | None:
-    """Return the identity of a directory; None if it does not exist."""
+    """Return the identity (`Status.identity`) of a directory; None if it does not exist."""
     try:
         return disk.stat(path, follow=True).identity
     except (FileNotFoundError, NotADirectoryError):

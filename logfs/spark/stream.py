@@ -85,7 +85,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # Partitions that were deleted and recreated under the same name. They stay here for as long as the offsets of
         # the query name the deleted partitions.
         self._remade: set[TopicPartition] = set()
-        # The partitions that were missing at the last check.
+        # The partitions that were missing in the last call of `_report_gone`.
         self._lost: frozenset[TopicPartition] = frozenset()
         # The messages of the losses that were logged.
         self._reported: set[str] = set()
@@ -205,17 +205,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     ) -> tuple[Offsets, dict[str, str]]:
         """Return the offset from which each existing partition is read after `start`, and the ids of the topics.
 
-        A new partition begins at its log start offset. So does each partition of a topic that was deleted and
-        recreated, which is reported as a loss. A deleted partition is a loss, too, and has no offset in the result. A
-        partition that is created later under the same name is new. A partition whose log ends before its offset in
-        `start` is read from the log end, and reported as a loss. Raises `DataLoss`.
+        A new partition begins at its log start offset. The partitions of a topic that was deleted and recreated begin
+        there, too, and the topic is reported as a loss. A deleted partition is a loss, too, and has no offset in the
+        result. A partition that is created later under the same name is new. A partition whose log ends before its
+        offset in `start` is read from the log end, and reported as a loss. Raises `DataLoss`.
         """
         known, known_ids = from_json(start), topic_ids_from_json(start)
         now_ids = look.ids_by_topic()
         replaced = _changed(known_ids, now_ids)
         for topic in sorted(replaced & {name.topic for name in known}):
             self._report_replaced(topic, known_ids[topic], now_ids[topic])
-        # Partitions of a replaced topic are left out: they are read as new ones already.
+        # Partitions in `_remade` are not read. Those of a replaced topic leave the set: they are read as new ones.
         self._remade = {
             name for name in self._remade if name.topic not in replaced and name in known
         }
@@ -239,8 +239,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     ) -> dict[TopicPartition, Reader]:
         """Return the existing partitions that the query may read now.
 
-        Partitions of `_remade` are left out. While a topic that the query knows is being recreated, its new
-        partitions are left out, too.
+        Recreated partitions (`_remade`) are left out. While a topic that the query knows is being recreated, its
+        partitions with the new topic id are left out, too.
         """
         agreed = look.ids_by_topic()
         return {

@@ -41,8 +41,8 @@ def to_json(
     """Return offsets and topic ids in the JSON form of a checkpoint of Kafka's source, sorted by name and number.
 
     `topic_ids` maps topics to their ids. An id becomes the entry "topic#id" without partitions. Kafka's source reads
-    such an entry as a topic without offsets, and ignores it. So do the options startingOffsets and endingOffsets of
-    both sources.
+    such an entry as a topic without offsets, and ignores it. The options startingOffsets and endingOffsets of both
+    sources ignore it, too.
     """
     found: OffsetsJson = {}
     for name, offset in sorted(offsets.items()):
@@ -113,7 +113,7 @@ class Topics:
             log_dir.path: log_dir.disk.stat(log_dir.path, follow=True).identity
             for log_dir in self.store.registry.working
         }
-        # The identity of each partition directory at the last `look`.
+        # The identity (`Status.identity`) of each partition directory at the last `look`.
         self._identities: dict[Path, int] = {}
         # The topic id by partition directory and identity.
         self._ids: dict[tuple[Path, int], str] = {}

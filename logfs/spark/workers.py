@@ -115,8 +115,8 @@ def hide_broken_pipes(daemon: ModuleType) -> None:
 def freeze_loaded_objects(kind: str) -> None:
     """At the end of a task: exempt all objects that exist in this process from garbage collection.
 
-    `kind` names the kind of task, such as "read"; only the first call for a kind does anything. By then the process
-    has loaded the objects that later tasks of that kind need, and keeps them, so the collector need not scan them.
+    `kind` names the kind of task, such as "read"; only the first call for a kind does anything. The first task of
+    a kind has loaded the objects that later ones need. The process keeps them, so the collector need not scan them.
     Spark collects garbage after each task, and a scan of all objects of numba takes longer than reading 100 MB.
     Outside of a task the function does nothing.
     """

@@ -14,7 +14,7 @@ Each folder and module imports only from those below it in this list; annotation
 - `topic`: appends to all partitions of a topic, and reads them merged by time.
 - `internal_topic`: the topics that the store itself writes and reads.
 - `registry`: the partitions of a store by name, and the state that its parts share.
-- `directory`: one log directory: what a path is, its lock, its checkpoints, its permissions.
+- `directory`: one log directory: how a path is recognised as one, its lock, its checkpoints, its permissions.
 - `settings`: overrides on disk, and the configuration in force.
 - `parallel`: work on many partitions in several threads.
 

@@ -37,7 +37,7 @@ class Checkpoints:
         errors.throw()
 
     def write_one(self, log_dir: LogDir, *coming: Partition) -> None:
-        # One snapshot for both loops: a partition that is loaded between them would lose its entries otherwise.
+        # Take one snapshot: a partition loaded between this loop and the last one would otherwise lose its entries.
         loaded = dict(self._registry.partitions)
         here = [p for n, p in loaded.items() if self._registry.homes[n] is log_dir]
         here += coming

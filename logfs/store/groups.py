@@ -54,13 +54,13 @@ class Groups:
     """The committed offsets of consumer groups in a store, available as `store.groups`.
 
     A partition is given by the name of its directory, such as `orders-0`. Any thread may call. In a thread that must
-    not wait for the disk, calls that would wait raise `WouldBlock`; calls that change commits always do. A damaged
-    range of `__consumer_offsets` is skipped with a warning: an older commit may then be returned, and its group reads
-    some records twice.
+    not wait for the disk, calls that would wait raise `WouldBlock`, and so do all calls that change commits. A
+    damaged range of `__consumer_offsets` is skipped with a warning: an older commit may then be returned, and its
+    group reads some records twice.
     """
 
     def __init__(self, registry: PartitionRegistry, create: Callable[[str], Partition]) -> None:
-        """Make the groups of a store; nothing is read before the first call. `create` is as for `InternalTopic`."""
+        """Make the groups of a store; nothing is read until a call. `create` makes and returns a partition."""
         self._registry = registry
         self._topic = InternalTopic(
             registry,
@@ -158,7 +158,7 @@ class Groups:
         longest = self._registry.settings.broker_config.offset_metadata_max_bytes
         if len(metadata.encode()) > min(longest, INT16_MAX):
             raise InvalidRecord(
-                f"group {group:.40}: the metadata exceeds offset.metadata.max.bytes={longest} or 32767; shorten it"
+                f"group {group:.40}: metadata exceeds offset.metadata.max.bytes={longest} or 32767 bytes; shorten it"
             )
         commits, records = {}, []
         for name, offset in offsets.items():
@@ -207,7 +207,7 @@ class Groups:
 
     @contextmanager
     def _writing(self, group: str) -> Iterator[None]:
-        """Hold the lock to append to the topic. Raises `WouldBlock`, and `NotWritable` in a read-only store."""
+        """Hold the lock to append to `__consumer_offsets`. Raises `WouldBlock` or, if read-only, `NotWritable`."""
         self._registry.disk.check_may_block()
         if self._registry.read_only:
             raise NotWritable(
@@ -221,7 +221,7 @@ class Groups:
 
     @contextmanager
     def _following(self) -> Iterator[None]:
-        """Read the new records of `__consumer_offsets`, and hold the lock, so that `_replays` stays up to date."""
+        """Read the new records of `__consumer_offsets`; hold the lock, so that no other thread changes `_replays`."""
         with self._registry.disk.hold(self._lock):
             known = {replay.log: replay for replay in self._replays}
             self._replays = [known.get(log) or _Replay(log) for log in self._topic.logs()]

@@ -151,8 +151,8 @@ class Replay:
     def catch_up(self) -> None:
         """Read the new records, or all records again if those already read may have left the log.
 
-        A truncation changes the log's generation. Compaction replaces sealed segments from the first one on. If the
-        segment that was active at the last call is still in the log, compaction has removed no unread record.
+        All are read again if the generation has changed (truncation), or if the segment that was active at the last
+        call is gone: compaction, which goes from the first segment on, may then have removed unread records.
         """
         log = self.log
         log.refresh()

@@ -106,7 +106,7 @@ def _check_log_dir(disk: Disk, path: Path) -> None:
     if disk.is_remote:
         if not any(disk.scan(path)):
             raise InvalidStore(
-                f"{path}: has no segments that a broker copied here; give the bucket and the prefix of its settings"
+                f"{path}: has no segments that a broker copied; give the bucket and prefix of the broker's settings"
             )
     else:
         try:
@@ -117,7 +117,7 @@ def _check_log_dir(disk: Disk, path: Path) -> None:
 
 
 def _check_unique(found: Mapping[LogDir, move_recovery.FoundDirectories]) -> None:
-    """Raise `InvalidStore` for a partition in two log directories, unless another process writes to the second."""
+    """Raise `InvalidStore` for a partition in two log directories, unless another process may be moving it now."""
     homes: dict[TopicPartition, LogDir] = {}
     for log_dir, each in found.items():
         for name, *_ in each.partitions:
@@ -153,7 +153,6 @@ class PartitionLoader:
         self._registry = registry
         self._commits = commits
         self._tiered = tiered
-        # The number of bytes that recovery has read so far, and the number of partitions that it has recovered.
         self.recovered_bytes = 0
         self.recovered_partitions = 0
         self._counting = make_lock(Level.COUNTING)
@@ -201,7 +200,7 @@ class PartitionLoader:
                     self._registry.homes[name.directory] = log_dir
 
     def _scan(self, log_dir: LogDir) -> move_recovery.FoundDirectories:
-        """Return the partition directories in a log directory; unless read-only, schedule the deleted for removal."""
+        """Return the partition directories in a log directory; schedule `-delete` ones, if the store is writable."""
         found = move_recovery.FoundDirectories([], [], [])
         for entry in log_dir.disk.scan(log_dir.path):
             if not entry.is_directory:
@@ -232,7 +231,7 @@ class PartitionLoader:
         self._registry.homes[name.directory] = log_dir
 
     def include(self, name: str) -> None:
-        """Add to `unloaded` a partition that `only` excluded, unless its log directory is leased."""
+        """Add to `unloaded` a partition that the argument `only` excluded, unless its log directory is leased."""
         registry = self._registry
         if name in registry or name in registry.offline or name not in registry.homes:
             # Check this without `registry.lock`: the caller may hold a lock of a later level (`logfs.locks`).
@@ -247,7 +246,7 @@ class PartitionLoader:
                 registry.unloaded[name] = UnloadedPartition(parsed, home, home.path / name)
 
     def follow(self, name: str) -> Log | None:
-        """Return a partition of a read-only store, even one that `only` excluded; None if it is missing.
+        """Return a partition of a read-only store, even if the argument `only` excluded it; None if it is missing.
 
         The result is not the object in `PartitionRegistry.partitions`, and no lock of the registry is needed. The
         partition may be in a log directory that is not open here. One thread at a time may call this. Raises the
@@ -313,7 +312,7 @@ class PartitionLoader:
             if registry.settings.broker_config.remote_storage_url:
                 # The load may list objects in the bucket: raises `WouldBlock` in a thread that must not do that.
                 registry.disk.check_may_fetch()
-                # The load needs the metadata topic, and holds a lock under which `include` must not be called.
+                # The load needs the metadata topic: include it now, because the load holds a lock that forbids it.
                 for other in registry.partitions_of(METADATA_TOPIC) if self._is_partial else ():
                     self.include(other)
             with unloaded.lock:
@@ -340,7 +339,7 @@ class PartitionLoader:
             logger.info("%s: its recovery was interrupted, because the store is being closed", path)
         except (LogfsError, OSError) as error:
             if registry.read_only and isinstance(error, (FileNotFoundError, Gone)):
-                # Another process is deleting it, or has removed files during the load: the next refresh tries again.
+                # Another process deletes the partition, or removed files meanwhile: the next refresh tries again.
                 logger.info("%s: changed while it was loaded: %s", path, error)
                 registry.record_load(unloaded, None)
                 log_dir.look_again()
@@ -350,13 +349,13 @@ class PartitionLoader:
                 # Nothing is wrong with the partition: it stays unloaded, and its next use tries again.
                 logger.warning("%s: cannot be loaded now, the next use retries: %s", path, error)
                 raise
-            logger.error("%s: offline: %s", path, error)
+            logger.error("%s: the partition is offline: %s", path, error)
             with suppress(OSError, RemoteStorageError):
                 self._failed_mtime[unloaded.name.directory] = log_dir.disk.stat(path).mtime_ns
             registry.record_load(unloaded, error)
         except Exception as error:
             # Unexpected error, perhaps provoked by a hostile file. It must not keep other partitions from loading.
-            logger.exception("%s: offline", path)
+            logger.exception("%s: the partition is offline", path)
             registry.record_load(unloaded, InvalidStore(f"{path}: cannot be loaded: {error!r}"))
 
     def _complete(self, log_dir: LogDir, name: TopicPartition, path: Path) -> None:
@@ -419,8 +418,8 @@ class PartitionLoader:
                 is_live=log_dir.live,
             )
         elif start.is_tiered:
-            # With a lease, no remote segments are attached: the process that holds the lock does that. But the log
-            # start must include them. The load has set it to the first local segment.
+            # The load has set the log start to the first local segment. With a lease no remote segments are attached,
+            # so set the log start to the offset in the checkpoint, from which the remote segments count, too.
             with partition.lock:
                 partition.publish(
                     log_start_offset=min(start.log_start_offset, partition.log_start_offset)
@@ -451,7 +450,7 @@ class PartitionLoader:
                     self._identities[directory] = identity
                     self._note(log_dir, name, path)
                 elif self._registry.homes.get(directory, log_dir) is not log_dir:
-                    # It is being moved from one log directory to another, and is in both for a moment.
+                    # The partition is being moved from one log directory to another, and is in both for a moment.
                     log_dir.look_again()
         for log_dir, partitions in found.items():
             for partition in list(self._registry.partitions.values()):
@@ -459,16 +458,16 @@ class PartitionLoader:
                     partition.follow_log_start(log_dir.log_starts.get(partition.name, 0))
 
     def _drop_left(self, log_dir: LogDir) -> dict[str, tuple[TopicPartition, Path, int]]:
-        """Drop the partitions that have left a log directory or were replaced; return the ones that are in it.
+        """Drop the partitions that have left a log directory or were replaced; return those that are in it now.
 
-        The result maps the name of each partition to (name, path, identity of its directory).
+        The result maps the name of each partition to (name, path, inode number of its directory).
         """
         scanned = self._scan(log_dir)
         found = {
             name.directory: (name, path, identity) for name, path, identity in scanned.partitions
         }
         for name, path in scanned.futures:
-            # After an interrupted move, this copy may be the partition (`move_recovery.finish_or_undo`).
+            # After an interrupted move, a `-future` copy may be the partition (`move_recovery.finish_or_undo`).
             loaded = self._registry.partitions.get(name.directory)
             if loaded is not None and loaded.directory == path:
                 found.setdefault(name.directory, (name, path, self._identities[name.directory]))

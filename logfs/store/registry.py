@@ -90,8 +90,8 @@ class PartitionRegistry:
     """The log directories of a store and its partitions, for the parts of a store that work on them.
 
     The parts of a store (commits, retention, compaction, …) use this class, not `Store`. Any thread may read.
-    `partitions`, `offline` and `homes` change under `lock`; only the end of a load changes them without it. Loops
-    over them, and over `deletions`, take a copy first: `list(homes)` or `homes.copy().items()`. The copy
+    `partitions`, `offline` and `homes` change under `lock`, except at the end of a load. Loops over
+    these mappings, and over `deletions`, take a copy first: `list(homes)` or `homes.copy().items()`. The copy
     `list(homes.items())` is not safe: it allocates tuples, which may start the garbage collector; another thread may
     then run and change the mapping.
     """
@@ -121,7 +121,6 @@ class PartitionRegistry:
         self.deletions: dict[Path, int] = {}
         # Held briefly while a partition becomes loaded or offline; no other lock is taken while it is held.
         self._settling = make_lock(Level.SETTLING)
-        # The operations that run in the background, for status and metrics.
         self.background: list[BackgroundOperation] = []
         # Whether upkeep is paused: then only the tasks that are not in `schedule.PAUSABLE` are done.
         self.is_paused = False
@@ -165,7 +164,7 @@ class PartitionRegistry:
             return None
 
     def include(self, name: str) -> Log | None:
-        """Load and return a partition, even one that `only` excluded and that the store does not list.
+        """Load and return a partition, even one that the store does not list because the argument `only` excluded it.
 
         Return None if the partition is unknown or offline, if it cannot be loaded, or if its log directory was opened
         with a lease for another partition.

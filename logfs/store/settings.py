@@ -168,7 +168,7 @@ class Settings:
             broker = self._read(BROKER_FILE, broker_setting)
             config = BrokerConfig.resolve(broker)
         except (LogfsError, OSError) as error:
-            logger.warning("topic %s: the settings cannot be read again: %s", topic, error)
+            logger.warning("topic %s: old settings stay, new ones cannot be read: %s", topic, error)
             return
         with self._lock:
             self.broker_overrides, self.broker_config = broker, config
@@ -221,8 +221,8 @@ class Settings:
             if (path / name).exists():
                 here = " ".join(str(log_dir) for _, log_dir in self._all_log_dirs)
                 raise InvalidStore(
-                    f"{path / name}: this copy of the settings in {here} would be outdated; name the log directories "
-                    f"together, as in '{here} {path}'"
+                    f"{path / name}: this copy of the settings in {here} would not be changed; name the log "
+                    f"directories together, as in '{here} {path}'"
                 )
 
     def _check_topic(self, topic: str, broker: Mapping[str, str], config: BrokerConfig) -> None:
@@ -303,7 +303,7 @@ def _changed(
     setting: Callable[[str], Setting],
     changes: Mapping[str, str | None],
 ) -> Mapping[str, str]:
-    """Return `overrides` after `changes`: texts are stored in canonical form; None or a blank text removes one."""
+    """Return `overrides` after `changes`, in canonical form; None or a blank text removes an override."""
     changed = dict(overrides)
     for name, text in changes.items():
         known = setting(name)

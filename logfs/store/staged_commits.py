@@ -170,7 +170,7 @@ class Commits:
         return Committed(False, offsets)
 
     def _check_space(self, parts: Sequence[CommitPart]) -> None:
-        """Raise `OSError` (ENOSPC) if the batches do not fit: a decided commit would have to wait for space."""
+        """Raise `OSError` (ENOSPC) if the batches do not fit: no commit is decided that would wait for space."""
         needed: Counter[LogDir] = Counter()
         for part in parts:
             needed[self._registry.homes[part.partition]] += sum(
@@ -263,7 +263,7 @@ class Commits:
             raise _pending_error(decided, errors.error) from errors.error
 
     def _note(self, home: LogDir, done: Pending) -> None:
-        """Record that a commit is done, and remove its staged files. If the record fails, upkeep repeats it."""
+        """Record that a commit is done, and remove its staged files. If the recording fails, upkeep repeats it."""
         now_ms = self._registry.clock()
         finished = replace(done, parts=tuple(replace(part, done=True) for part in done.parts))
         known = self._known[home]
@@ -329,7 +329,7 @@ class Commits:
                 self._apply(home, replace(pending, parts=parts), sizes)
 
     def _is_present(self, home: LogDir, part: CommitPart) -> bool:
-        """Whether the partition of a part still exists, so that the part can be done; False if it was deleted.
+        """Whether a partition to which a commit appends still exists; False if it was deleted, even if created anew.
 
         Raises `CommitPending` if the partition is not loaded, or its log directory is not open here.
         """
@@ -378,7 +378,7 @@ class Commits:
             self._change_parts(name, lambda part: replace(part, base_offset=NO_PLACE))
 
     def _change_parts(self, name: str, change: Callable[[CommitPart], CommitPart]) -> None:
-        """Apply `change` to each part for the partition `name` that is decided but not done; record it durably."""
+        """Apply `change` to each `CommitPart` of the partition `name` that is not done; record the result durably."""
         for home, pending in self.pending().items():
             parts = tuple(
                 change(part) if part.partition == name and not part.done else part

@@ -60,7 +60,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# How many partitions are closed at the same time.
 _CLOSING_THREADS = 8
 
 
@@ -162,7 +161,7 @@ class Store:
         self.registry.find_missing_log_dirs()
         self.registry.loader.find()
         for name in sorted(self.commits.partitions()):
-            # `Commits.reconcile` requires that these are loaded first, one by one, even those that `only` excludes.
+            # `Commits.reconcile` requires that these partitions are loaded first, even those that `only` excludes.
             self.registry.include(name)
         if not self._is_lazy:
             self.load_all()
@@ -255,8 +254,8 @@ class Store:
         """Create a partition in the log directory with the fewest partitions, and return it once it is durable.
 
         Committed offsets of groups for a deleted partition of that name are removed. Only the mirror of a cluster
-        gives `mirror_of`, as in `truncate`, and `mirrored_id`, the id of the topic in that cluster. The partition
-        then gets this id, and no leader epoch before its first batch.
+        gives `mirror_of` (`logfs.mirror.source` of the topic) and `mirrored_id`, the topic's id in that cluster. The
+        partition then gets this id, and no leader epoch until its first batch is appended.
 
         Raises `InvalidName`, `PartitionExists`, `NotWritable`, `PartitionFailed` in a closed store, `OSError`, such
         as `LogDirFailed`, and the errors of `Groups.forget`.
@@ -279,7 +278,7 @@ class Store:
             self.registry.homes[name] = log_dir
             self.registry.partitions[name] = partition
             if parsed in log_dir.recovery_points or parsed in log_dir.log_starts:
-                # The entries are those of a deleted partition of that name; their removal at its deletion failed.
+                # The checkpoints still have the entries of a deleted partition of that name: their removal failed.
                 self.checkpoints.write()
             log_dir.set_cleaner_offset(parsed, None)
         return partition
@@ -439,7 +438,7 @@ class Store:
                 )
             self.commits.clear_place(name)
             partition.advance_log_start(partition.log_end_offset if offset == -1 else offset)
-            # The other log directories have nothing new to write, so a full disk of theirs must not fail this call.
+            # Write the checkpoints of this log directory only: a full disk of another one must not fail this call.
             self.checkpoints.write_one(self.registry.homes[name])
             self.scheduler.ask(MaintenanceTask.RETENTION)
             return partition.log_start_offset
@@ -578,7 +577,7 @@ class Store:
     def _release(self) -> None:
         """Release the log directories, once no partition of this store can change any more.
 
-        Another thread may be in an append. Its next call of the `Disk` is refused. But it writes entries of
+        Another thread may be in an append. Its next call of the `Disk` is refused. But the thread writes to
         memory-mapped indexes without the `Disk`, so this method waits for the lock of each partition, for up to
         `PATIENCE_SECONDS` in all. The lock is reentrant, so a thread interrupted by Ctrl-C does not wait for itself.
         """

@@ -337,7 +337,7 @@ def test_what_is_there_already(
         ("differs", "its log in the cluster has other records before offset 2"),
         ("longer", "ends at offset 3 here, but at 7 in the cluster"),
         ("damaged", "'logfs check' shows the damage"),
-        ("none", "no topic here matches 'none'"),
+        ("none", "no topic in the log directories matches 'none'"),
     ):
         done = run_push(log_dir, target, "--topics", topic)
         assert (done.returncode, reason in done.stderr) == (1, True), done.stderr

@@ -1,7 +1,8 @@
 """The columns of the rows that `batch_kernels.scan_batches` writes: int64[BATCH_COLUMNS] for each batch.
 
-The first columns describe the batch. The columns from SPAN_START on are its span, the input of
-`batch_kernels.decode_spans`: the position and number of the batch's records, and the bases of their deltas.
+The first columns describe the batch. The columns from SPAN_START on describe its records, and are called a span:
+where the records start and end in the scanned bytes, how many they are, and the base offset and base timestamp that
+their deltas are added to. `batch_kernels.decode_spans` decodes the records of such spans.
 """
 
 from __future__ import annotations

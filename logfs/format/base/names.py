@@ -66,9 +66,9 @@ class TopicPartition(NamedTuple):
 class DirectoryKind(enum.Enum):
     """The purpose of a partition directory. The value is the suffix of its name (kafka-storage 1.2).
 
-    NORMAL is a partition in use. DELETED waits for the removal of its files. FUTURE is a copy that will replace a
-    partition in another log directory. STRAY is an original that such a copy has replaced, or a partition that Kafka
-    has not assigned to the broker.
+    NORMAL is a partition in use. DELETED waits for the removal of its files. FUTURE is the copy of a partition that
+    moves to this log directory. STRAY is an original that has been replaced by its copy in another log directory, or
+    a partition that Kafka has not assigned to the broker.
     """
 
     NORMAL = ""
@@ -156,8 +156,8 @@ def parse_directory(name: str) -> TopicPartition:
 def partitions_named(name: str, existing: Collection[str]) -> list[str]:
     """Return the partition called `name` or, if there is none, all partitions of the topic called `name`.
 
-    `existing` has the names of all directories. The result has directory names in the order of the partition numbers,
-    or only `name` if there is no such partition or topic.
+    `existing` has the names of all partition directories. The result has the names of the partitions' directories, in
+    the order of the partition numbers. If neither a partition nor a topic is called `name`, returns [`name`].
     """
     if name in existing:
         return [name]
@@ -187,9 +187,9 @@ def deleted_directory(partition: TopicPartition, uuid_hex: str) -> str:
 
 
 def future_directory(partition: TopicPartition, uuid_hex: str) -> str:
-    """Return the name of the directory of a copy, in another log directory, that will replace the partition.
+    """Return the name of the directory to which a partition is copied when it moves to another log directory.
 
-    `uuid_hex` is a random UUID as 32 hex digits. The name is never cut, as in Kafka.
+    `uuid_hex` is a random UUID as 32 hex digits. As in Kafka, a long topic is not cut, unlike in `deleted_directory`.
     """
     return f"{partition.directory}.{uuid_hex}{DirectoryKind.FUTURE.value}"
 
@@ -203,7 +203,10 @@ def stray_directory(future: str) -> str:
 
 
 def unique_part(directory: str) -> str:
-    """Return the UUID in the name of a deleted, future or stray directory; each deletion or move has another UUID."""
+    """Return the UUID in the name of a deleted, future or stray directory.
+
+    Each deletion and each move has a UUID of its own.
+    """
     return directory.rpartition(".")[2].partition("-")[0]
 
 
@@ -234,8 +237,9 @@ def file_name(data: bytes, reserved: tuple[str, ...] = ()) -> str:
     """Return a file name for any bytes, such as a key. Different bytes get different names.
 
     UTF-8 text stays as it is, except for `/`, NUL, `%` and a leading dot. These, and each run of non-ASCII bytes that
-    is not UTF-8, are percent-encoded (`/` as `%2F`). `reserved` are name endings, such as `.lag`, of other files; if
-    the name has such an ending, the dot of the ending is encoded too. Empty bytes become a lone `%`.
+    is not UTF-8, are percent-encoded (`/` as `%2F`). Empty bytes become a lone `%`. `reserved` has the endings that
+    only names of other files may have. The dot of such an ending is encoded: with `reserved` = (".lag",), `a.lag`
+    becomes `a%2Elag`.
     """
     name = PERCENT.sub(_percent, data).decode()
     if name.startswith("."):

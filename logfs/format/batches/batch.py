@@ -56,7 +56,8 @@ NO_PRODUCER_EPOCH = -1
 NO_SEQUENCE = -1
 NO_LEADER_EPOCH = -1
 
-# The first fields of a batch of any magic: the base offset (of a message, its offset) and the length of the rest.
+# The first fields of a batch or message of any magic: its offset (the base offset of a batch), and the number of
+# bytes after these two fields.
 START = struct.Struct(">qi")
 # The header fields needed to step over a batch: base offset, batch length, magic, last offset delta.
 STEP = struct.Struct(">qi4xb6xi")
@@ -176,7 +177,7 @@ def parse_header(data: bytes | memoryview | bytearray, position: int = 0) -> Hea
 
 
 def whole_batches(data: bytes | memoryview) -> Iterator[Header]:
-    """Yield the headers of the batches in `data`, except an incomplete batch at the end; nothing is checked."""
+    """Yield the headers of the batches in `data`, without an incomplete last batch. Magic and CRC are not checked."""
     position = 0
     while len(data) - position >= HEADER_SIZE:
         header = parse_header(data, position)
@@ -205,13 +206,13 @@ class Batch:
         """
         if len(data) - position < HEADER_SIZE:
             raise Corrupt(
-                f"{len(data) - position} bytes are too few for a batch header of {HEADER_SIZE}"
+                f"{len(data) - position} bytes are too few for a batch header of {HEADER_SIZE} bytes"
             )
         header = parse_header(data, position)
         size = header.size_bytes
         if size < HEADER_SIZE or size > len(data) - position:
             raise Corrupt(
-                f"a batch size of {size} bytes is too small, or more than the {len(data) - position} left"
+                f"a batch size of {size} bytes is too small, or more than the {len(data) - position} bytes left"
             )
         return cls(header, memoryview(data)[position : position + size].toreadonly())
 
@@ -247,7 +248,7 @@ class Batch:
             )
         if count > MOST_RECORDS:
             raise Corrupt(
-                f"batch {header.base_offset}: {count} records exceed the limit, {MOST_RECORDS}, of logfs"
+                f"batch {header.base_offset}: {count} records exceed the limit of logfs, {MOST_RECORDS} records"
             )
         return payload
 
@@ -309,7 +310,8 @@ class Batch:
         """Return the record at `offset`, without decoding the other records.
 
         Returns None if compaction has removed the record, and for an offset outside the batch. Raises `Corrupt` as
-        `payload` does, if the record or the length of one before it is malformed, or if offsets are not in order.
+        `payload` does, and also if the record is malformed, if the length of an earlier record is malformed, or if
+        the offsets of the records are not in order.
         """
         header = self.header
         delta = offset - header.base_offset
@@ -348,7 +350,7 @@ class Batch:
         return decode_record(payload, position, **bases)[0]
 
     def _record_of(self, numbers: list[int]) -> Record:
-        """Return the record whose fields `numbers` gives, as `batch_kernels.find_fields` writes them."""
+        """Return the record that `numbers` describes: the row of numbers that `batch_kernels.find_fields` wrote."""
         timestamp, offset, key, key_size, value, value_size, headers_start, end = numbers
         payload = self.payload
         headers, after = decode_headers(payload[:end], headers_start)
@@ -380,9 +382,9 @@ class Batch:
         return None if position == -1 else int(position)
 
     def first_at(self, timestamp: int, offset: int) -> tuple[int, int] | None:
-        """Return (offset, timestamp) of the first record with at least this timestamp (ms) and this offset.
+        """Return (offset, timestamp) of the first record at or after `offset` with at least this timestamp (ms).
 
-        Returns None if no record fits. Raises `Corrupt` if a record that must be decoded is malformed.
+        Returns None if the batch has no such record. Raises `Corrupt` if a record that must be decoded is malformed.
         """
         from logfs.format.batches import columns
 
@@ -390,7 +392,7 @@ class Batch:
         is_late = header.timestamp_type is TimestampType.LOG_APPEND_TIME
         likely = header.max_timestamp if is_late else header.base_timestamp
         if header.is_whole and likely >= timestamp and header.base_offset >= offset:
-            # `likely` is usually the timestamp of the first record. If it is late enough, decode only that record.
+            # The header suggests that the first record is the result, so decode only this record, and check it.
             record = self.record_at(header.base_offset)
             at = NO_TIMESTAMP if record is None or record.timestamp is None else record.timestamp
             if at >= timestamp:

@@ -124,7 +124,7 @@ def decode_columns(
     """Return the records of one or more batches as columns over `data`.
 
     `spans` is int64[batches, 5]: start and end of each batch's uncompressed records in `data`, record count, base
-    offset, base timestamp. Raises `Corrupt` if a span does not hold exactly its records.
+    offset, base timestamp. Raises `Corrupt` if the bytes of a span are not exactly that number of records.
     """
     from logfs.format.kernels import batch_kernels
 

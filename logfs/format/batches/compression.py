@@ -178,7 +178,7 @@ class _Stream(Protocol):
 
     @property
     def unused_data(self) -> bytes | None:
-        """The input of the last call that lies after the end of the stream."""
+        """The bytes of the most recent input that lie after the end of the stream."""
 
 
 S = TypeVar("S", bound=_Stream)
@@ -193,10 +193,11 @@ def _decompress_streams(
     read: Callable[[S, memoryview], bytes],
     error: type[Exception],
 ) -> None:
-    """Read the streams in `view`, one after another, in steps of `step_bytes` of input.
+    """Decompress the streams in `view`, one after another, in steps of `step_bytes` of input, and add to `output`.
 
-    `read` passes one step to a stream and returns all output of the step, or enough to exceed the limit. The size of
-    a step bounds the output if the library does not. It also bounds `unused_data`, which is a copy.
+    `read` passes one step to a stream and returns all output of the step, or enough to exceed the limit. Steps are
+    small because zstd's decompressor cannot bound its output: it returns all that a step expands to. A small step
+    also bounds `unused_data`, which is a copy of the rest of the step.
     """
     stream = open_stream()
     position = 0
@@ -234,7 +235,9 @@ def _decompress_gzip(view: memoryview, output: _Output) -> None:
 
 
 def _compress_lz4(data: Buffer, level: int) -> bytes:
-    """Return one frame with the header `04224d18 60 40 82`.
+    """Return `data` as one LZ4 frame: independent blocks of 64 KiB, no checksum but the header's, no content size.
+
+    The frame begins with the bytes `04224d18 60 40 82`: the magic, two bytes of flags, the header checksum.
 
     Kafka's default level selects the fast compressor. Every other level of Kafka's 1 to 17 selects the
     high-compression compressor, whose levels are 3 to 12: a lower level becomes 3, a higher level 12.
@@ -325,9 +328,10 @@ def zstd_frame(data: Buffer, level: int | None = None) -> bytes:
 
 
 def _decompress_zstd(view: memoryview, output: _Output) -> None:
-    """Read zstd frames with a window of up to 128 MiB, as Kafka does. Level 22 declares such a window.
+    """Decompress the zstd frames in `view`, and add the result to `output`.
 
-    The window reserves address space. Only the part of it that the output fills takes memory.
+    As in Kafka, a frame may declare a window of up to 128 MiB, as frames of level 22 do. The library allocates the
+    window, but only the part that the output fills takes memory; the rest is only address space.
     """
     import zstandard
 
@@ -356,7 +360,7 @@ def _compress_snappy(data: Buffer) -> bytes:
 
 
 def _decompress_snappy(view: memoryview, output: _Output) -> None:
-    """Read framed blocks, or the whole input as one raw block if it has no magic (kafka-storage 2.4)."""
+    """Decompress framed blocks, or the whole input as one raw block if it has no magic (kafka-storage 2.4)."""
     import cramjam
 
     framed = view[: len(SNAPPY_MAGIC)] == SNAPPY_MAGIC

@@ -86,7 +86,7 @@ def parse_message(data: bytes | memoryview, position: int = 0) -> LegacyMessage:
         raise Corrupt(f"message {offset}: magic {magic} is neither 0 nor 1")
     if not _LEAST[magic] <= size <= left:
         raise Corrupt(
-            f"message {offset}: a size of {size} bytes is too small, or more than the {left} left"
+            f"message {offset}: a size of {size} bytes is too small, or more than the {left} bytes left"
         )
     start, end = position + MAGIC_AT, position + LENGTH_OVERHEAD + size
     is_valid = zlib.crc32(data[start:end]) == crc
@@ -107,7 +107,7 @@ def parse_message(data: bytes | memoryview, position: int = 0) -> LegacyMessage:
 def _field(data: bytes | memoryview, position: int, end: int) -> tuple[int, int, int]:
     """Return the start and the length of the key or value at `position`, and the position after it.
 
-    Raises `Corrupt` if it does not fit.
+    Raises `Corrupt` if the key or value does not end by `end`, the end of its message.
     """
     start = position + _LENGTH.size
     if start <= end:
@@ -123,7 +123,8 @@ class LegacyBatch(Batch):
 
     `unpacked` contains the bytes of all `messages`: those of the single message, or the decompressed value of the
     wrapper. The offsets in `messages` are those in the log, not those inside the wrapper. A `LegacyBatch` is always
-    complete and valid; for other bytes `parse` raises `Corrupt`, as a wrapper's base offset depends on its messages.
+    complete and valid, unlike a `Batch`: even the base offset of a wrapper is known only after all of its messages
+    are parsed. For other bytes `parse` raises `Corrupt`.
     """
 
     unpacked: bytes | memoryview
@@ -133,9 +134,9 @@ class LegacyBatch(Batch):
     def parse(cls, data: bytes | bytearray | memoryview, position: int = 0) -> LegacyBatch:
         """Return the batch at `position` of a buffer.
 
-        Raises `Corrupt` if the message there is incomplete or malformed, or its CRC does not match. The value of a
-        wrapper must decompress to 1 to `_MOST_MESSAGES` messages. These must be valid, uncompressed, of the wrapper's
-        magic, and have rising offsets that fit the wrapper's; otherwise `Corrupt` is raised too.
+        Raises `Corrupt` if the message at `position` is incomplete or malformed, or its CRC does not match. For a
+        wrapper it also raises `Corrupt` unless the value decompresses to 1 to `_MOST_MESSAGES` messages that are
+        valid, uncompressed and of the wrapper's magic, with offsets that `_assign_offsets` accepts.
         """
         view = memoryview(data)[position:].toreadonly()
         outer = parse_message(view)
@@ -250,9 +251,13 @@ def _inner_messages(outer: LegacyMessage, unpacked: bytes) -> Iterator[LegacyMes
 def _assign_offsets(outer: LegacyMessage, inner: list[LegacyMessage]) -> tuple[LegacyMessage, ...]:
     """Return a wrapper's messages with their offsets in the log, and with the wrapper's timestamp if the log set it.
 
-    A wrapper's own offset is that of its last message. If it is 0, no broker has assigned it, and the messages keep
-    their offsets. In magic 1 the offsets of the messages count from the first message that the wrapper was built
-    with. Raises `Corrupt` if the offsets do not rise or do not fit the wrapper, and for a wrapper without messages.
+    The offset of a wrapper is that of its last message in the log. In magic 1 the messages inside have relative
+    offsets: in a wrapper of offset 9, the messages 0, 1 and 2 get the offsets 7, 8 and 9. In magic 0 they have their
+    offsets in the log. To a wrapper of offset 0 no broker has assigned an offset: its messages keep their offsets.
+
+    Raises `Corrupt` if the offsets do not rise or are negative, and for a wrapper without messages. Unless the
+    wrapper's offset is 0, also raises `Corrupt` if the offset inside the last message is higher than the wrapper's
+    or, in magic 0, differs from it.
     """
     if not inner:
         raise Corrupt(f"message {outer.offset}: a compressed message contains no messages")
@@ -269,7 +274,7 @@ def _assign_offsets(outer: LegacyMessage, inner: list[LegacyMessage]) -> tuple[L
     fits = base >= 0 if outer.magic else base == 0
     if not fits or not rising or assigned[0].offset < 0:
         raise Corrupt(
-            f"message {outer.offset}: the offsets of its inner messages do not rise or do not fit its own"
+            f"message {outer.offset}: the offsets of its inner messages do not rise or do not match its offset"
         )
     return assigned
 

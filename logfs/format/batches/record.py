@@ -121,8 +121,8 @@ def find_record(data: bytes | memoryview, count: int, offset_delta: int) -> int 
     """Return the position in `data` of the record with `offset_delta`; None if no record has it.
 
     `data` has the uncompressed records of a batch, `count` is their number. The search stops at the first record with
-    `offset_delta` or a higher one. Raises `Corrupt` if the length or a delta of a record up to there is malformed, or
-    if all records have lower offset deltas and bytes follow the last record.
+    `offset_delta` or a higher one. Raises `Corrupt` if the length or a delta of this or an earlier record is
+    malformed, or if all records have lower offset deltas and bytes follow the last record.
     """
     position = 0
     for _ in range(count):
@@ -180,7 +180,7 @@ def decode_headers(
 def decode_records(
     data: bytes | memoryview, count: int, *, base_offset: int, base_timestamp: int
 ) -> Iterator[Record]:
-    """Yield the `count` records of a batch. Raises `Corrupt` if one is malformed, or the bytes hold more or fewer."""
+    """Yield the records of a batch. Raises `Corrupt` unless `data` is exactly `count` valid records."""
     position = 0
     for number in range(count):
         record, position = decode_record(

@@ -1,4 +1,6 @@
-"""Conversions between batches and other layouts of records. Imports `base` to `text`.
+"""Conversions between batches and other layouts of records.
+
+Imports `base`, `kernels`, `batches`, `messages` and `text`.
 
 - `batch_builder`: lines and records to sealed batches, for appends.
 - `columnar_encoder`: columns to sealed batches.

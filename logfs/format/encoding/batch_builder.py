@@ -1,7 +1,7 @@
 """Sealed batches from lines and records (kafka-storage 2.3), with the base offset 0 until the log assigns another.
 
-`build_lines` and `build_records` stop at the first record that is too large, and return the error beside the batches
-of the input before it, so that this input is not lost.
+`build_lines` and `build_records` stop at the first record that is too large. They return the error together with the
+batches of all earlier records, so that the caller can append those batches.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class NewBatch:
 
 @dataclass(slots=True)
 class Built:
-    """The result of building batches: the batches, how much of the input is in them, and why the rest is not.
+    """The result of building batches: the batches, how much of the input they hold, and the error that stopped it.
 
     `consumed` counts bytes if the input was lines (`of_lines`), and records if it was records. `refused` is the
     error for the first input that was not built, None if all of it was.
@@ -188,7 +188,7 @@ def _line_constants(timestamp_type: TimestampType, now_ms: int) -> tuple[bytes, 
 
 @lru_cache(maxsize=4096)
 def _line_prefix(length: int) -> bytes:
-    """Return the bytes before the value in the only record of a batch, whose value is a line of `length` bytes."""
+    """Return the bytes of a record up to its value, for a line of `length` bytes that is alone in its batch."""
     fields = b"\0\0\0\1" + encode_varint(length)
     return encode_varint(len(fields) + length + 1) + fields
 

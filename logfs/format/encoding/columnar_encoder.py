@@ -68,8 +68,9 @@ def build_rows(rows: Rows, order: Int64s, form: BatchFormat) -> Iterator[NewBatc
     """Yield sealed batches of the rows whose numbers are in `order`, in that order.
 
     The bytes of a batch are valid until the next batch is requested. The records of a batch take at most
-    `TARGET_BYTES` before compression, or the batch has one larger record. Its `text` has the number of records, but
-    no sizes. Raises `RecordTooLarge` if one record exceeds the limit, `InvalidRecord` for a timestamp below -1.
+    `TARGET_BYTES` before compression; a larger record is alone in its batch. `NewBatch.text` has the number of
+    records, but 0 in place of the sizes, which are not measured. Raises `RecordTooLarge` if a batch exceeds the limit
+    of `form`, and `InvalidRecord` for a timestamp below -1.
     """
     times = rows.timestamps[order]
     if len(order) and times.min() < NO_TIMESTAMP:
@@ -140,7 +141,10 @@ def _bound_rows(
 
 @kernel
 def _put_bytes(out: Bytes, position: int, data: Bytes, start: int, length: int) -> int:
-    """Write `length` and that many bytes of `data`; a length of -1 is a null. Return the position after the bytes."""
+    """Write to `out` the varint `length`, and data[start : start + length]. Return the position after them.
+
+    A length of -1 is a null, which has no bytes.
+    """
     position = put_varint(out, position, length)
     if length > 32:
         out[position : position + length] = data[start : start + length]

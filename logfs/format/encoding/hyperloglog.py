@@ -48,6 +48,6 @@ class KeySketch:
         alpha = 0.7213 / (1 + 1.079 / _REGISTERS)
         found = alpha * _REGISTERS * _REGISTERS / float(sizes.sum())
         if found <= 2.5 * _REGISTERS and empty:
-            # For so few keys, the number of empty registers gives a better estimate.
+            # Up to 2.5 keys per register, the number of empty registers gives a better estimate.
             found = _REGISTERS * math.log(_REGISTERS / empty)
         return round(found)

@@ -252,7 +252,10 @@ def parse_properties(data: bytes) -> dict[str, str]:
 
 
 def _property_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the lines and their numbers, without comments. A backslash at a line's end joins it with the next one."""
+    """Yield (number, line) for each line that is neither a comment nor empty.
+
+    A line that ends in a backslash is yielded as one line with the next, under the number of the first.
+    """
     lines = enumerate(LINE_END.split(text), start=1)
     for number, line in lines:
         joined = line.lstrip(PROPERTY_BLANKS)
@@ -306,7 +309,8 @@ def format_clean_shutdown(broker_epoch: int = UNKNOWN_BROKER_EPOCH) -> bytes:
 def parse_clean_shutdown(data: bytes) -> int:
     """Return the broker epoch of a clean-shutdown marker: -1 if unknown, as in an older, empty marker.
 
-    Raises `Corrupt` for any other content. The shutdown was clean even then: only the marker's existence counts.
+    Raises `Corrupt` for any other content. The caller may ignore this error and treat the shutdown as clean, because
+    only the existence of the marker counts.
     """
     import orjson
 

@@ -152,7 +152,10 @@ def _writer(sequence: int, time_ms: int) -> Writer:
 
 
 def _text(text: str) -> str:
-    """Return `text` unchanged. Raises `ValueError` if it has surrogates, which only `log_dir` may have."""
+    """Return `text` unchanged. Raises `ValueError` if it has surrogates, which stand for bytes that are not UTF-8.
+
+    Only `CommitPart.log_dir` may have such bytes, as it is a path that a user has chosen.
+    """
     text.encode()
     return text
 
@@ -169,9 +172,10 @@ def _pending(told: dict[str, Any]) -> Pending:
 
 
 def typed(made: _Made) -> _Made:
-    """Return `made` unchanged, after a check of its fields.
+    """Return `made`, an object with values from JSON, unchanged, after a check of its fields.
 
-    Raises `TypeError` for a field of the wrong type, and `ValueError` for an integer out of range.
+    Raises `TypeError` for a field whose value is not of the annotated type, and `ValueError` for an integer out
+    of range.
     """
     for each in fields(made):
         value = checked(str(each.type), getattr(made, each.name))

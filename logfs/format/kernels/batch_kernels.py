@@ -1,9 +1,10 @@
 """Compiled loops that scan, decode and encode batches and records, at the speed of memory and without the GIL.
 
 Each loop is one pass over bytes and numpy columns. The tests check that plain Python code gives the same results
-(`tests/format/test_batch_kernels.py`). No loop allocates memory: the caller makes every array, of a size that follows
-from the bytes that exist and not from a length that they declare. Importing this module takes a quarter of a second,
-so import it only for bulk work; see `columns`.
+(`tests/format/test_batch_kernels.py`). No loop allocates memory: the caller makes every array. The sizes follow from
+the number of bytes in `data`, and never from a length that the bytes declare, which may be false.
+
+Importing this module takes a quarter of a second, so import it only for bulk work; see `columns`.
 
 Sizes and positions are bytes, int64. `data` is always a C-contiguous uint8 array.
 """
@@ -143,8 +144,9 @@ def get_varint(data: Bytes, position: int, end: int, most_bytes: int) -> tuple[i
 def find_newlines(words: Words, data: Bytes, positions: Int64s) -> int:
     """Write the positions of all newlines in `data` to `positions`, and return their number.
 
-    `positions` must have room for all. `words` has the same bytes as native uint64, without the last 0 to 7 bytes.
-    The loop relies on a little-endian processor; numba supports no other.
+    `positions` must have room for all. `words` is a view of `data` as native uint64, eight bytes to a word. The last
+    0 to 7 bytes of `data`, which fill no word, are not in `words`. The loop relies on a little-endian processor;
+    numba supports no other.
     """
     count = 0
     for index in range(len(words)):
@@ -391,8 +393,8 @@ def _plain_value(data: Bytes, position: int) -> tuple[int, int, int]:
     """Return the start and the length of a record's value, and the record's end, for a record made from a line.
 
     Such a record has no key and no varint longer than two bytes. The length is -1 for any other record. Reads only
-    the 16 bytes from `position` on. Takes half the time of `_any_value`: `short_varint` takes no array and
-    has one `return`, so calls of it take no time.
+    the 16 bytes from `position` on. Takes half the time of `_any_value`, because calls of `short_varint` take no
+    time: `short_varint` has no array argument and only one `return`.
     """
     body, size = short_varint(data[np.uint64(position)], data[np.uint64(position + 1)])
     at = position + size
@@ -484,8 +486,8 @@ def envelope_sizes(
 ) -> int:
     """Write the size in bytes of each record's envelope line to `sizes`. Return the sum.
 
-    The sizes exclude the prefix (topic and partition). `timestamp_type` is the label of the records' type; the other
-    arrays are those of `Columns`.
+    The sizes exclude the prefix (topic and partition). `timestamp_type` is the label of the records' timestamp type,
+    such as `CreateTime`; the other arrays are those of `Columns`.
     """
     total = 0
     fixed = ENVELOPE_BYTES + len(timestamp_type)
@@ -527,7 +529,9 @@ def write_envelopes(
     """Write each record's envelope line to `out`, and the position after each line to `out_ends`.
 
     `prefix` is the beginning of every line, up to the digits of the offset. `timestamp_type` is the label of the
-    records' type; the other arrays are those of `Columns`. Returns the number of bytes written.
+    records' timestamp type, such as `CreateTime`; the other arrays are those of `Columns`.
+
+    Returns the number of bytes written.
     """
     position = 0
     for index in range(len(offsets)):
@@ -695,8 +699,8 @@ def decode_spans(
     """Decode the records of several batches into columns: the arrays from `offsets` on, one row for each record.
 
     A row of `spans` is (start, end, record count, base offset, base timestamp) of a batch's uncompressed records in
-    `data`. Returns (len(spans), 0). If a span fails, returns its number, and either a BAD_ code or the position at
-    which its records ended, which is not the span's end.
+    `data`. Returns (len(spans), 0) if all spans are valid. Otherwise returns the number of the first invalid span,
+    and a BAD_ code, or the position after the span's last record if this is not the end of the span.
     """
     first = 0
     for number in range(len(spans)):

@@ -63,7 +63,7 @@ SCRATCH_SHAPE = (128, 4)
 GROWTH = 16
 
 
-# SipHash-2-4 with 128 bits, by Aumasson and Bernstein: without the secret, keys cannot be made to collide.
+# SipHash-2-4 with 128 bits, by Aumasson and Bernstein: to make keys collide, an attacker must know the secret.
 
 
 @kernel
@@ -142,8 +142,8 @@ def find_slot(slots: UInt64s, first: np.uint64, second: np.uint64) -> np.int64:
 def _skip_to_key(data: Bytes, position: int, end: int) -> tuple[int, int, int, int, int]:
     """Return (record end, timestamp delta, position after that delta, offset delta, position of the key) of a record.
 
-    The key begins with its length. The position is a BAD_ code if the bytes before it violate the format; the other
-    results then have no meaning.
+    The key begins with its length. If the bytes before the key violate the format, the position of the key is a BAD_
+    code, and the other results have no meaning.
     """
     body, position = get_varint(data, position, end, 5)
     if position < 0:

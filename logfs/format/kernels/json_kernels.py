@@ -220,7 +220,10 @@ def _put_escaped(out: Bytes, position: int, data: Bytes, start: int, length: int
 
 @kernel
 def _put_special(out: Bytes, position: int, data: Bytes, start: int, length: int) -> int:
-    """Write bytes that are not plain as a string or a base64 object. Return the position after it, or NO_ROOM."""
+    """Write as JSON data[start : start + length], which `copy_plain` has found not to be plain.
+
+    UTF-8 becomes a string, other bytes a base64 object. Returns the position after the JSON, or NO_ROOM.
+    """
     size = string_size(data, start, length)
     if position + size > len(out):
         return NO_ROOM
@@ -228,7 +231,7 @@ def _put_special(out: Bytes, position: int, data: Bytes, start: int, length: int
         out[np.uint64(position)] = QUOTE
         put_bytes(out, position + 1, data[start : start + length])
         out[np.uint64(position + length + 1)] = QUOTE
-    # A base64 object may be as long as the escaped string, so the size does not tell which one it is.
+    # An escaped string and a base64 object may have the same size, so `size` does not tell which one to write.
     elif _is_utf8(data, start, start + length):
         _put_escaped(out, position, data, start, length)
     else:

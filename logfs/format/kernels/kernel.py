@@ -96,7 +96,7 @@ def _take_from_installation(module: Path, user_cache: Path) -> None:
     """Copy a module's compiled kernels from the installation to `user_cache`, unless it has the same or newer ones.
 
     Users who cannot write into the installation have a cache of their own, and would have to compile everything
-    again. numba ignores a file that is for another processor, version of numba or state of the sources.
+    again. A copied file may be for another processor, version of numba or state of the sources: numba ignores it.
     """
     installed = module.parent / "__pycache__"
     # Copy nothing into a cache in NUMBA_CACHE_DIR: its user may set NUMBA_BOUNDSCHECK, which the files do not record.

@@ -152,9 +152,9 @@ def gather(data: Bytes, starts: Int64s, ends: Int64s, order: Int64s, out: Bytes)
 
 @kernel
 def _headers_size(data: Bytes, position: int, end: int) -> tuple[int, int]:
-    """Return the size in bytes of the headers at `position` in an envelope, and the position after them.
+    """Return the size in bytes that the headers at `position` take in an envelope, and the position after the last.
 
-    The position is -1 if the headers are malformed.
+    The size excludes the brackets around all headers. The position is -1 if the headers are malformed.
     """
     size = 0
     count, position = get_varint(data, position, end, 5)
@@ -234,8 +234,8 @@ def _short_record(data: Bytes, position: int, end: int) -> tuple[int, int, int, 
     """Read a record that has no headers, no null value, and no varint longer than two bytes.
 
     Returns start and length of the key (-1 for null), start and length of the value, the timestamp delta and the
-    offset delta. The value's length is -1 for any other record, and for a malformed one. Reads the 16 bytes from
-    `position` on, which must lie before `end`, and further bytes before `end`.
+    offset delta. For any other record, or a malformed one, the value's length is -1. The 16 bytes from `position` on
+    must lie before `end`. No byte at or after `end` is read.
     """
     body, size = short_varint(data[np.uint64(position)], data[np.uint64(position + 1)])
     at = position + size
@@ -379,10 +379,11 @@ def _repeat_head(
     time_end: int,
     time_step: int,
 ) -> bool:
-    """Copy the head of an envelope from `start` to `to`, and add the steps to its offset and its timestamp.
+    """Copy the head of an envelope from `start` to `to`, and raise the offset and the timestamp in the copy.
 
-    The other positions count from the start of the head, as `_put_head` returns them; `offset_start` is the length of
-    the prefix. Returns False if the offset or the timestamp needs more digits.
+    `size` is the length of the head. `offset_step` is added to the offset, whose digits are at `offset_start` to
+    `offset_end`, counted in bytes from the start of the head. `time_step` is added to the timestamp, whose digits are
+    at `time_start` to `time_end`. Returns False if a sum needs more digits.
     """
     copy_bytes(out, to, out, start, size)
     fits = _add_to_digits(out, to + offset_start, to + offset_end, offset_step)
@@ -515,8 +516,10 @@ def render_envelopes(
 
     A row of `spans` is as in `decode_spans`; with `has_one_time` the last column has the timestamp of all records
     of the batch. `prefix` is the beginning of every line, up to the digits of the offset, and `timestamp_type` the
-    label of the records' type. Returns the position after the last line, or BAD_LENGTH if a record is malformed, if
-    the records do not end where their span ends, or if the lines and ENVELOPE_ROOM bytes do not fit in `out`.
+    label of the records' timestamp type, such as `CreateTime`.
+
+    Returns the position after the last line, or BAD_LENGTH if a record is malformed, if the records do not end where
+    their span ends, or if the lines and ENVELOPE_ROOM bytes do not fit in `out`.
     """
     # Neighbouring envelopes begin alike: copy the head of the envelope before, and raise its two numbers.
     head_start, head_size, offset_end, time_start, time_end = 0, 0, 0, 0, 0

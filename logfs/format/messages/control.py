@@ -125,9 +125,10 @@ def end_of_transaction(batch: Batch) -> EndTransactionMarker | None:
 
 
 def _unpack(layout: struct.Struct, data: Buffer, what: str) -> tuple[int, int]:
-    """Return (version, other field) of `data`. Raises `Corrupt` if `data` is too short or the version negative.
+    """Return the two fields of version 0 in `data`: the version, and the field after it.
 
-    Later versions only add fields at the end, so they are read as version 0.
+    Any later version is read in the same way, because it only adds fields at the end. Raises `Corrupt` if `data` is
+    too short or the version is negative.
     """
     view = memoryview(data).cast("B")
     if len(view) < layout.size:

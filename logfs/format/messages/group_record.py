@@ -132,9 +132,10 @@ def value_view(value: Message) -> dict[str, Any]:
 
 
 def _client_view(name: str, field: Any) -> Any:
-    """Return a member's field, decoded if it is in the consumer protocol.
+    """Return a field of a member, decoded if its name is `subscription` or `assignment`.
 
-    Other fields are returned unchanged, and so are fields that are empty, malformed or of a later version.
+    The bytes of these two are in Kafka's consumer protocol. They are returned unchanged if they are empty, malformed
+    or of a later version. Any other field is returned unchanged.
     """
     schema = group_schema.CONSUMER_PROTOCOL.get(name)
     if schema is None:

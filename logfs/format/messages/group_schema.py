@@ -248,7 +248,7 @@ KEYS = {
 
 
 def _new(what: str, fields: Sequence[Field]) -> MessageSchema:
-    """Return the schema of a value of the newer protocols. It has only version 0, which is flexible."""
+    """Return the schema of a value that has only version 0, which is flexible: that of any key type from 3 on."""
     return MessageSchema(what, fields, newest=0, flexible=0)
 
 

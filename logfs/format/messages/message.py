@@ -38,8 +38,8 @@ class Field(NamedTuple):
 
     `type` is the name of an integer type, `string`, `bytes`, `uuid` or `struct`, with `[]` in front for an array.
     `fields` are those of a struct. Messages of the versions `first` to `last` have the field; for other versions
-    `default` is the value to assume. A `tag` of 0 or more makes it a tagged field, which is left out if it has its
-    default, both in the bytes and in a parsed message.
+    `default` is the value to assume. A field with a `tag` of 0 or more is a tagged field, which is left out if its
+    value is the default, both in the bytes and in a parsed message.
     """
 
     name: str
@@ -181,7 +181,7 @@ class _MessageReader:
         self._position = position
 
     def all(self, fields: Sequence[Field]) -> dict[str, Any]:
-        """Read all fields. Raises `Corrupt` if bytes follow them."""
+        """Return the values of the version's fields by name. Raises `Corrupt` if bytes follow the last field."""
         found = self.members(fields)
         left = len(self._data) - self._position
         if left:

@@ -72,10 +72,11 @@ class _Time:
             return b"%d" % timestamp
 
     def texts(self, timestamps: NDArray[np.int64]) -> tuple[bytes, NDArray[np.int64]]:
-        """Return the distinct texts of timestamps, joined, and the range of each row's text in them: int64[n, 2]."""
+        """Return the distinct texts of timestamps, joined, and the range of each timestamp's text, as int64[n, 2]."""
         import numpy as np
 
-        # Without %f a format shows whole seconds only. Rounded down to seconds, few times are distinct.
+        # Each distinct time is formatted once. Without %f a format shows whole seconds only, so first round the times
+        # down to seconds: then few are distinct.
         unit = 1 if not self.form or "f" in self.form else 1000
         # A time that `datetime` cannot hold is shown as its number of ms, so it is not rounded.
         is_shown = (timestamps >= 0) & (timestamps < _TOO_LATE_MS)

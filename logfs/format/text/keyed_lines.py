@@ -1,4 +1,4 @@
-"""Plain lines to envelopes, with keys split off the lines (`KEY:VALUE`), with headers, or with several lines each."""
+"""Lines of text to envelopes. A line may begin with a key (`KEY:VALUE`), and a record may have several lines."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class KeyedLines:
         ended = b"".join(map(self._envelope if self._start is None else self._add, lines))
         if self._size + len(self._unfinished) > _MOST_BYTES:
             raise RecordTooLarge(
-                f"a record exceeds {_MOST_BYTES} bytes before its end; is the input text?"
+                f"a record without an end exceeds {_MOST_BYTES} bytes; is the input text?"
             )
         return ended
 

@@ -1,4 +1,6 @@
-"""Segments in an object store: how Kafka and its plugins describe them (KIP-405). Imports `base` to `files`.
+"""Segments in an object store: how Kafka and its plugins describe them (KIP-405).
+
+Imports `base`, `batches`, `messages` and `files`.
 
 - `remote_segment`: the description of one remote segment, and its states.
 - `metadata_record`: the records of `__remote_log_metadata`, which hold the descriptions.

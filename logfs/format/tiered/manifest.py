@@ -53,7 +53,10 @@ class Manifest(NamedTuple):
 
 
 def join_indexes(contents: Mapping[str, bytes]) -> tuple[bytes, dict[str, Slice]]:
-    """Return the bytes of the object of the indexes, and the range of each index in it, by name like `contents`."""
+    """Return the bytes of the object of the indexes, and the range in it of each index by name.
+
+    `contents` has the bytes of each index by the same names.
+    """
     slices, position = {}, 0
     for name in INDEXES:
         if name in contents:

@@ -89,13 +89,16 @@ def encode(record: MetadataRecord) -> bytes:
 
 
 def parse(value: bytes) -> MetadataRecord | None:
-    """Return the content of a record's value; None for a kind that only snapshots or later releases have.
+    """Return the content of a record's value; None for a kind that this release does not read.
 
+    Those are the kinds of later releases, and the kind that Kafka writes only into its local snapshot files.
     Raises `Corrupt` if the value is malformed, and `Unsupported` for a version of a later release.
     """
     frame, at = decode_unsigned(value, 0)
     if frame != _FRAME:
-        raise Unsupported(f"remote log metadata: frame version {frame} is not {_FRAME}")
+        raise Unsupported(
+            f"remote log metadata: frame version {frame} is not supported; only {_FRAME} is"
+        )
     kind, at = decode_unsigned(value, at)
     version, at = decode_unsigned(value, at)
     schema = _SCHEMAS.get(kind)
@@ -111,8 +114,8 @@ def parse(value: bytes) -> MetadataRecord | None:
 def metadata_partition(partition: RemotePartition, partitions: int = PARTITIONS) -> int:
     """Return the number of the partition of `__remote_log_metadata` that has the records about `partition`.
 
-    It is the murmur2 hash without its sign bit, modulo `partitions`. The hashed bytes are Java's hash code of the
-    topic's id and the partition, as a big-endian int32.
+    As in Kafka, the hash code in Java of the topic's id (its low, then its high 64 bits) and of the partition is
+    written as a big-endian int32. The default partitioner chooses the partition for these four bytes as the key.
     """
     high, low = divmod(partition.topic_id.int, 1 << 64)
     found = 1

@@ -38,8 +38,8 @@ def append_fetched(
     """Append the whole batches in `data` that begin at or above the log end, and return their size in bytes.
 
     `data` is what Kafka's Fetch returns for an offset: it may begin with batches that this log already has, and end
-    with an incomplete batch; both are left out. `note_gap` is called before a batch is appended whose base offset is
-    above the log end, as after compaction: the caller then records that offsets may be missing from this log. The
+    with an incomplete batch; both are left out. If offsets are missing before a batch, as after compaction,
+    `note_gap` is called before the batch is appended: the caller then records that offsets may be missing. The
     batches are readable at once, and durable after `flush`. `source` is the expected value of the topic's setting
     `logfs.mirror.source`: if the setting has another value, nothing is appended and `NotWritable` is raised.
 
@@ -62,10 +62,10 @@ def append_fetched(
 def _take(
     partition: Partition, view: memoryview, source: str, *, may_have_gaps: bool
 ) -> tuple[int, int, bool]:
-    """Append the whole batches in `view`, run by run; without `may_have_gaps`, stop before a run that has a gap.
+    """Append the whole batches in `view`, run by run (a run is a `ScannedBatches`).
 
-    A run has a gap if offsets are missing before it or between its batches. Returns the positions in `view` at which
-    the appended batches begin and end, and whether a gap stopped the call.
+    Without `may_have_gaps`, stops before a run with a gap: offsets are missing before it or between its batches.
+    Returns the positions in `view` at which the appended batches begin and end, and whether a gap stopped the call.
     """
     with partition.disk.hold(partition.lock):
         partition.check_mirror(source)
@@ -88,19 +88,19 @@ def _has_gap(run: ScannedBatches, end: int) -> bool:
 
 
 def _skip_known(partition: Partition, view: memoryview) -> int:
-    """Return the position of the first batch in `view` that is new. Raises `Corrupt` if the logs differ."""
+    """Return the position of the first batch in `view` that this log lacks. Raises `Corrupt` if the logs differ."""
     end, position = partition.log_end_offset, 0
     for header in whole_batches(view):
         if header.base_offset >= end:
             break
         if header.next_offset > end:
             if partition.log_start_offset == end and not partition.active.size_bytes:
-                # The log is empty, and its start lies within the batch, as after Kafka's DeleteRecords.
+                # The empty log starts within the batch, as after Kafka's DeleteRecords: start where the batch begins.
                 partition.begin_segment(header.base_offset, partition.now_ms())
                 break
             raise Corrupt(
                 f"{partition.name.directory}: ends at offset {end}, but the other log has a batch of the offsets "
-                f"{header.base_offset} to {header.next_offset - 1}"
+                f"{header.base_offset} to {header.next_offset - 1}; delete the copy to mirror the topic again"
             )
         position += max(header.size_bytes, HEADER_SIZE)
     return position
@@ -159,14 +159,14 @@ def _append(partition: Partition, run: ScannedBatches) -> None:
 def begin_at(partition: Partition, offset: int, source: str = "") -> None:
     """Drop all records and begin the log at `offset`, where the other log begins (kafka-storage 10.5).
 
-    The caller has made the log end durable as the log start. If `offset` is above the log end, leader epochs and
-    producers are dropped too. Raises `OffsetOutOfRange` if `offset` is below the log end; `NotWritable`,
-    `PartitionFailed`, `UnknownPartition`; and `OSError`.
+    Before this call, the caller raises the log start to the log end, and makes that durable. If `offset` is above the
+    log end, leader epochs and producers are dropped too. Raises `OffsetOutOfRange` if `offset` is below the log end;
+    `NotWritable`, `PartitionFailed`, `UnknownPartition`; and `OSError`.
     """
     end = partition.log_end_offset
     if offset < end:
         raise OffsetOutOfRange(
-            f"{partition.name.directory}: the log cannot begin at offset {offset}, because it ends at {end}"
+            f"{partition.name.directory}: the log cannot begin at offset {offset}, which is below its end {end}"
         )
     # The old segments are dropped first: if both were in the log, the gap between them would count as damage.
     partition.drop_oldest(len(partition.segments))

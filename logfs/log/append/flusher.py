@@ -39,7 +39,7 @@ class Flusher:
         self._unflushed_since_ms: int | None = None
         self._flush_messages = log.config.flush_messages
 
-    # The policy, for Python, the command line, upkeep and the mount.
+    # When a flush is due. Python, the command line, upkeep and the mount have the same rules.
 
     def is_due(self) -> bool:
         """Whether a flush is due, because at least `flush.messages` records or 16 segments are not flushed.
@@ -65,10 +65,10 @@ class Flusher:
             return False
         return self.recovery_point < log.active.base_offset or now_ms - since >= log.config.flush_ms
 
-    # What the partition reports.
+    # Reports of changes, from the partition and the store.
 
     def note_append(self, config: LogConfig, now_ms: int) -> None:
-        """Note an append's settings and, if it is the first after a flush, its time, from which `flush.ms` counts."""
+        """Keep an append's `flush.messages`, and the time of the first append after a flush, for `flush.ms`."""
         self._flush_messages = config.flush_messages
         if self._unflushed_since_ms is None:
             self._unflushed_since_ms = now_ms
@@ -78,7 +78,7 @@ class Flusher:
         self._directory_is_dirty = True
 
     def note_durable_copies(self) -> None:
-        """Raise the recovery point to the log end, because durable copies have replaced all files."""
+        """Raise the recovery point to the log end: a move has replaced all files by durable copies."""
         self.recovery_point = self._log.log_end_offset
         self._directory_is_dirty, self._unflushed_since_ms = False, None
 

@@ -24,11 +24,11 @@ class LineFramer:
     if there is none. The rest of this line is refused too, but not the good lines after it: a write that begins with
     the rest of the line is consumed only up to its newline, so that the next write begins with the good lines.
 
-    The kernel divides a write(2) of about 1 MiB or more. If the first part is refused, the caller gets the error, and
-    the kernel does not send the other parts, which may have the newline: the next write begins a new line. If a
-    later part is refused, write(2) returns the size of the parts before it, and the caller writes the rest again,
-    perhaps in smaller pieces. If the refused line began in an earlier part, `refused_rest` is the end of the line,
-    from the refused part on. `refused_rest` is refused each time that the caller writes it.
+    The kernel divides a write(2) of about 1 MiB or more into parts. If the first part is refused, write(2) fails. The
+    kernel does not send the other parts, which may have the newline, so the next write begins a new line. If a later
+    part is refused, write(2) returns the size of the parts before it, and the caller writes the rest again, perhaps
+    in smaller pieces. `refused_rest` is the end of a refused line that began in an earlier part: "cd" of the line
+    "abcd", if "ab" was the end of the part before. It is refused each time that the caller writes it.
     """
 
     def __init__(self, partition: Partition) -> None:
@@ -45,11 +45,11 @@ class LineFramer:
         self._last_size = 0
 
     def write(self, data: bytes) -> AppendResult:
-        """Append the lines that one write(2) completes, keep its unfinished line; `consumed` counts bytes of `data`.
+        """Append the lines that one write(2) completes, and keep the unfinished line at the end of `data`.
 
-        If `refused` is set and `consumed` is 0, the write fails with that error; if `consumed` is greater, the caller
-        writes the rest again. Raises `NotWritable`, `PartitionFailed` or `UnknownPartition` if no append can succeed.
-        Raises `WouldBlock` in a thread that must not wait. Nothing has changed then, and the call can be repeated.
+        `consumed` counts bytes of `data`. If `refused` is set and `consumed` is 0, the write fails with `refused`; if
+        `consumed` is greater, the caller writes the rest again. Raises `WouldBlock`, with nothing changed, in a
+        thread that must not wait; `NotWritable`, `PartitionFailed` or `UnknownPartition` if no append can succeed.
         """
         self.partition.check_appendable()
         done = self._take(data)

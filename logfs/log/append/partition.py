@@ -187,10 +187,10 @@ class Partition(Log):
         return done.first_offset
 
     def _prepare(self, new: NewBatch, config: LogConfig, now_ms: int) -> None:
-        """Roll if the batch needs it.
+        """Check that an append can succeed, and roll if the batch needs a new segment.
 
-        As in Kafka, the roll comes before the producer's check: a batch that this check refuses may cause a roll.
-        Raises the errors of `check_appendable` and of a failed write.
+        As in Kafka, the roll comes before the check of the producer's epoch and sequence: a batch that this check
+        refuses may cause a roll. Raises the errors of `check_appendable` and of a failed write.
         """
         self.check_appendable()
         try:
@@ -242,7 +242,7 @@ class Partition(Log):
         return self._format_for(self.config)[2]
 
     def _format_for(self, config: LogConfig) -> tuple[LogConfig, BatchFormat, int]:
-        """Return `config`, the format of its batches, and the length of the longest line; keep them for `config`."""
+        """Return `config`, its batch format and its longest line (bytes); cached until the settings change."""
         known = self._format
         if known is None or known[0] is not config:
             form = batch_format(config)
@@ -404,11 +404,11 @@ class Partition(Log):
         return segment
 
     def _begin_next(self, base_offset: int, now_ms: int) -> Segment:
-        """Seal the active segment and return the next one, made with the producer snapshot at its base offset.
+        """Seal the active segment and return the next one; write the producer snapshot at its base offset.
 
-        Raises `OSError`. Unless it is `LogDirFailed`, or says that the roll could not be undone, the files are as
-        before, and the next append makes the old segment active again: the files of the next segment were removed,
-        because they would hold the same offsets as later appends to the old segment.
+        Raises `OSError`. The files of the next segment are then removed, because they would hold the same offsets as
+        later appends to the old segment, which the next append makes active again. The files stay if the whole log
+        directory has failed (`LogDirFailed`), and if the error says that the roll could not be undone.
         """
         sealed, snapshots = self.active, self.snapshots
         segment = Segment(self.disk, self.directory, base_offset)
@@ -478,7 +478,7 @@ class Partition(Log):
             self.failure = closed
             return super().close()
 
-    # Moving the ends.
+    # Moving the log start and the log end.
 
     def advance_log_start(self, offset: int) -> None:
         """Make everything below `offset` unreadable; retention drops the segments that lie wholly below it.
@@ -502,8 +502,8 @@ class Partition(Log):
         """Drop every record at or after `offset` (kafka-storage 10.4); return whether anything changed.
 
         A batch that straddles `offset` is dropped whole. The log then ends after the last batch that is left, which
-        may be below `offset`. The caller has lowered the recovery point in the checkpoint. Raises `OffsetOutOfRange`
-        as `check_truncatable`, and `PartitionFailed` or `UnknownPartition`.
+        may be below `offset`. The caller has lowered the recovery point in the checkpoint. Raises the error of
+        `check_truncatable`, and `PartitionFailed` or `UnknownPartition`.
         """
         self.check_changeable()
         with self.flusher.lock, self.lock:
@@ -518,7 +518,7 @@ class Partition(Log):
             return True
 
     def look_again(self, tries_left: int, gone: Gone) -> None:
-        # Another thread may have rebuilt an index that another program has cut.
+        # Repeat the read a few times: if another program has cut an index, another thread may have rebuilt it.
         if tries_left < TRIES - _REBUILDS:
             raise gone
 
@@ -626,7 +626,7 @@ class Partition(Log):
         Returns the segments that were dropped; their files stay for `file.delete.delay.ms`, and longer if a reader
         holds them. Raises `Corrupt` unless the copies are adjacent, begin with the first local segment, and leave out
         the active segment. If the first rename fails, the log is as before. If a later one fails, the log reads from
-        the copies and refuses appends. After an error of the sync that follows, the segments are dropped.
+        the copies and refuses appends. If the sync after the renames fails, the segments are dropped all the same.
         """
         self.check_changeable()
         self.views.pin()

@@ -2,9 +2,9 @@
 
 Staged batches are complete, with base offsets from 0 on. A commit rewrites only header fields that no CRC
 covers: staged batches of 3 and 2 records have the base offsets 0 and 3, and get 100 and 103 in a log that ends at
-100. A `StagedAppend` writes the batches after the log end, where they are invisible, and then publishes all of
-them at once: in the active segment by a new end, in new segments by a new list of segments. The header of the first
-batch is written last; until then, the log ends before it for processes that read the files. The store decides when
+100. A `StagedAppend` writes the batches after the log end, where they are invisible. It then publishes all of them at
+once: it moves the end of the active segment, or adds new segments to the log. The header of the first batch is
+written last; until then, the log ends before that batch for processes that read the files. The store decides when
 the commit takes place.
 """
 
@@ -81,7 +81,7 @@ class StagedWriter:
         self._disk.unlink(self._path)
 
 
-# Reading what was staged.
+# Reading staged files.
 
 
 def read_staged(disk: Disk, directory: Path, staged: StagedFile) -> Iterator[ScannedBatches]:
@@ -131,7 +131,7 @@ def measure_staged(
 ) -> StagedSize:
     """Read staged files in a partition directory, and return the size of all but the first `skip` batches.
 
-    With `checked_for`, the topic's settings, a batch that they do not allow at the time `now_ms` raises
+    If `checked_for` has the topic's settings, each batch must pass `check_staged` at the time `now_ms`: raises its
     `RecordTooLarge` or `InvalidRecord`. Also raises the errors of `read_staged`.
     """
     columns = (SIZE, SPAN_COUNT, MAX_TIMESTAMP)
@@ -147,10 +147,10 @@ def measure_staged(
 
 
 def final_batches(disk: Disk, directory: Path, part: CommitPart) -> Iterator[ScannedBatches]:
-    """Yield the batches of a commit's part as the log will have them, in runs, without the first `part.skip` batches.
+    """Yield, in runs, the batches of `part` (of a commit, for one partition) as the log will have them.
 
-    Offsets, leader epoch and, for LogAppendTime, timestamps are set. The `position` of each run is 0. Raises the
-    errors of `read_staged`.
+    The first `part.skip` batches are left out. Offsets, leader epoch and, for LogAppendTime, timestamps are set. The
+    `position` of each run is 0. Raises the errors of `read_staged`.
     """
     offset, skip = part.base_offset, part.skip
     for staged in part.files:
@@ -174,11 +174,11 @@ def final_batches(disk: Disk, directory: Path, part: CommitPart) -> Iterator[Sca
             offset = final.next_offset
 
 
-# Appending what was staged.
+# Appending staged batches.
 
 
 class _SegmentRun:
-    """The batches that go into one segment, from a position of its file on. The first header is written last."""
+    """The batches of a commit in one segment, bytes [start, end) of its file. The first header is written last."""
 
     def __init__(self, segment: Segment, position: int) -> None:
         self.segment = segment
@@ -224,7 +224,7 @@ class StagedAppend:
             partition.disk.sync_directory(partition.directory)
 
     def _how_many_fit(self, batches: ScannedBatches) -> int:
-        """Return how many of `batches` fit in the last segment: all if it had batches before the commit."""
+        """Return how many of `batches` go into the last run: all that fit, but at least one into an empty segment."""
         run = self._runs[-1]
         if run.start:
             # `assign_place` has checked that all of these batches fit in the segment.
@@ -241,7 +241,7 @@ class StagedAppend:
         segment.begin(self._config, self.partition.now_ms())
 
     def _put(self, batches: ScannedBatches) -> None:
-        """Write measured batches after the last batch of the last run."""
+        """Write batches, whose text sizes are known (`measured`), at the end of the last run."""
         run = self._runs[-1]
         start = int(batches.rows[0, POSITION])
         part = batches.data[start : batches.end]
@@ -253,7 +253,7 @@ class StagedAppend:
         run.end += len(part)
 
     def _seal(self, next_base: int) -> None:
-        """Complete the last run, seal its segment, and begin the next: only the last .log file may be incomplete."""
+        """Write the first header of the last run and seal its segment: sealed files are complete. Begin the next."""
         run = self._runs[-1]
         if run.segment is self.partition.active:
             # Readers of the empty active segment must see nothing in it before all later segments are written.
@@ -342,7 +342,7 @@ def assign_place(
     )
 
 
-# After a crash, on the files of a partition that is not open.
+# After a crash, before the partition is opened: how much of a commit is in its files.
 
 
 def reconcile(disk: Disk, directory: Path, part: CommitPart) -> tuple[CommitPart, bool]:
@@ -444,7 +444,8 @@ class _ExistingBatches:
                 and part.position not in found.positions
             ):
                 raise Corrupt(
-                    f"{segment.path}: a commit would begin at byte {part.position}, which is within a batch"
+                    f"{segment.path}: a commit would begin at byte {part.position}, which is within a batch; "
+                    "restore the log and logfs-commits from the same copy"
                 )
 
     def cut(self, part: CommitPart) -> None:

@@ -143,7 +143,7 @@ class TopicEnvelopeFramer(TopicLineFramer, EnvelopeFramer):
         return AppendResult(0, count - 1, done, refused)
 
     def _flush(self, waiting: dict[int, list[Record]]) -> int:
-        """Append the records that wait, and return their number. Raises the first error of a partition."""
+        """Append and remove the records in `waiting`; return how many. Raises the first error of a partition."""
         count = 0
         for number in sorted(waiting):
             records = waiting.pop(number)

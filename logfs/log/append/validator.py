@@ -131,7 +131,7 @@ def _check_header(header: Header, *, trusted: bool) -> None:
         raise InvalidRecord(f"base offset {header.base_offset} is not 0: the log assigns offsets")
     if not header.is_whole:
         raise InvalidRecord(
-            f"a batch of {header.record_count} records for {header.last_offset_delta + 1} offsets"
+            f"record count {header.record_count} differs from offset count {header.last_offset_delta + 1}"
         )
     if header.timestamp_type is TimestampType.LOG_APPEND_TIME:
         raise InvalidRecord("timestamp type LogAppendTime: only the log sets it")

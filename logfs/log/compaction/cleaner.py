@@ -208,7 +208,7 @@ class _Round:
                 for left in record_filter.apply(scanned):
                     length = memoryview(left).nbytes
                     if size + length > names.MAX_SEGMENT_BYTES:
-                        raise Unsupported(f"{new.path}: would exceed the maximum size of a segment")
+                        raise Unsupported(f"{new.path}: would exceed 2 GiB; lower segment.bytes")
                     if length:
                         disk.write(file, size, left)
                         self.spend(length)

@@ -91,7 +91,7 @@ class CleanedTransactions:
 
     def _is_aborted(self, producer_id: int, last_offset: int) -> bool:
         found = self._open_aborted.get(producer_id)
-        # A transaction that ended before this batch has its marker in a segment before the pass.
+        # `found` may be a transaction that ended before the pass: its marker is in an earlier segment.
         if found is None or found[0].last_offset <= last_offset:
             self._open_committed.add(producer_id)
             return False
@@ -187,8 +187,8 @@ class RecordFilter:
     def _retained(self, scanned: ScannedBatches, control: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Return bool[rows]: True for batches that keep at least their header.
 
-        They are the last batch below `first_uncleanable` if it ends there, the batch with a producer's last offset
-        and, for a producer without a last offset, the markers of its epoch.
+        These are the batch whose next offset is `first_uncleanable`, the batch with a producer's last offset and, for
+        a producer without a last offset, the markers of its epoch.
         """
         rows = scanned.rows
         retained: NDArray[np.bool_] = rows[:, NEXT_OFFSET] == self.first_uncleanable

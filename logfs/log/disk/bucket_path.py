@@ -1,4 +1,4 @@
-"""The URL of a bucket as a path, so that it can be given wherever a log directory is."""
+"""The URL of a bucket as a path, so that a bucket can be given instead of a log directory."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class BucketPath(PosixPath):
 
     @property
     def has_credentials(self) -> bool:
-        """Whether the URL may have credentials: it has one of `@ ? # ; : %` or a backslash. False for `file`."""
+        """Whether the URL may have credentials: it has one of `@?#;:%` or a backslash. False for a `file:` URL."""
         return self.scheme != "file" and bool(_CREDENTIALS.search("/".join(self.parts[1:])))
 
     def is_absolute(self) -> bool:
@@ -47,12 +47,12 @@ class BucketPath(PosixPath):
 
     @property
     def bucket(self) -> str:
-        """The name of the bucket; "" in a local directory, whose keys begin at the root directory."""
+        """The name of the bucket; "" for a `file:` URL, in which the key is the path from the root directory."""
         return "" if self.scheme == "file" else self.parts[1]
 
     @property
     def key(self) -> str:
-        """What follows the bucket in the URL, without a slash at either end."""
+        """The part of the URL after the bucket, such as `prefix/orders-0`, without a slash at either end."""
         return "/".join(self.parts[1 if self.scheme == "file" else 2 :])
 
 
@@ -70,7 +70,7 @@ def as_path(word: str | os.PathLike[str]) -> Path:
     return Path(word)
 
 
-# The results are cached, because a directory has many files: to make a path costs more than to look it up.
+# Cached, because each file of a directory asks for the directory's path: a lookup costs less than a new path.
 @functools.lru_cache(maxsize=1 << 12)
 def _of_text(text: str) -> Path:
     if _URL.match(text):

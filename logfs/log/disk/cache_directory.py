@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def cache_directory(kind: str) -> Path | None:
-    """Return the directory for caches of a kind, such as "text"; None without a home directory."""
+    """Return the directory for caches of a kind, such as "text"; None if the user has no home directory."""
     home = os.environ.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(home):
         home = os.path.expanduser("~/.cache")

@@ -131,7 +131,7 @@ class CheckedDisk(Disk):
     def change(self, work: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         """Call `work`, which changes something, as `call` does. After `end_changes`, raise `LogDirFailed` instead."""
         thread = threading.get_ident()
-        # Add the thread before the check: either `end_changes` sees it, or it sees that `end_changes` was called.
+        # Add the thread before the check: then `end_changes` waits for this call, or this call is refused.
         self._changing.add(thread)
         try:
             if self._ended is not None:
@@ -151,7 +151,7 @@ class CheckedDisk(Disk):
             raise
 
     def _note(self, error: OSError, subject: object) -> None:
-        """Give an error of a call on `subject` the name of its file. Raises `LogDirFailed` for a storage error."""
+        """Add the path of `subject` to an error that names no file. Raises `LogDirFailed` for a storage error."""
         if error.filename is None and isinstance(subject, (File, Path)):
             # Errors of calls on descriptors have no file name.
             error.filename = str(getattr(subject, "path", subject))
@@ -160,7 +160,7 @@ class CheckedDisk(Disk):
 
 
 def _passed_on(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method that calls the wrapped disk's method `name` through `call`."""
+    """Return a method that runs the wrapped disk's method `name` in `call`, such as `CheckedDisk.change`."""
 
     def method(self: CheckedDisk, *arguments: Any, **named: Any) -> Any:
         return call(self, getattr(self.disk, name), *arguments, **named)

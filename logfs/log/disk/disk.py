@@ -46,10 +46,10 @@ FILE_MODE = 0o640
 # The limit of a small file. A checkpoint of a million partitions is shorter; a sparse file might not fit into memory.
 _MOST_BYTES = 64 * 1024 * 1024
 
-# The clock of file timestamps advances in ticks of a few ms: two changes within a tick may have the same mtime.
+# Changes at least this far apart get different mtimes: the clock of file timestamps advances in ticks of a few ms.
 _SETTLED_NS = 50_000_000
-# How many times a read is tried while files disappear. On a busy machine, compaction may remove the files of many
-# tries before they are opened.
+# How many times a read is tried while files disappear. On a busy machine, it may happen many times in a row that
+# compaction removes the files before the read opens them.
 TRIES = 100
 # How long a thread that must not wait for the network waits for a lock, whose owner may wait for the network.
 _LOCK_SECONDS = 0.1
@@ -110,8 +110,8 @@ class File:
 class Status(NamedTuple):
     """The status of a file or a directory.
 
-    `identity` differs between files that have the same name one after the other. It is the inode number, on the
-    device `device`, or in an object store a number derived from the objects. `mtime_ns` and `ctime_ns` are in ns
+    `identity` is the inode number on the device `device`, or in an object store a number derived from the object
+    names. A file that replaces another of the same name has another identity. `mtime_ns` and `ctime_ns` are in ns
     since the epoch. `mode` has the type and the permission bits, as in `os.stat`.
     """
 
@@ -152,7 +152,7 @@ class Disk:
 
     Any thread may call any method. `read`, `hold`, `check_may_block` and `check_may_fetch` can raise `WouldBlock` in
     the thread that called `forbid_blocking`. Within `run_without_network`, `hold` and `check_may_fetch` can raise it.
-    More methods of a `BucketDisk` can raise it.
+    A `BucketDisk` can also raise it in methods that need a listing or an object.
     """
 
     writable = True
@@ -218,7 +218,7 @@ class Disk:
             lock.release()
 
     def release(self) -> None:
-        """At the end of a store, close the resources that reads have kept open. Later reads open them again."""
+        """Close the resources that reads keep open; called when a store is closed. Later reads open them again."""
 
     def read_afresh(self) -> None:
         """Let all later reads bypass caches, as an audit needs. Does nothing here: a local disk has no such cache."""
@@ -236,7 +236,7 @@ class Disk:
         flags |= os.O_CREAT if create else 0
         fd = os.open(path, flags, FILE_MODE)
         if fd <= _STANDARD_ERROR:
-            # The standard streams were closed: the output of a library must not go into a segment.
+            # The process has closed a standard stream. Output of a library to this stream must not go into the file.
             fd, low = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _STANDARD_ERROR + 1), fd
             os.close(low)
         if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -278,11 +278,11 @@ class Disk:
         return False
 
     def is_cut(self, file: File) -> bool:
-        """Whether `size` leaves out batches at the end of a .log file, because the next segment begins with them."""
+        """Whether a .log file has more bytes than `size` returns: its last batches are also in the next segment."""
         return False
 
     def described_end(self, file: File) -> tuple[int, int] | None:
-        """Return the offset after a .log file and its greatest timestamp (ms); None if it has no description."""
+        """Return the offset after a .log file and its greatest timestamp (ms) if its bucket tells them, or None."""
         return None
 
     def _read_fully(self, file: File, position: int, size: int) -> bytes:
@@ -395,7 +395,7 @@ class Disk:
     ) -> tuple[Status, bool]:
         """Return the status of a path, as `stat`, and whether every change after this call will alter the mtime.
 
-        With `since_ns` (ns since the epoch), the second is whether every change after that time alters the mtime.
+        With `since_ns` (ns since the epoch), the second item is about every change after that time.
         """
         since_ns = since_ns or time.time_ns()
         found = self.stat(path, follow=follow)
@@ -417,7 +417,7 @@ class Disk:
         size = self.size(file)
         if size > _MOST_BYTES:
             raise Corrupt(
-                f"{file.path}: is {size} bytes long, but such a file has at most {_MOST_BYTES}"
+                f"{file.path}: is {size} bytes long, but a valid file of this name has at most {_MOST_BYTES}"
             )
         return self._read_fully(file, 0, size)
 

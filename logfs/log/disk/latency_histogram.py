@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# The first class ends at 1.024 us. Each further class ends at twice the time at which the class before ends.
+# The classes of durations: the first ends at 1.024 us, each further class at twice the end of the class before.
 _UNIT_BITS = 10
 _CLASSES = 64
 # The first and the last class whose upper bounds `buckets` yields.

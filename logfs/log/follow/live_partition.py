@@ -84,7 +84,7 @@ def _load_epochs(disk: Disk, directory: Path) -> LeaderEpochs:
     except Corrupt as error:
         if not disk.is_remote:
             raise
-        logger.warning("%s: the leader epochs cannot be read: %s", directory, error)
+        logger.warning("%s: its leader epochs are left out: %s", directory, error)
         return LeaderEpochs(disk, directory, ())
 
 
@@ -98,7 +98,7 @@ def _list(disk: Disk, directory: Path) -> Listing:
 def _make_segment(
     disk: Disk, directory: Path, base_offset: int, files: Files, following: int | None = None
 ) -> LiveSegment:
-    """Return a segment that reads the `files`. It ends at the offset `following` or, for None, where they end.
+    """Return a segment that reads `files`, and ends at the offset `following`; None means the end of the .log file.
 
     Its `gaps` stays True: missing offsets are no damage here, because only the cluster knows whether the topic is
     compacted.
@@ -210,8 +210,8 @@ class LivePartition(Log):
         # Loading has raised the log start to the first local segment: use the checkpoint's value again.
         self._checkpointed_start = log_start_offset
 
-    # The producers and the last stable offset. Only readers of committed records need them, and they cost a read of
-    # what was appended. `stable_end` of a state is None until such a reader asks.
+    # The producers and the last stable offset. Only readers of committed records need them, and they take a read of
+    # all appended batches. So `stable_end` of a state is None until a reader of committed records asks for it.
 
     def _stable_end(self, end: int) -> int | None:
         return None
@@ -264,7 +264,7 @@ class LivePartition(Log):
             self.state = state._replace(stable_end=super()._stable_end(end))
             return self.state
 
-    # Keeping up.
+    # Following the files.
 
     def follow_log_start(self, offset: int) -> None:
         """Apply `offset`, the log start offset that the writing process has put into its checkpoint."""
@@ -310,9 +310,9 @@ class LivePartition(Log):
         return directory.mtime_ns == self._seen_directory and log == self._seen_log
 
     def _stat_log(self, since_ns: int | None = None) -> tuple[tuple[int, int, int], bool]:
-        """Return the state of the last .log file, and whether its mtime shows all changes since now or `since_ns`.
+        """Return (identity, size, mtime) of the last .log file, and whether the mtime shows all changes after a time.
 
-        `since_ns` is in ns since the epoch. In a bucket the file does not change.
+        The time is `since_ns` (ns since the epoch), None for now. In a bucket the file does not change.
         """
         if self.disk.is_remote:
             return (0, 0, 0), True
@@ -329,14 +329,14 @@ class LivePartition(Log):
         listing = _list(self.disk, self.directory)
         remote: Sequence[Segment] = ()
         if listing and self.remote_between is not None:
-            # Asked after the listing: a writer describes a remote segment before it drops the local files.
+            # Called after the listing, to miss no segment: a writer describes a copy before it drops the local files.
             remote = self.remote_between(self._checkpointed_start, next(iter(listing)))
         return _Look(number, found.identity, mtime_ns, listing, remote)
 
     def _take(self, look: _Look) -> bool:
-        """Publish the result of a look, and what was appended; return whether anything has changed. Under `lock`."""
+        """Publish the segments in `look` and all new batches; return whether anything changed. Call under `lock`."""
         if look.identity != self._identity:
-            # The path leads to another partition now. The store handles that.
+            # The path leads to another partition now. The next refresh of the store replaces this partition.
             return False
         changed = False
         if look.listing is not None:
@@ -404,7 +404,7 @@ class LivePartition(Log):
     def _publish_followed(
         self, segments: Sequence[Segment], last_timestamp: int, *, changes_text: bool = False
     ) -> None:
-        """Publish `segments` as the log. It starts at the checkpointed log start, limited to their offsets."""
+        """Publish `segments`. The log start is the checkpoint's, but within the offsets of the segments."""
         start = max(self._checkpointed_start, segments[0].base_offset)
         start = min(start, segments[-1].next_offset)
         self.publish(
@@ -424,8 +424,8 @@ class LivePartition(Log):
                 error,
             )
 
-    # Reading. A lookup that meets a deleted file refreshes the partition and starts over. A read of bytes of a text
-    # does not: dropped segments stay open for it, and it gets `Gone` for files that could not be opened in time.
+    # Reading. A lookup that meets a deleted file refreshes the partition and starts over. A read of a text view does
+    # not start over: dropped segments stay open for it. It raises `Gone` if a file could not be opened in time.
 
     def look_again(self, tries_left: int, gone: Gone) -> None:
         if not tries_left:

@@ -220,7 +220,7 @@ class LiveSegment(Segment):
         self._last = last
         self._end = SegmentEnd(position, expected, UNMEASURED)
         if size - segment_end.size_bytes > _STEP_BYTES:
-            # Include the batches that were skipped.
+            # The greatest timestamp may be in a skipped batch: the time index has it.
             max_entry = max(max_entry, self._time_before(_LAST))
         self.max_entry = max_entry
         return True
@@ -235,7 +235,7 @@ class LiveSegment(Segment):
             self._noted = found.size_bytes, found.mtime_ns
 
     def is_uncut(self) -> bool:
-        """Whether the .log file of a sealed segment is as `note_log` saw it or, before `note_log`, as it was read."""
+        """Whether a sealed .log file has the size and mtime of `note_log` or, without these, its last known batch."""
         if self._noted is not None:
             found = self._disk.stat(self.path)
             return (found.size_bytes, found.mtime_ns) == self._noted
@@ -268,7 +268,7 @@ class LiveSegment(Segment):
         return super()._look_from(offset)
 
     def _start_before(self, offset: int, size: int) -> tuple[int, int]:
-        """Return position and base offset of a batch at or before `offset`, by an entry that agrees with the log."""
+        """Return position and base offset of a batch at or before `offset`, by an index entry that fits the log."""
         index = self.offset_index
         number = bisect_right(range(len(index)), offset, key=lambda n: index[n].offset) - 1
         back = 1
@@ -412,7 +412,7 @@ class LiveSegment(Segment):
         return self._measured
 
     def _index_text(self, still: Segment, now: SegmentEnd) -> None:
-        """Extend the text index to the end `now`. For a sealed segment, use the user's cache.
+        """Extend the text index to `now`, the end of the copy `still`; for a sealed segment, use the cache directory.
 
         The index object is replaced and not changed, because readers use it without a lock.
         """

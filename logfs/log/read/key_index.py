@@ -103,7 +103,7 @@ class KeyIndex:
         self.on_progress: Callable[[int, int], None] = lambda done, total: None
 
     def newest(self, key: bytes) -> Record | None:
-        """Return the newest record with a key, as `Reader.newest` does; None also if it has left the log.
+        """Return the newest record with a key, as `Reader.newest` does; None also if the record has left the log.
 
         Once the index is made, the cost does not depend on the length of the log. `WouldBlock` is raised if there is
         more to read than the calling thread may wait for.
@@ -123,7 +123,7 @@ class KeyIndex:
             if record is not None and record.key == key:
                 return None if record.value is None else record
             if self._reader.state.log_end_offset == end:
-                # The log has not grown, so no newer record has taken its place.
+                # The log has not grown since `_find`, so no newer record of the key explains this: rebuild the index.
                 with self._reader.disk.hold(self._lock):
                     self._reset(f"offset {offset} has no record with the expected key")
         raise Corrupt(
@@ -199,7 +199,11 @@ class KeyIndex:
             except FileNotFoundError:
                 continue
             except (Corrupt, OSError) as error:
-                logger.warning("%s: is not used; another file or the log is read: %s", path, error)
+                logger.warning(
+                    "%s: the key index file is not used; another file or the log is read: %s",
+                    path,
+                    error,
+                )
                 continue
             header = found.header
             is_beyond = header.covered > self._reader.state.log_end_offset
@@ -208,7 +212,7 @@ class KeyIndex:
                 or header.isolation != self._isolation
                 or not self._is_anchored(header.anchor)
             ):
-                logger.info("%s: is not used: for another log, or records were truncated", path)
+                logger.info("%s: the key index file is not used: it does not fit the log", path)
             elif header.secret not in self._distrusted and (
                 self._base is None or header.covered > self._base.header.covered
             ):
@@ -246,7 +250,7 @@ class KeyIndex:
         """Make the next lookup rebuild the tables, and remove the index files that are on writable disks."""
         log = self._reader.log
         log.check_may_block()
-        # If `why` is no exception, nothing is wrong: compaction may have removed an aborted record.
+        # Without an exception nothing is damaged: compaction may have removed the record of an aborted transaction.
         level = logging.WARNING if isinstance(why, Exception) else logging.INFO
         logger.log(level, "%s: the key index is rebuilt: %s", log.directory, why)
         if self._base is not None:
@@ -260,9 +264,9 @@ class KeyIndex:
                     disk.unlink(path)
 
     def _is_anchored(self, anchor: Anchor) -> bool:
-        """Whether the log still has the batch of an anchor at the same offsets, or starts above it.
+        """Whether the log still has the batch of an anchor at the same offsets, or starts above this batch.
 
-        If it returns True, no record that the index covers was truncated.
+        True means that no record that the index covers was truncated.
         """
         state = self._reader.log.state
         if anchor.last_offset < state.log_start_offset:
@@ -277,7 +281,7 @@ class KeyIndex:
         return batch is not None and anchor_of(batch.header) == anchor
 
     def _catch_up(self, state: LogState) -> None:
-        """Cover the log from the end of the tables up to the end of `state`."""
+        """Put the keys of all records from the end of the tables up to the end of `state` into the tables."""
         end = state.log_end_offset
         start = max(self._end, state.log_start_offset)
         segments = [each for each in state.segments_from(start) if each.base_offset < end]

@@ -99,8 +99,7 @@ class MemoryTable:
 def _moved(old: NDArray[np.uint64], slots: NDArray[np.uint64], used: int) -> int:
     """Put the keys of the table `old` into the table `slots`, which has `used` keys; return how many are new.
 
-    Raises `Corrupt` if they do not fit: the size of `slots` may come from the number of keys in a file's header,
-    which nothing else confirms.
+    Raises `Corrupt` if the keys do not fit: `slots` may have its size from a file's header that states too few.
     """
     added = int(compaction_kernels.move_slots(old, slots, used))
     if added < 0:

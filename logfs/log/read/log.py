@@ -49,9 +49,9 @@ class Log(Reader):
     cleaned_ms: int | None = None
     # The error that prevents compaction.
     uncleanable: LogfsError | OSError | None = None
-    # Whether upkeep is paused.
+    # Whether upkeep of this partition is paused.
     is_paused = False
-    # What was appended since the partition was opened, for metrics.
+    # The records and bytes appended since the partition was opened, for metrics.
     appended_records = 0
     appended_bytes = 0
     _committed: CommittedReader | None = None
@@ -81,7 +81,7 @@ class Log(Reader):
         self.state = LogState(
             tuple(loaded.segments), loaded.log_start_offset, -1, None, loaded.last_timestamp
         )
-        # Sets the log end and the stable end.
+        # Replace -1 and None by the log end and the stable end.
         self.publish()
 
     @property
@@ -102,7 +102,7 @@ class Log(Reader):
         """Publish a new state of the log: the parts that are given, and otherwise those of the state before.
 
         Called under `lock`, once the files, the producers and the transaction indexes are as the new state says. The
-        log ends with its last segment. `changes_text` says that a new text view may have other bytes.
+        log end is the end of the last segment. `changes_text` says that a new text view may have other bytes.
         """
         before = self.state
         known = before.segments if segments is None else tuple(segments)
@@ -205,7 +205,7 @@ class Log(Reader):
     def look_again(self, tries_left: int, gone: Gone) -> None:
         """Prepare another try of a read that has raised `gone`, or raise `gone` again.
 
-        A read-only partition refreshes. A `Partition` permits a few tries: an index may have been rebuilt.
+        A read-only partition refreshes. A `Partition` permits a few tries, as another thread may rebuild an index.
         """
         raise NotImplementedError
 
@@ -228,8 +228,8 @@ class Log(Reader):
     def forget_keys(self) -> None:
         """Drop the key indexes, and remove their files unless the log is read-only.
 
-        Called before a truncation, after one by another process, when the log is reindexed, and when the partition
-        has moved.
+        Called before a truncation, after a truncation by another process, when the log is reindexed, and when the
+        partition has moved.
         """
         for reader in filter(None, (self, self._committed)):
             reader.drop_keys()

@@ -5,8 +5,8 @@ offset), where the time of a record is the greatest timestamp so far in its log.
 an earlier time, must not move text that readers have seen. The text is therefore a sequence of slices. Each slice has
 the records appended to all logs between two checks of their ends, merged by time, and does not change any more.
 
-A read in the middle of a large slice first searches for the last time whose records begin at or before the wanted
-byte. The time indexes and the text indexes of the logs give the bytes of text that each log has before a time.
+A read in the middle of a large slice merges only from the latest time t such that the records from t on begin at or
+before the wanted byte. The time indexes and text indexes of the logs tell where the records from a time on begin.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _Slice(NamedTuple):
     """A part of the text: the records of log n in [firsts[n], ends[n]).
 
     `start` is the byte of the merged text at which it begins. For each log, `places` is the byte of the log's own
-    text at which its part begins, and `reached` the greatest timestamp (ms) before that part.
+    text at which its part begins, and `reached` is at least the greatest timestamp (ms) before the part.
     """
 
     start: int
@@ -52,7 +52,7 @@ class _Slice(NamedTuple):
 
 
 class _Cursor:
-    """A position where a read may continue: `data` is the bytes [start, end), `rows` the rest of slice `number`."""
+    """Where a read may go on: `data` is the text [start, end), and `rows` yields the later rows of slice `number`."""
 
     def __init__(self, start: int, number: int, rows: Iterator[MergedRows]) -> None:
         self.start = self.end = start
@@ -169,7 +169,7 @@ class MergedText:
             following = cursor.number + 1
             if following == len(self._slices) or self._slices[following].start != cursor.end:
                 raise OffsetOutOfRange(
-                    f"{self._logs[0].topic}: a log was truncated; open the file again"
+                    f"{self._logs[0].topic}: a partition was truncated; open the file again"
                 )
             cursor.number, cursor.rows = following, self._rows(self._slices[following], -1)
             rows = next(cursor.rows, None)
@@ -182,20 +182,20 @@ class MergedText:
         part = self._slices[number]
         time, start = -1, part.start
         if sum(part.ends) - sum(part.firsts) > _FEW:
-            # The last time whose records begin at or before the position.
+            # The latest time such that the records from that time on begin at or before `position`.
             times = range(min(max(self._reached) + 1, sys.maxsize))
             time = bisect_right(times, position, key=lambda each: self._position_at(part, each)) - 1
             start = self._position_at(part, time)
         return _Cursor(start, number, self._rows(part, time))
 
     def _position_at(self, part: _Slice, time: int) -> int:
-        """Return the byte of the merged text at which the records of a slice from `time` (ms) on begin."""
+        """Return the byte of the merged text at which the records of a slice with a time >= `time` (ms) begin."""
         offsets = self._offsets_at(part, time)
         places = [text.position_of(n) for text, n in zip(self._texts, offsets, strict=True)]
         return part.start + sum(places) - sum(part.places)
 
     def _offsets_at(self, part: _Slice, time: int) -> list[int]:
-        """Return for each log the offset at which its records of a slice from `time` (ms) on begin."""
+        """Return for each log the offset at which its records of a slice with a time >= `time` (ms) begin."""
         found = []
         for text, first, end, reached in zip(
             self._texts, part.firsts, part.ends, part.reached, strict=True
@@ -208,7 +208,7 @@ class MergedText:
         return found
 
     def _rows(self, part: _Slice, time: int) -> Iterator[MergedRows]:
-        """Yield the rows of a slice from a time on, merged."""
+        """Yield the rows of a slice with a time >= `time` (ms), merged."""
         offsets = self._offsets_at(part, time)
         return merge([self._stream(number, first, part) for number, first in enumerate(offsets)])
 

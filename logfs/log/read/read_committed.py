@@ -114,13 +114,13 @@ class CommittedText:
         with self._reader.disk.hold(self._finding):
             offset, size = self._searched
             if end > offset:
-                # The segments of the view, which may have left the log, list the transactions aborted in them.
+                # Use the view's segments: a segment that has left the log still lists the transactions aborted in it.
                 segments = segments_from(self._all.segments, offset)
                 left: set[Segment] = set()
                 if not self._reader.disk.writable:
-                    # Another process may have removed some of them from the log.
+                    # Another process may have removed some of these segments from the log.
                     left = {each for each in segments if each.base_offset < end} - {*state.segments}
-                # If another process aborts a transaction after a segment has left the log, later segments list it.
+                # A transaction in a removed segment may be aborted later: the log's segments then list the abort.
                 later = state.segments_from(offset) if left else ()
                 aborted = _aborted_between(offset, end, segments, later)
                 # `position_of` may fail, so it precedes `_hide`: otherwise the next search would add ranges twice.
@@ -199,27 +199,27 @@ class CommittedText:
         return self._all.offset_for_time(timestamp, start, end, shows)
 
     def _is_hidden(self, base_offset: int) -> bool:
-        """Whether the batch at an offset of the view is hidden."""
+        """Whether the batch that begins at `base_offset` is hidden."""
         at = self._all.position_of(base_offset)
         return at < self._hidden_ranges[self._range_at(at)].end
 
     def _range_at(self, at: int) -> int:
-        """Return the number of the last hidden range that begins at or before the byte `at` of the whole text."""
+        """Return the number of the last hidden range that begins at or before byte `at` of all records' text."""
         return bisect_right(self._hidden_ranges, at, key=lambda each: each.start) - 1
 
     def _without_hidden(self, at: int) -> int:
         """Return the position in this view that corresponds to byte `at` of the text of all records."""
         last = self._hidden_ranges[self._range_at(at)]
-        # Within a hidden range, the next shown record begins where the range does.
+        # If `at` is in the hidden range, return the position of the next shown record.
         return at - last.hidden + max(last.end - at, 0)
 
     def release_before(self, position: int) -> None:
         """Note that readers have passed byte `position`, as `TextView.release_before` does."""
-        # In the text of all records, this byte lies at `position` or after it, so no segment is released too early.
+        # This byte lies at or after byte `position` of the text of all records: no segment is released too early.
         self._all.release_before(position)
 
     def _follow_truncation(self, stable: int) -> None:
-        """Drop the hidden ranges that a truncation has cut off; end the view there if readers were told of more.
+        """Drop the hidden ranges above a truncation. If readers were told a larger size, end the view there for good.
 
         `stable` is the last stable offset after the truncation: a transaction whose marker was cut off is open again.
         """
@@ -258,9 +258,9 @@ class CommittedText:
     ) -> None:
         """Add the ranges of the batches of `aborted` transactions with offsets in [start, end).
 
-        In the segments that have `left` the log, also hide transactional batches that the log does not have any more:
-        another process may have aborted their transaction and compacted the log since the last search. If an error is
-        raised, such as `WouldBlock` for a segment in a bucket, no range was added, and the next search adds all.
+        In a segment that has `left` the log, also hides transactional batches that the log does not have now: since
+        the last search, another process may have aborted their transactions and compacted the log. If an error is
+        raised, such as `WouldBlock` for a segment in a bucket, no range is added, and the next search adds all.
         """
         ranges = self._hidden_ranges[-1:]
         for segment in segments:
@@ -292,7 +292,7 @@ class CommittedText:
     def _add_hidden(
         self, ranges: list[HiddenRange], run: ScannedBatches, hidden: Sequence[int], end: int
     ) -> None:
-        """Add the text of those batches of a run whose numbers are `hidden`, without the records from `end` on."""
+        """Add the text of the batches `hidden` (numbers) of `run` to `ranges`, without records from `end` on."""
         sizes = self._all.renderer.sizes_of(run.text_sizes())
         # Computed back from the end of the last batch, because the first batch may begin before the view.
         ends = self._all.position_of(run.next_offset) - int(sizes.sum()) + np.cumsum(sizes)
@@ -317,8 +317,7 @@ Text = TextView | CommittedText
 def _aborted_between(start: int, end: int, *several: Sequence[Segment]) -> Aborted:
     """Return the aborted transactions that may have records in [start, end).
 
-    Each item of `several` is a list of segments. Its first segment is the one that holds `start`. The markers may lie
-    at or after `end`.
+    Each list in `several` begins with the segment that holds `start`. An abort marker may lie at or after `end`.
     """
     found: dict[int, set[tuple[int, int]]] = {}
     for segments in several:
@@ -331,7 +330,7 @@ def _aborted_between(start: int, end: int, *several: Sequence[Segment]) -> Abort
 def _entries_between(
     start: int, end: int, segments: Sequence[Segment]
 ) -> Iterator[AbortedTransaction]:
-    """Yield aborted transactions with markers from `start` on; stop once all later ones begin at or after `end`."""
+    """Yield aborted transactions whose markers are not below `start`, until all others begin at or after `end`."""
     for segment in segments:
         entries = segment.txn_index.entries
         first = bisect_left(entries, start, key=lambda entry: entry.last_offset)

@@ -65,7 +65,7 @@ def _last_batch_before(segment: Segment, offset: int) -> Batch | None:
     batch = segment.find_batch(offset - 1)
     if batch is not None and batch.header.base_offset < offset:
         return batch
-    # Compaction left a gap there. The batch before the gap is at or after the index entry.
+    # Compaction has left a gap before `offset`. The batch before the gap is at or after the index entry.
     before: Batch | Damage | None = None
     for found in segment.walk(segment.position_of(offset - 1)):
         first = found.first_offset if isinstance(found, Damage) else found[1].header.base_offset
@@ -374,14 +374,14 @@ class Reader:
 
     @contextmanager
     def _decoding(self, batch: Batch, state: LogState) -> Iterator[None]:
-        """Raise `DamagedRange` for a batch whose checksum is right but whose records cannot be read."""
+        """Raise `DamagedRange` if the `with` block cannot read the records of `batch`, whose checksum is right."""
         try:
             yield
         except Corrupt as error:
             raise self._damage_of(batch, state, error) from None
 
     def _damage_of(self, batch: Batch, state: LogState, error: Corrupt) -> Corrupt:
-        """Return the `DamagedRange` of a batch whose records cannot be read because of `error`, or else `error`."""
+        """Return the `DamagedRange` of a batch that raised `error`, or `error` if the segment lost the batch."""
         segment = state.segments_from(batch.header.base_offset)[0]
         for found in segment.batches_from(batch.header.base_offset):
             if not isinstance(found, Damage):
@@ -497,7 +497,8 @@ class Reader:
             return self._offset_of_max_timestamp()
         if timestamp < 0:
             raise InvalidRecord(
-                f"timestamp {timestamp} is negative: give ms, -1 (latest), -2 (earliest) or -3 (max-timestamp)"
+                f"timestamp {timestamp} is negative: give ms since 1970, "
+                "-1 (latest), -2 (earliest) or -3 (max-timestamp)"
             )
         state = self.state
         return self.offset_for_time_as_of(state, timestamp, self.shown(state) if shown else None)
@@ -548,11 +549,10 @@ class Reader:
     ) -> OffsetAndTimestamp | None:
         """Return the first record of a segment from offset `start` on with a time of at least `timestamp`, or None.
 
-        The first batch whose greatest timestamp is at least `timestamp` has the record. If readers do not see that
-        batch, a later one has it.
+        Skips damaged batches, and batches that `shows` refuses. Damage in an object store raises `DamagedRange`.
         """
         position, batch = segment.find_batch_at(timestamp, start)
-        # A generator: if the records of the batch suffice, nothing else is read.
+        # `walk` reads nothing before its first item is needed: the record may be in `batch`.
         walked = segment.walk(position, chunk_bytes=POINT_READ_BYTES)
         for found in walked if batch is None else chain([(position, batch)], walked):
             if isinstance(found, Damage):

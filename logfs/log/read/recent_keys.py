@@ -67,7 +67,7 @@ def _newest_batches(reader: Reader, state: LogState) -> Iterator[Batch]:
 
 
 def _start(segment: Segment, stop: int, size_bytes: int) -> int:
-    """Return the lowest offset within `size_bytes` before `stop`, by the sparse index; always below `stop`."""
+    """Return an offset below `stop` at which about the last `size_bytes` of the .log file before `stop` begin."""
     last = segment.position_of(stop - 1)
     offsets = range(segment.base_offset, stop - 1)
     return segment.base_offset + bisect_left(

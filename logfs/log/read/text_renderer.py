@@ -40,7 +40,7 @@ _AHEAD_BYTES = 1024 * 1024
 _CACHE_BYTES = 32 * 1024 * 1024
 # The most text in a block, unless the batches between two index entries have more.
 _BLOCK_TEXT_BYTES = 16 * 1024 * 1024
-# The memory of a block besides its bytes. While lines are being appended there are very many small blocks.
+# The memory that a block takes besides its text. It counts, because appends of lines make very many small blocks.
 _BLOCK_COST_BYTES = 1024
 # Up to this many bytes of log are rendered in a thread that must not wait, unless they are compressed, damaged or in
 # an old format. Rendering them takes a third of a millisecond.
@@ -56,7 +56,7 @@ class RenderedRange(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Consecutive ranges of a segment's text, valid while the segment has this `content`.
+    """Consecutive ranges of a segment's text, valid while `Segment.content` is the object `content`.
 
     `next_number` is the number of the text index entry at which the next block begins. In the last block of a segment
     it is None, and the block is valid only while the segment's end is `segment_end`.
@@ -78,7 +78,7 @@ _NO_BLOCK = Block(None, [RenderedRange(0, 0, memoryview(b""))], 0)
 class BlockCache:
     """A cache of the blocks used last, for all views of a process. Any thread may use it.
 
-    The key of a block is what it is rendered from: the segment's content, the positions, the view and the prefix.
+    A block's key is its input: `Segment.content`, its start and end in the .log file, the view and its prefix.
     """
 
     def __init__(self, limit_bytes: int = _CACHE_BYTES) -> None:
@@ -157,7 +157,7 @@ class TextRenderer:
         Raises `Corrupt` if the text index does not agree with the log.
         """
         if offset <= segment.base_offset:
-            # The text of the segment need not be measured.
+            # Do not read `segment.end` here: it may measure the text of the whole segment.
             return 0
         segment_end = segment.end
         if offset >= segment_end.next_offset:
@@ -179,11 +179,11 @@ class TextRenderer:
                 continue
             before += first
             later += second
-        # The bytes of text that no readable batch has count for the first damage, as in `_render_carefully`.
+        # The size of the unreadable text. All of it belongs to one damage, as in `_render_carefully`.
         missing = self.size_of(after) - self.size_of(entry.before) - before - later
         if missing < 0 or (missing and not damages):
             raise _disagreement(index, f" at offset {offset}")
-        # Damage that reaches the next entry covers all offsets up to that entry.
+        # Damage up to byte `end` covers all offsets before the next entry, so it does not end before `offset`.
         if damages:
             damage = _damage_with_text(damages)
             if damage.end < end and damage.next_offset <= offset:
@@ -191,7 +191,7 @@ class TextRenderer:
         return self.size_of(entry.before) + before
 
     def _split(self, batch: Batch, offset: int) -> tuple[int, int]:
-        """Return the bytes of text of a batch's records below an offset, and of the others. Raises `Corrupt`."""
+        """Return the text sizes (bytes) of a batch's records below an offset and of its others. Raises `Corrupt`."""
         header = batch.header
         size = self.size_of(rendering.measure(batch))
         if header.last_offset < offset or header.is_control:
@@ -289,9 +289,9 @@ class TextRenderer:
     def _render_carefully(
         self, segment: Segment, entry: TextEntry, end: int, at: int, stop: int
     ) -> list[RenderedRange]:
-        """Return the text of batches from an entry up to byte `end` of the log, also past damage and in old formats.
+        """Return the text of batches from an entry up to byte `end` of the .log file, some damaged or in old formats.
 
-        The text is [at, stop) of the segment's text. The first damage gets the bytes that the readable batches leave.
+        The text is [at, stop) of the segment's text. The bytes that no readable batch has belong to the first damage.
         """
         self._log.check_may_block()
         texts: list[memoryview | Damage] = []
@@ -324,9 +324,9 @@ class TextRenderer:
 
 
 def _begin_of(number: int, index: TextIndex, segment_end: SegmentEnd) -> tuple[int, TextSize, bool]:
-    """Return the position of the text index entry `number`, the text before it, and whether it is inside the segment.
+    """Return the position of the text index entry `number`, the size of the text before the entry, and True.
 
-    For an entry at the end of the segment, or a missing one, the position and the text are those of the end.
+    Without such an entry below the segment's end, return the segment's size, the size of its whole text, and False.
     """
     if number < len(index):
         _, position, before = index[number]
@@ -342,5 +342,5 @@ def _disagreement(index: TextIndex, where: str = "") -> Corrupt:
 
 
 def _damage_with_text(damages: Sequence[Damage]) -> Damage:
-    """Return the damage that gets the missing text: the first that has bytes, for missing batches have none."""
+    """Return the damage to which all unreadable text belongs: the first with bytes in the file, or else the first."""
     return next((damage for damage in damages if damage.end > damage.start), damages[0])

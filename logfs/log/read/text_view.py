@@ -138,8 +138,8 @@ class TextView:
     def read(self, position: int, size: int, *, up_to_damage: bool = False) -> bytes:
         """Return the bytes [position, position + size), fewer at the end of the view.
 
-        Raises `DamagedRange` if any of them is damaged, because a shorter answer would look like the end of the file.
-        With `up_to_damage`, returns those before the damage, and raises only if the first is damaged. Raises
+        Raises `DamagedRange` if any of these bytes is damaged: a shorter answer would look like the end of the file.
+        With `up_to_damage`, returns the bytes before the damage, and raises only if the first byte is damaged. Raises
         `OffsetOutOfRange` for bytes whose segment is not kept any more.
         """
         size = min(size, self.size - position)
@@ -194,8 +194,6 @@ class TextView:
             self._segments = segments[gone:]
             self.renderer.forget_block()
 
-    # Positions.
-
     def pin(self) -> None:
         """Keep every segment that the log has now, because any of them may leave it.
 
@@ -213,10 +211,10 @@ class TextView:
                     self._drop_passed()
 
     def exchange(self, copies: Mapping[Segment, Segment]) -> None:
-        """Replace each segment that the view holds by its copy, which has the same text, if `copies` has one."""
+        """After a move of the partition, replace the view's segments by their `copies`, which have the same text."""
         with self._extending:
             reached = [(start, copies.get(segment, segment)) for start, segment in self._segments]
-            # No copy is held twice: an empty segment and the one that has replaced it have the same copy.
+            # Without duplicates: an empty segment and the segment that has replaced it have the same copy.
             self._segments = list(dict.fromkeys(reached))
             known = {segment for _, segment in reached}
             self._ahead = [
@@ -234,7 +232,7 @@ class TextView:
 
     def _look_ahead(self) -> None:
         if self.is_behind_truncation:
-            # The view may still have segments that were cut off, until `follow_truncation`.
+            # The view may end with a segment that was cut off. Add the next segments only after `follow_truncation`.
             return
         last = self._ahead[-1] if self._ahead else self._segments[-1][1]
         end = last.next_base
@@ -287,8 +285,8 @@ class TextView:
     ) -> int | None:
         """Return the offset of the first record of the view in [start, end) with a time of at least `timestamp` (ms).
 
-        Only the batches count for which `shows` returns true; those that have left the log count, too. None if there
-        is no such record.
+        Only batches for which `shows` returns true count, also in segments that have left the log. Returns None if
+        there is no such record.
         """
         found = self.log.until_found(
             lambda: self.log.offset_for_time_as_of(self._state(start, end), timestamp, shows)
@@ -303,7 +301,7 @@ class TextView:
         )
 
     def _find_origin(self) -> int | None:
-        """Return the byte, from the first segment's start, at which the view begins; None if the log ends below."""
+        """Return the byte, from the first segment's start, at which `first_offset` begins; None above the log end."""
         if self._origin is None and self.first_offset <= self.log.state.log_end_offset:
             self._extend()
             self._origin = self._position_of(self.first_offset)

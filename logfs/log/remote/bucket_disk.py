@@ -196,9 +196,9 @@ class BucketDisk(ReadOnlyDisk):
     ) -> None:
         """Read the bucket at `root`. No request is sent yet.
 
-        `cache_bytes` is the limit of the cache of chunks. `home` is the part of `root` that is a directory of keys,
-        without a prefix of names. With `looks_again`, an object is missing only if the store says so three times. The
-        first request raises `InvalidStore` if the bucket cannot be used.
+        `cache_bytes` is the limit of the cache of chunks. `home` is the directory part of `root`, s3://b/kafka for
+        s3://b/kafka/prod-; None means `root`. With `looks_again`, an object is missing only if the store says so
+        three times. The first request raises `InvalidStore` if the bucket cannot be used.
         """
         super().__init__()
         self.naming = _NoLock()  # type: ignore[assignment]
@@ -260,7 +260,7 @@ class BucketDisk(ReadOnlyDisk):
         listing = self._partition(path.parent)
         entry = listing.get().files.get(path.name)
         if entry is None:
-            # Another process may know a newer listing.
+            # The name may come from a process with a newer listing: list again.
             listing.doubt()
             entry = listing.get().files.get(path.name)
         if entry is None:
@@ -359,7 +359,7 @@ class BucketDisk(ReadOnlyDisk):
         return bytes(self.read(file, 0, self.size(file)))
 
     def _stored(self, file: File) -> StoredFile | bytes:
-        """Return where the bytes of a file are, or its bytes. Raises `WouldBlock` and the errors of a manifest."""
+        """Return where a file is, or its bytes if they are in no object. Raises `WouldBlock` and manifest errors."""
         entry = _entry(file)
         if entry.segment is None:
             return entry.content
@@ -368,7 +368,7 @@ class BucketDisk(ReadOnlyDisk):
 
     @contextmanager
     def _noticing_loss(self, file: File) -> Iterator[None]:
-        """Raise the error of `lost` for an object that is missing."""
+        """A context in which a missing object raises the error of `lost` instead of `FileNotFoundError`."""
         try:
             yield
         except FileNotFoundError as error:

@@ -33,7 +33,7 @@ _LOCAL_PARTITION = re.compile(rf"(.+)-(0|[1-9][0-9]{{0,9}})-({_ID})")
 class PartitionPlace(NamedTuple):
     """Where objects of a partition are: all keys that begin with `prefix`, which ends in a slash.
 
-    `place` is the part of `prefix` that precedes the names of the layout, such as a prefix in the settings.
+    `place` is the part of `prefix` before the name of the topic: "a/prod-" for the prefix "a/prod-orders-ID/0/".
     """
 
     name: TopicPartition
@@ -46,7 +46,7 @@ class PartitionPlace(NamedTuple):
 def find_partitions(store: ObjectStore, place: str) -> dict[TopicPartition, list[PartitionPlace]]:
     """Return the partitions below the key `place`, each with its places: one for each topic id and layout.
 
-    `place` may be a directory of keys, or a directory followed by a prefix of the names of the topics' directories.
+    `place` may be a directory ("a" for "a/orders-ID/0/"), or continue with a prefix ("a/b-" for "a/b-orders-ID/0/").
     """
     found: dict[TopicPartition, list[PartitionPlace]] = {}
     for prefix, directory in _directories(store, place):
@@ -113,7 +113,7 @@ def _segments_in(store: ObjectStore, place: PartitionPlace) -> list[BucketSegmen
 def copies_in(
     store: ObjectStore, layout: type[BucketSegment], prefix: str, place: str
 ) -> dict[SegmentKey, BucketSegment]:
-    """Return the complete copies of segments below `prefix`; in the keys, the names of `layout` follow `place`."""
+    """Return the complete copies of segments below `prefix`; `place` is that of `PartitionPlace`."""
     copies: dict[SegmentKey, dict[str, StoredObject]] = {}
     for each in store.objects(prefix):
         parsed = layout.parse(each.key, place)

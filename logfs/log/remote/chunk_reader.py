@@ -54,7 +54,7 @@ _MD5 = re.compile(r"[0-9a-f]{32}")
 
 
 class StoredFile(NamedTuple):
-    """`size` bytes in an object, from `position` on, counted before the chunks were compressed or encrypted.
+    """A file of a segment: bytes [position, position + size) of what the chunks of an object contain.
 
     The chunks begin at byte `begin` of the object. Each is decrypted with `data_key`, if there is one, and then
     decompressed, if `is_compressed`. `crcs` has the CRC-32C of each chunk as it is stored, if that is known. The
@@ -73,10 +73,10 @@ class StoredFile(NamedTuple):
     is_part: bool = False
 
     def is_as_stored(self, data: Buffer) -> bool:
-        """Return False if `data`, all bytes of the object, do not have the MD5 that is the object's version.
+        """Whether the MD5 of `data`, all bytes of the object, is the object's version; True if the version is no MD5.
 
-        Return True also if the version is no MD5. It is S3's ETag, which is the MD5 of an object that was stored in
-        one request, unless S3 encrypts the object with a key of KMS.
+        The version is S3's ETag, which is the MD5 of an object that was stored in one request, unless S3 encrypts the
+        object with a key of KMS. If `data` are only a part of the object, the result is True.
         """
         version = self.version.strip('"')
         if self.is_part or len(self.chunks) != 1 or not _MD5.fullmatch(version):
@@ -89,7 +89,7 @@ class StoredFile(NamedTuple):
 
 
 class _ArrivedWrong(Corrupt):
-    """The bytes that arrived are not those that were stored, by their CRC or by a second request."""
+    """The bytes that arrived differ from the stored ones: their CRC is wrong, or a second request got others."""
 
 
 class ChunkReader:
@@ -275,7 +275,7 @@ class ChunkReader:
     def _request(self, stored: StoredFile, number: int) -> tuple[memoryview | bytes, bool]:
         """Fetch a chunk; return its bytes, and whether they are certainly those that were stored.
 
-        They are uncertain if their CRC is unknown and the object's version is an MD5 other than theirs.
+        The bytes are uncertain if no CRC is known for them and `is_as_stored` is False.
         """
         chunk = stored.chunks[number]
         start = stored.begin + chunk.stored_at

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def read_only_disk(log_dir: Path) -> Disk:
-    """Return a disk that reads a log directory; a process has one for each bucket, which caches its listings.
+    """Return a disk that reads a log directory. Calls for one bucket return the same disk, which caches listings.
 
     The first request raises `InvalidStore` if a bucket cannot be used.
     """

@@ -172,7 +172,7 @@ class AivenSegment(BucketSegment):
     def of(cls, segment: RemoteSegment, stored: StoredSegment, place: str) -> Self:
         copy = super().of(segment, stored, place)
         if not stored.is_compressed and not stored.is_encrypted:
-            # Otherwise only the manifest tells where the chunks are, or has the key.
+            # If the chunks are compressed or encrypted, `file` reads the manifest for their positions and the key.
             chunks = plain_chunks(stored.chunk_bytes, segment.size_bytes)
             copy._manifest = manifest.Manifest(chunks, _slices(stored), False, None, segment)
         return copy
@@ -282,7 +282,7 @@ class LocalSegment(BucketSegment):
 
     @staticmethod
     def _sizes(segment: RemoteSegment, stored: StoredSegment) -> dict[str, int]:
-        # Some of the required files may be empty.
+        # `stored.sizes` leaves out empty files, but each required file has an object, even if it is empty.
         empty = dict.fromkeys(LocalSegment.required, 0)
         return empty | {names.LOG: segment.size_bytes, **stored.sizes}
 

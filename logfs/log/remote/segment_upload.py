@@ -1,7 +1,7 @@
 """Copies a sealed segment into a bucket, in either layout, and reads it back.
 
-The objects are stored in the same order as by the plugin whose layout it is. Each is then read back in full, and its
-size and CRC are compared with those of the bytes sent. The manifest of Aiven's layout comes last, so that an
+The objects are stored in the order in which the plugin of that layout stores them. Each is then read back in full,
+and its size and CRC are compared with those of the bytes sent. The manifest of Aiven's layout comes last, so that an
 interrupted copy has none.
 """
 
@@ -72,7 +72,7 @@ def upload(
 
 
 def delete_copy(disk: TieredDisk, segment: RemoteSegment) -> None:
-    """Delete the objects of a segment, the last stored first; any may be missing.
+    """Delete the objects of a segment in the reverse order of their upload; missing objects are no error.
 
     After an interrupted copy the layout is unknown: then the objects that either of the `LAYOUTS` has are deleted.
     """
@@ -205,7 +205,7 @@ class _Sender:
         if found != sent:
             raise RemoteStorageError(
                 f"{store.url(key)}: {sent[0]} bytes with the CRC-32C {sent[1]:08x} were stored, but "
-                f"{found[0]} bytes with {found[1]:08x} were read back"
+                f"{found[0]} bytes with {found[1]:08x} were read back; copy again"
             )
         return sizes
 

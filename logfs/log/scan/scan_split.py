@@ -112,8 +112,8 @@ def _first_reaching(segment: Segment, timestamp: int) -> int:
         return segment.next_offset if segment.largest_timestamp < timestamp else segment.base_offset
     index = segment.time_index
     try:
-        # While a segment is written, its last entry does not cover all records, and entries may be older than a
-        # truncation.
+        # While a segment is written, the last entry of the index does not cover all records, and some entries may be
+        # of truncated records.
         if not segment.is_active and not index.is_growing:
             if index.last.timestamp < timestamp and segment.has_batch_of(index.last):
                 return segment.next_offset
@@ -220,7 +220,7 @@ def _read(
 
 
 def _start(segment: Segment, segment_split: SegmentSplit) -> tuple[int, int]:
-    """Return the position of the split and its batch's offset; the segment's start if no batch begins there."""
+    """Return the split's position and the base offset of the batch there; the segment's start if there is none."""
     head = segment.header(segment_split.position) if segment_split.position else None
     if head is not None and segment.base_offset <= head.base_offset <= segment_split.first_offset:
         return segment_split.position, head.base_offset
@@ -233,13 +233,13 @@ def _scanned(
     segment_split: SegmentSplit,
     since: int | None,
 ) -> Iterator[Columns | DamagedRange]:
-    """Yield the records of scanned batches that belong to the split, and batches with malformed records as errors."""
+    """Yield the split's records in scanned batches, and a `DamagedRange` for each batch with malformed records."""
     rows = run.rows
     wanted = rows[:, ATTRIBUTES] & CONTROL_BIT == 0
     first, end = segment_split.first_offset, segment_split.end_offset
     wanted &= (rows[:, NEXT_OFFSET] > first) & (rows[:, SPAN_BASE_OFFSET] < end)
     wanted &= ~aborted_rows(rows, segment_split.aborted)
-    # In an old format, the timestamp of a message need not be the greatest of the messages in it.
+    # In an old format, a wrapper message may have a lower timestamp than messages in it.
     if since is not None and run.legacy is None:
         wanted &= rows[:, MAX_TIMESTAMP] >= since
     for columns, group in run.select(wanted).decode():

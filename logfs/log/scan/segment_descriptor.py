@@ -37,7 +37,7 @@ _TRIES = 5
 
 
 class TieredSource(NamedTuple):
-    """The description of a remote segment, and where its objects are, as `TieredDisk` takes them."""
+    """The description of a remote segment, and the URL `home` and the key prefix of its objects (`TieredDisk`)."""
 
     home: str
     prefix: str
@@ -81,7 +81,7 @@ class SegmentDescriptor:
         """Return the segment; the file of a local segment is open and checked. Close the segment after use.
 
         Raises `Gone` if the file is missing, is another file, or is shorter than planned. Raises `OSError`. For a
-        segment in an object store, sends at most a listing, if another program has copied it.
+        remote segment, no request is sent, but a bucket into which another program has copied the segment is listed.
         """
         segment = self._open()
         segment.gaps = self.gaps
@@ -186,7 +186,7 @@ def _identity_at(disk: Disk, path: Path) -> int | None:
 
 
 def _identity(reader: Reader, segment: Segment) -> int | None:
-    """Return the identity of the .log file that a segment reads. Raises `Gone`, `OSError`."""
+    """Return the identity of a segment's .log file; None if an empty log has no file. Raises `Gone`, `OSError`."""
     if isinstance(segment, TieredSegment):
         return segment.identity
     try:
@@ -231,7 +231,7 @@ def describe_segments(
             previous=previous,
         )
         if isinstance(segment, TieredSegment):
-            # Other processes read it from the bucket, not through this log directory.
+            # Other processes read a remote segment from the bucket, not through this log directory.
             described = replace(
                 described,
                 tiered=TieredSource(*segment.source, segment.remote),

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from logfs.log.read.reader import Reader
     from logfs.log.segment.segment import Segment
 
-# No codec has the numbers 5 to 7.
+# The attributes of a batch may have the numbers 5 to 7, which no codec has.
 _CODEC_NAMES = {codec.value: codec.name.lower() for codec in Codec}
 _SECOND = 1000
 _MINUTE, _HOUR, _DAY = 60 * _SECOND, 3600 * _SECOND, 86_400 * _SECOND

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 CHUNK_BYTES = 256 * 1024
 # All offsets are below this limit, because the offset after a batch must fit in an int64, too.
 _LIMIT_OFFSET = 2**63 - 1
-# The first fields of a batch, and of a message of an old format, where the offset is that of the last record.
+# The first fields of a batch, and of a message of an old format. In a message, `offset` is that of the last record.
 _HEAD = np.dtype([("offset", ">i8"), ("size", ">i4"), ("unchecked", ">i4"), ("magic", "u1")])
 
 
@@ -89,13 +89,13 @@ class Walk:
     """A walk over bytes of a .log file, which yields (position, batch) for every valid batch, and each `Damage`.
 
     The bytes are [start, end), read by `read(position, size)`, about `chunk_bytes` at a time. `first_offset` is the
-    lowest offset that the first batch may have; with `exact`, it is the offset after the batches before `start`.
-    `next_offset` is the offset after the last batch, None if it is unknown, as in recovery. All offsets are below
-    `limit_offset` (the base offset of the next segment).
+    lowest offset that the first batch may have. With `exact`, all lower offsets lie before `start`: if the first
+    batch begins higher, it follows a gap. `next_offset` is the offset after the last batch, None if it is unknown,
+    as in recovery. All offsets in the file are at least `base_offset`, and below `limit_offset` (the base offset of
+    the next segment).
 
     With `gaps`, offsets may be missing between batches, as compaction leaves them. Otherwise a batch whose offsets
-    fit neither neighbour counts as damaged, because the CRC does not cover its base offset. `base_offset` is the
-    lowest offset of the whole file: with it, the checks of a batch against its neighbours do not depend on `start`.
+    fit neither neighbour counts as damaged, because the CRC does not cover its base offset.
 
     `fetch_again` is called with the range (start, end) of damaged bytes; if it returns True, the bytes have changed,
     and the walk reads the range again.
@@ -115,7 +115,7 @@ class Walk:
 
     def __post_init__(self) -> None:
         self.limit_offset = min(self.limit_offset, _LIMIT_OFFSET)
-        # The bytes that were read last, in one read for several batches, and where they begin.
+        # The bytes of the last read, which may hold several batches, and their position in the file.
         self._data, self._start = memoryview(b""), 0
 
     def __iter__(self) -> Iterator[tuple[int, Batch] | Damage]:
@@ -146,7 +146,7 @@ class Walk:
             yield Damage(self.end, self.end, expected, self.limit_offset, "the file ends too early")
 
     def _get(self, position: int, size: int) -> memoryview:
-        """Return up to `size` bytes at a position, fewer only at the end."""
+        """Return `size` bytes at a position, fewer if `end` or the end of the file comes first."""
         size = min(size, self.end - position)
         at = position - self._start
         if at < 0 or at + size > len(self._data):
@@ -156,7 +156,7 @@ class Walk:
         return self._data[at : at + size]
 
     def _batch(self, position: int) -> Batch:
-        """Return the batch at a position. Raises `Corrupt` if there is none. The CRC of magic 2 is not checked."""
+        """Return the batch at a position. Raises `Corrupt` if there is none. The caller checks the CRC of magic 2."""
         head = self._get(position, HEADER_SIZE)
         left = self.end - position
         if is_legacy(head):
@@ -194,7 +194,7 @@ class Walk:
         if not (known and header.base_offset == expected):
             self._check_successor(position, header, known)
         if header.has_holes:
-            # A batch with fewer records than offsets, as compaction leaves it, must not hide the next batch.
+            # Refuse a batch that claims offsets of the next batch: otherwise the next one would be refused.
             behind = self._plausible(position + header.size_bytes, self.base_offset)
             if behind is not None and behind.base_offset < header.next_offset:
                 raise Corrupt(
@@ -204,12 +204,12 @@ class Walk:
         return batch
 
     def _check_successor(self, position: int, header: Header, known: bool) -> None:
-        """Check a batch whose predecessor does not confirm its offset. Raises `Corrupt` unless its successor does."""
+        """Raise `Corrupt` if the next batch contradicts a batch's offsets, which the one before does not confirm."""
         after = position + header.size_bytes
         successor = self._base_offset(after) if after < self.end else None
         follows = self.next_offset if successor is None else successor
         if follows is None:
-            # Without a successor, accept the batch only if its predecessor is unknown too, or in a log with gaps.
+            # No next offset is known. Accept the batch, unless gaps are forbidden and there is one before it.
             leads = self.gaps or not known
         else:
             leads = follows == header.next_offset or (self.gaps and follows > header.next_offset)
@@ -248,11 +248,11 @@ class Walk:
         return Damage(start, self.end, expected, max(following, expected), reason)
 
     def _leads_to_the_end(self, position: int, astray: set[int]) -> bool:
-        """Return whether valid batches follow one another from a position up to the very end.
+        """Return whether valid batches follow one another from a position up to `end`.
 
-        Batches of the log reach the end if nothing else is damaged. Batches inside a record do not reach it, because
-        the rest of the record follows them. `astray` collects the positions that do not lead to the end, so that each
-        position is examined once.
+        A record's value may contain the bytes of a batch. Such a batch does not lead to `end`: the rest of the record
+        follows it. A batch of the log does, if nothing else is damaged. `astray` collects the positions that do not
+        lead to `end`, so that each position is examined once.
         """
         expected, is_first = self.first_offset, True
         seen: set[int] = set()
@@ -269,10 +269,10 @@ class Walk:
     def _contents(self, position: int, expected: int) -> tuple[int, int, bool]:
         """Return the probable end position of a damaged batch, its last offset, and whether its length is reliable.
 
-        Bytes inside the damaged batch that look like a batch must not be taken for one of the log. For example, the
-        messages in a wrapper may lie in it uncompressed (snappy and LZ4 keep what they cannot shorten). If the length
-        of a wrapper agrees with the lengths of its fields, the length is right, and all of these bytes belong to the
-        wrapper. Otherwise the bound is the wrapper's offset, which is that of its last message.
+        The result tells batches of the log from bytes inside the damaged batch that look like a batch. For example,
+        a compressed message of an old format contains messages, which snappy and LZ4 do not change if they cannot
+        shorten them. If the length of such a message agrees with the lengths of its fields, the length is right.
+        Otherwise the messages in it are recognised by their offsets, which do not exceed the offset of the whole.
         """
         head = self._get(position, HEADER_SIZE)
         end = position + _size_at(head)
@@ -311,7 +311,7 @@ def _size_at(head: memoryview) -> int:
 
 
 def _candidates(chunk: bytes, expected: int, limit_offset: int) -> Sequence[int]:
-    """Return the positions in a chunk at which a batch or a wrapper may begin, by its magic, size and offset."""
+    """Return the positions in a chunk where a batch of any format may begin, by its magic, size and offset."""
     if len(chunk) < _HEAD.itemsize or not chunk.strip(b"\0"):
         # The rest of a preallocated file is a long run of zeros.
         return []

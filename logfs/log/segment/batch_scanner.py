@@ -62,11 +62,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _CHUNK_BYTES = 1 << 20
-# How far the kernel is asked to read ahead of a scan.
+# How far the operating system is asked to read ahead of a scan.
 _AHEAD_BYTES = 8 << 20
-# The CRCs of batches up to this size are checked in a kernel.
+# The CRCs of batches up to this size are checked in compiled code, in one call for all.
 _SMALL_BYTES = 1024
-# Segments with at least this many bytes are processed in other threads too (`scan_ahead`).
+# Scans of at least this many bytes use other threads too (`scan_ahead`).
 _LARGE_BYTES = 8 << 20
 # The limit of text to render at once. Few blocks of a view have more; a greater size may come from a wrong index.
 _MOST_TEXT_BYTES = 32 << 20
@@ -149,7 +149,7 @@ class ScannedBatches(NamedTuple):
 
     @property
     def text(self) -> TextSize:
-        """The total of `sizes`, which the batches must have (`measured`)."""
+        """The text size of all batches together. The batches must be measured (`measured`)."""
         return TextSize(*self.sizes.sum(axis=0).tolist())
 
     def measured(self) -> ScannedBatches:
@@ -184,11 +184,11 @@ class ScannedBatches(NamedTuple):
         return sizes
 
     def measure_plainly(self) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
-        """Return the text size of each batch, and the offsets of its first and last record, without columns.
+        """Return the text size of each batch, and the offsets of its first and last record, without making columns.
 
         The sizes are int64[batches, 3], as from `text_sizes`. The offsets are int64[batches, 2], and have no meaning
-        for control batches and batches without records. Returns None if records are malformed, for LogAppendTime, and
-        for a batch of an old format: use `measure` for these.
+        for control batches and batches without records. Returns None if records are malformed, if a batch has
+        LogAppendTime timestamps, and for a batch of an old format: use `measure` for these.
         """
         from logfs.format.kernels import text_kernels
 
@@ -283,7 +283,7 @@ class ScannedBatches(NamedTuple):
         spans[~wanted, 1] = spans[~wanted, 0]
         room = spans[:, 1] - spans[:, 0]
         if ((spans[:, 2] < 0) | (~packed & (spans[:, 2] * SMALLEST_RECORD > room))).any():
-            raise Corrupt("a batch's records do not fit in its bytes")
+            raise Corrupt("the record count in a batch's header does not fit the batch's size")
         first = 0
         for number in [*np.flatnonzero(packed).tolist(), len(rows)]:
             if number > first:
@@ -312,7 +312,7 @@ class ScannedBatches(NamedTuple):
                     yield row[np.newaxis]
 
     def _columns(self, group: NDArray[np.int64]) -> Columns:
-        """Return the records of one of the groups of `_groups`. Raises `Corrupt`."""
+        """Return the records of one of the groups of `_groups`. Raises `Corrupt` if they are malformed."""
         if self.legacy is not None:
             return self.legacy.columns()
         if group[0, ATTRIBUTES] == 0:
@@ -334,7 +334,7 @@ class PlainBatches(NamedTuple):
 
 
 def _plain_legacy(batch: Batch, wanted: NDArray[np.bool_]) -> Iterator[PlainBatches]:
-    """Yield a batch of an old format as the records of a batch of magic 2."""
+    """Yield the records of a batch of an old format, encoded as in magic 2; none if `wanted`, bool[1], is False."""
     base_offset = batch.header.base_offset
     records = list(batch.records()) if wanted.all() else []
     payload = b"".join(
@@ -411,7 +411,7 @@ def _first_wrong_crc(data: memoryview, rows: NDArray[np.int64]) -> int:
 
 
 def scan_one(position: int, batch: Batch) -> ScannedBatches:
-    """Return a valid batch at `position` of its file as a run. Takes old formats, too, at which `scan` stops."""
+    """Return a valid batch at `position` of its file as a run. Unlike `scan`, this also works for old formats."""
     header = batch.header
     if header.magic == MAGIC:
         return scan(batch.data, header.base_offset, gaps=True)[0]._replace(position=position)
@@ -435,7 +435,7 @@ def _spans(rows: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def survey(segment: Segment, position: int, first_offset: int) -> Iterator[ScannedBatches | Damage]:
-    """Yield what `scan_segment` yields, with the text sizes of the batches, measured by `scan_ahead`."""
+    """Yield the batches of a segment in runs, with their text sizes, and each `Damage` (see `scan_segment`)."""
     return scan_ahead(segment, position, first_offset, ScannedBatches.measured)
 
 

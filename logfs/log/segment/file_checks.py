@@ -63,7 +63,7 @@ def _check_swap(disk: Disk, directory: Path, base_offset: int, bases: set[int]) 
     """Raise `Corrupt` for a swap that compaction cannot have written, and that would replace good records.
 
     A swap that compaction wrote begins with a whole batch, and the segment before it ends below the swap's base
-    offset. Both files were fsynced before the swap got its name (kafka-storage 8.8).
+    offset. A crash changes neither: both segments were fsynced before the swap got its name (kafka-storage 8.8).
     """
     swap = Segment(disk, directory, base_offset, names.SWAP)
     _check_size(disk, swap.path)

@@ -54,7 +54,7 @@ class SparseIndex(NamedFile):
     repair: Callable[[], SparseIndex | None] = staticmethod(lambda: None)
     # Whether another process is writing the file. Its space is preallocated: the entries end where zeros begin.
     is_growing = False
-    # How many slots only the closing entry may use.
+    # How many slots are kept free for the closing entry, which sealing adds.
     reserved: ClassVar[int] = 0
 
     def __init__(self, disk: Disk, path: Path, base_offset: int) -> None:
@@ -82,7 +82,7 @@ class SparseIndex(NamedFile):
 
     @property
     def room(self) -> int:
-        """How many further entries fit, without the slots that are reserved for the closing entry."""
+        """How many further entries fit. The `reserved` slots are kept for the closing entry, which sealing adds."""
         length = (self._entries or self._open()).length
         capacity = length if self._writer is None else self._writer.capacity
         return capacity - length - self.reserved
@@ -143,8 +143,8 @@ class SparseIndex(NamedFile):
     def save(self, *, sync: bool) -> None:
         """Replace the file with the collected entries; in a read-only store they stay in memory.
 
-        A killed process leaves the old file or the new one. With `sync`, so does a power cut: use it for a segment
-        that recovery would not check again. The caller syncs the directory.
+        A killed process leaves the old file or the new one. With `sync`, a power cut also leaves one of them: use
+        this for a segment that recovery would not check again. The caller syncs the directory.
         """
         if self._disk.writable:
             assert self._file is None, "collect"
@@ -196,7 +196,7 @@ class SparseIndex(NamedFile):
             self._entries = again._replace(has_rest=before.has_rest, reopens=before.reopens)
 
     def _written(self, file: File) -> int:
-        """Return the number of entries before the first one of zeros.
+        """Return the number of entries in a file that may be preallocated: zeros follow the last entry.
 
         No entry is all zeros, except that of a time index for the timestamp 0 at the segment's base offset.
         """
@@ -255,7 +255,9 @@ class SparseIndex(NamedFile):
         size = self._disk.size(file) if file else 0
         if size % self.entry.size:
             width = self.entry.size
-            raise Corrupt(f"{self.path}: not a multiple of {width} bytes; run 'logfs reindex'")
+            raise Corrupt(
+                f"{self.path}: its size is not a multiple of {width} bytes; run 'logfs reindex'"
+            )
         if size > _MOST_BYTES:
             raise Corrupt(
                 f"{self.path}: is {size} bytes, but an index has at most {_MOST_BYTES}; run 'logfs reindex'"
@@ -392,7 +394,7 @@ class SparseIndex(NamedFile):
     def _relative(self, offset: int) -> int:
         relative = offset - self.base_offset
         if not 0 <= relative <= MAX_RELATIVE_OFFSET:
-            raise OverflowError(f"{self.path}: offset {offset} is out of the segment's range")
+            raise OverflowError(f"{self.path}: offset {offset} is not 0 to 2^31 - 1 above its base")
         return relative
 
 
@@ -465,10 +467,7 @@ class TimeEntry(NamedTuple):
 
 
 class TimeIndex(SparseIndex):
-    """The time index: the offset from which to search for a timestamp (kafka-storage 3.2).
-
-    `log/audit` and `log/scan/segment_stats` parse its entries, too.
-    """
+    """The time index: the offset from which to search for a timestamp (kafka-storage 3.2)."""
 
     entry = struct.Struct(">qi")
     first_field = struct.Struct(">q")

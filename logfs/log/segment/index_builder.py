@@ -34,9 +34,9 @@ _INTERVAL_BYTES = 4096
 
 
 def _due(positions: NDArray[np.int64], last_entry: int, interval_bytes: int) -> list[int]:
-    """Return the row numbers of the batches that get an index entry: each over `interval_bytes` after the one before.
+    """Return the row numbers of the batches that get an index entry: these are more than `interval_bytes` apart.
 
-    `positions` are the ascending positions of the batches, and `last_entry` is that of the last entry so far.
+    `positions` are the ascending positions of the batches, and `last_entry` is the position of the last entry so far.
     """
     known, due = positions.tolist(), []
     row = bisect_right(known, last_entry + interval_bytes)
@@ -49,7 +49,7 @@ def _due(positions: NDArray[np.int64], last_entry: int, interval_bytes: int) -> 
 def index_limits(max_bytes: int) -> tuple[int, int, int]:
     """Return how many bytes the offset, the time and the text index may have: `max_bytes` is segment.index.bytes.
 
-    The text index takes as many entries as the offset index, and the closing one.
+    The text index may have one entry more than the offset index: the closing entry, which sealing adds.
     """
     text_bytes = (max_bytes // OffsetIndex.entry.size + 1) * TextIndex.entry.size
     return max_bytes, max_bytes, text_bytes
@@ -162,7 +162,7 @@ class LookupBuilder:
 
 
 class IndexBuilder:
-    """A builder of the three indexes of a segment, with `index_limits`. `save_indexes` writes them to files."""
+    """A builder of the three indexes of a segment, within their `index_limits`. `save_indexes` writes the files."""
 
     def __init__(self, segment: Segment, interval_bytes: int, max_bytes: int) -> None:
         for index, limit in zip(segment.indexes, index_limits(max_bytes), strict=True):

@@ -51,7 +51,7 @@ class Blocks(dict[int, bytes | bytearray]):
         return found
 
     def read(self, size: int) -> bytes:
-        """Return the first `size` bytes."""
+        """Return the first `size` bytes of the entries."""
         assert self.file is not None
         return bytes(self._disk.read(self.file, 0, size))
 
@@ -77,9 +77,9 @@ _MOST_KEPT = 4096
 class Entries(NamedTuple):
     """What readers see of an index: `length` entries, with `per_block` of them in each of the `blocks`.
 
-    The last block may already have further entries, which an append has added since.
+    Appends extend the last block in place, so it may have more entries than `length` says: readers ignore these.
 
-    - `has_rest`: the file has more bytes after its last whole entry, fewer than an entry has.
+    - `has_rest`: the file ends with an incomplete entry.
     - `reopens`: the index may drop these entries, because it can read them again from its own file.
     """
 
@@ -143,7 +143,7 @@ class IndexWriter(EntryCollector):
         self._mapping: mmap.mmap | None = None
 
     def begin(self, length: int) -> Entries:
-        """Preallocate the file for `capacity` entries, and return its first `length` entries, to which `add` adds.
+        """Preallocate the file for `capacity` entries, and return its first `length` entries; `add` adds after them.
 
         Raises `OSError` and `WouldBlock`. `trim` removes the space that is left over.
         """

@@ -65,7 +65,7 @@ class Segment(SegmentFiles):
     # The offset of the first record that is not a control record, or `next_offset` if there is none. None if it is
     # unknown: the segment must be read.
     first_record_offset: int | None = None
-    # The statuses of the index files after they were rebuilt: other programs may have changed them since.
+    # The `_statuses` after the last rebuild: if they differ now, another program has changed an index file.
     _rebuilt: Sequence[Status] = ()
 
     def __init__(self, disk: Disk, directory: Path, base_offset: int, suffix: str = "") -> None:
@@ -78,7 +78,6 @@ class Segment(SegmentFiles):
         self._sealed_size: int | None = None
         # The rebuilt offset and time index; None unless the file of one of them was invalid.
         self._lookups: tuple[OffsetIndex, TimeIndex] | None = None
-        # The writer of an active segment; None if the segment is not active.
         self.writer: SegmentWriter | None = None
         self.max_entry = TimeEntry(-1, base_offset)
         # Whether the indexes may have preallocated space after their entries, as those of an active segment have.
@@ -131,14 +130,14 @@ class Segment(SegmentFiles):
             return self._lookups[number]
 
     def _statuses(self) -> list[Status]:
-        """Return the statuses of the files of the offset and the time index that exist."""
+        """Return the `Status` of the offset index file and that of the time index file, as far as they exist."""
         paths = [index.path for index in self.indexes[:2]]
         return [self._disk.stat(path) for path in paths if self._disk.exists(path)]
 
     def _recreated(
         self, before: TextEntry, after: TextEntry | None, count: int
     ) -> Sequence[TextEntry]:
-        """Return the entries that `text_entries` makes; none for the end of a segment that is not sealed."""
+        """Return the result of `text_entries`; none if `after` is None and the segment is the last of the log."""
         self._disk.check_may_block()
         # Recovery does not know yet where the last segment ends.
         is_end_known = after is not None or self.next_base is not None
@@ -159,7 +158,7 @@ class Segment(SegmentFiles):
     def _status(self) -> Status:
         # Do not open a closed file for this: a log may have more segments than a process has descriptors.
         with self._disk.hold(self._disk.naming):
-            # Read `_file` under the lock: a truncation opens the file for readers before it removes the name.
+            # Read `_file` under the lock: a truncation that drops this segment opens the file before it unlinks it.
             file = self._file
             return self._disk.stat_file(file) if file else self._disk.stat(self.path)
 
@@ -331,9 +330,9 @@ class Segment(SegmentFiles):
         """Return the batch that holds `offset`, or else the next one; None after the last.
 
         Raises `DamagedRange` if the offset lies in a damaged range. The lookup usually costs one or two reads: it
-        steps from header to header, beginning at an index entry, and checks only the batch that it returns. Where
-        anything does not fit, it uses `walk`, which checks every batch. The CRC of a batch does not cover its base
-        offset, which must therefore follow the batch before or match the index.
+        steps from header to header, beginning at an index entry, and checks only the batch that it returns. No CRC
+        covers a base offset, so each batch must begin at the offset after the previous one, and the first batch must
+        agree with the index. If one does not, the lookup uses `walk`, which checks every batch.
         """
         position, expected, size = self._look_from(offset)
         window, window_start = self.read(position, size), position
@@ -393,7 +392,7 @@ class Segment(SegmentFiles):
 
         The lookup reads headers, beginning at a time index entry, and checks only the batch that it returns. Returns
         (position, batch). `position` is that of the batch before, or where the lookup began. `batch` is None if there
-        is no such batch, or if a header does not fit: a walk from `position` on may then find the batch.
+        is no such batch, or if the lookup met a gap, an old format or damage: a walk from `position` may find it.
         """
         start = max(self.offset_before(timestamp), first_offset)
         position, expected, _ = self._look_from(start)
@@ -409,11 +408,11 @@ class Segment(SegmentFiles):
     def _step(
         self, position: int, expected: int, is_wanted: Callable[[Header], bool]
     ) -> tuple[int, int, Header | None]:
-        """Step from header to header, from `position` on, where offset `expected` begins. No CRC is checked.
+        """Step from header to header. The first batch is at `position` and has the base offset `expected`.
 
         Returns (before, position, header) of the first batch for which `is_wanted` is true. The header is None if no
-        batch is wanted, or if a header does not follow the header before. `before` is the position of the batch
-        before the wanted one, or the start of the search.
+        batch is wanted, or at a gap, an old format or a wrong header; no CRC is checked. `before` is the position of
+        the batch before the wanted one, or the start of the search.
         """
         before = position
         window, window_start = self.read(position, STEP_READ_BYTES), position
@@ -471,7 +470,7 @@ class Segment(SegmentFiles):
         """Give the segment a writer, and return it. Preallocates the indexes and, if configured, the .log file."""
         self._begin_writing()
         if self._end is not None:
-            # Measure the text before the text index is preallocated.
+            # Measure the text now: this may rebuild the text index, which takes its writer away.
             _ = self.end
         self.has_preallocated_space = True
         if config.preallocate and not self.size_bytes:
@@ -600,7 +599,7 @@ class Segment(SegmentFiles):
         with self._disk.hold(self._rebuilding):
             segment_end = self._end
             if segment_end is not None and segment_end.text is not UNMEASURED:
-                # Another thread has measured the text since the caller looked, and may have appended to it.
+                # Another thread has set `_end` since the caller read it, and may have appended batches.
                 return segment_end
             size = self.size_bytes
             if not text_fits(self) or self.text_index.last.position != size:
@@ -625,7 +624,7 @@ class Segment(SegmentFiles):
 
 
 def _if_alive(opened: ref[Segment], method: Callable[..., T], *arguments: Any) -> T | None:
-    """Call a method of a segment, which its indexes do not keep alive; return None if the segment was freed."""
+    """For an index, call a method of its segment through a weak reference; return None if the segment was freed."""
     segment = opened()
     return None if segment is None else method(segment, *arguments)
 

@@ -92,7 +92,7 @@ class SegmentFiles(NamedFile):
         return self._disk
 
     def identify(self, files: Files) -> None:
-        """Use the files with these identities, by suffix (".log"). Does nothing here: files are opened by name."""
+        """Use the files with these identities, by suffix (".log"). Only a `LiveSegment` does: others open by name."""
 
     def new_indexes(self) -> tuple[OffsetIndex, TimeIndex, TextIndex]:
         """Return new objects for the three index files, without callbacks."""
@@ -109,7 +109,7 @@ class SegmentFiles(NamedFile):
         return log.with_name(stem + kind + log.name.removeprefix(stem + names.LOG))
 
     def _watch_indexes(self) -> None:
-        """Set the callbacks of the index objects."""
+        """Set the callbacks of the index objects: `on_open` here, and in `Segment` also `repair` and `recreate`."""
         for index in self.indexes:
             index.on_open = partial(_count, ref(self))
 
@@ -129,7 +129,7 @@ class SegmentFiles(NamedFile):
 
     def _open(self) -> File:
         with self._disk.hold(self._disk.naming):
-            # Read `_file` again under the lock: a truncation opens the file for readers before it removes the name.
+            # Read `_file` again: a truncation that drops this segment opens the file, and then unlinks it.
             file = self._file
             if file is None:
                 file = self._file = self._disk.open(self.path, write=self._disk.writable)
@@ -208,9 +208,9 @@ class SegmentFiles(NamedFile):
         _count(ref(self))
 
     def _release(self) -> bool:
-        """Close the files to free descriptors, if that is allowed; return False if the caller must retry.
+        """Close the files of a durable segment to free descriptors; return False, to be retried, if its lock is held.
 
-        Readers continue with the descriptors that they have, or with new ones.
+        Files that are held open stay open. Readers continue with the descriptors that they have, or with new ones.
         """
         if not self._rebuilding.acquire(blocking=False):
             return False

@@ -91,9 +91,9 @@ class SegmentWriter:
         segment.set_end(SegmentEnd(position + len(data), last_offset + 1, end.text.plus(text)))
 
     def append_written(self, runs: Sequence[ScannedBatches], interval_bytes: int) -> None:
-        """Move the segment's end after measured batches that are in the file: readers see all of them at once.
+        """Let readers see measured batches that are in the file already, all at once: set the segment's end.
 
-        Adds the index entries that are due. If an index or the disk is full, entries are left out.
+        Adds the index entries that are due, as far as the indexes and the disk have room for them.
         """
         segment = self._segment
         end = segment.end
@@ -182,8 +182,8 @@ def is_roll_overdue(segment: Segment, config: LogConfig, idle_ms: int, now_ms: i
     """Whether the active segment is so old that an append now would roll it; the last append was `idle_ms` ago.
 
     The age is the timestamp of the next record minus that of the segment's first batch. The next record is assumed to
-    have the newest timestamp plus `idle_ms`, not the wall-clock time: otherwise each check would roll after an import
-    of records of years ago. Without timestamps the age counts from the creation or the opening, as in Kafka.
+    have the newest timestamp plus `idle_ms`. By the wall-clock time, a segment of imported records from 2015 would be
+    too old at once. Without timestamps the age counts from the creation or the opening, as in Kafka.
     """
     if not segment.size_bytes:
         return False

@@ -50,7 +50,7 @@ class TextIndex(SparseIndex):
     def __init__(self, disk: Disk, path: Path, base_offset: int) -> None:
         super().__init__(disk, path, base_offset)
         self._seed = crc32c(base_offset.to_bytes(8, "big"))
-        # The replacements of damaged entries, by their numbers and their fields in the file.
+        # The rebuilt fields of damaged entries. A key has the number of the entry, and its fields in the file.
         self._remade: dict[tuple[int, ...], tuple[int, ...]] = {}
 
     def check_entries(self, entries: bytes) -> int | None:

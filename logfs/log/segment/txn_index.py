@@ -83,7 +83,7 @@ class TransactionIndex(NamedFile):
         self._entries = (*entries, aborted)
 
     def supplement(self, aborted: AbortedTransaction) -> None:
-        """Add an aborted transaction that was found in the log. Does nothing here: the file has it already."""
+        """Add an aborted transaction found in the log. Does nothing: only a file that a broker writes may lack it."""
 
     def truncate(self, offset: int) -> None:
         """Drop the transactions whose markers lie at or after `offset`."""

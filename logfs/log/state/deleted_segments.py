@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from logfs.log.state.producer_snapshots import ProducerSnapshots
 
 
-# In place of the base offset of a segment whose files were renamed again: no other segment needs their new names.
+# The `base_offset` of a segment whose files were renamed again: no later segment needs names like `….log.1.deleted`.
 _NO_NAME = -1
 
 
@@ -68,8 +68,8 @@ class DeletedSegments:
     def remove(self, now_ms: int) -> int:
         """Unlink the files of segments whose delay has passed; return the number of segments.
 
-        The files of a segment that a reader holds stay until the reader has released it. Unlinked files would have to
-        be held open, which frees no space, and a reader far behind would hold more descriptors than a process has.
+        The files of a segment that a reader holds stay until the reader has released it. If they were unlinked, they
+        would have to stay open: this frees no space, and needs too many descriptors if the reader is far behind.
         """
         due = [gone for gone in self._dropped if gone.due_ms <= now_ms and not gone.segment()]
         self._unlink(due)

@@ -81,7 +81,7 @@ class LeaderEpochs:
         self._replace([*kept, (epoch, offset)])
 
     def note_batches(self, rows: NDArray[np.int64]) -> None:
-        """Assign each epoch of scanned batches that is newer than the latest; `rows` are those of `batch_rows`."""
+        """Call `assign` for the first batch of each epoch above `latest`; `rows` have the columns of `batch_rows`."""
         newer = rows[rows[:, LEADER_EPOCH] > self.latest]
         for epoch, base_offset in newer[:, (LEADER_EPOCH, SPAN_BASE_OFFSET)].tolist():
             if epoch > self.latest:

@@ -22,7 +22,7 @@ class LogState(NamedTuple):
     indexes of `segments`. `last_timestamp` is that of the last batch (ms), -1 if there is none.
 
     `generation` grows when a new text view may have other bytes than one made before. `truncations` are the offsets
-    at which this process has truncated the log since it was opened, in that order.
+    to which this process has truncated the log since it was opened, the oldest truncation first.
 
     For example, a log of two segments at the offsets 0 and 100 that ends at 130, with a transaction open since 120,
     has `log_end_offset` 130 and `stable_end` 120.

@@ -41,8 +41,8 @@ class ProducerSnapshots:
         self._unsynced: set[int] = set()
         # The offsets of the files that `set_aside` has set aside.
         self._aside: set[int] = set()
-        # The log start. While there is no snapshot, none is written at or below it: producers of deleted records are
-        # forgotten.
+        # The log start offset. If there is no snapshot, `write` writes none at or below this offset, because the
+        # producers of deleted records are forgotten.
         self.minimum_offset = 0
         self.offsets: list[int] = []
         self.list_files()
@@ -92,7 +92,9 @@ class ProducerSnapshots:
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise
-            logger.warning("%s: no room for this producer snapshot: %s", self.path(offset), error)
+            logger.warning(
+                "%s: not written; opening will read more of the log: %s", self.path(offset), error
+            )
 
     def flush(self) -> None:
         """Sync the snapshots that a power cut could lose. The caller syncs their directory."""
@@ -139,8 +141,8 @@ class ProducerSnapshots:
     ) -> Producers:
         """Return the producers at the offset `end`: those of the newest snapshot, updated by the batches after it.
 
-        Without a snapshot, the log is read from the log start on, as Kafka does, or from `begin`: a transaction that
-        began below the log start is then not forgotten.
+        Without a snapshot, the log is read from `begin` on, to find transactions that began below the log start. If
+        `begin` is None, it is read from the log start on, as Kafka does.
 
         Drops the snapshots above `end`, and those at or below the log start. Writes those that are missing at the
         base offsets of the last two segments and at `end` (kafka-storage 9.8).

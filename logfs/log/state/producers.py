@@ -184,10 +184,10 @@ class Producers:
     def check_batch(self, header: Header, *, trusted: bool = False) -> SentBatch | None:
         """Check a batch before it is appended; if it repeats a remembered batch, return that batch, else None.
 
-        `header` is the header of the batch. `trusted` means that the batch comes from a coordinator, which keeps no
-        sequences. Raises `InvalidProducerEpoch` for an outdated epoch, `OutOfOrderSequence` for a sequence that does
-        not follow the last one, and `InvalidTransactionState` for a non-transactional batch while the producer's
-        transaction is open.
+        `header` is the header of the batch. `trusted` means that a group coordinator has sent the batch: its
+        sequences are not checked. Raises `InvalidProducerEpoch` for an outdated epoch, `OutOfOrderSequence` for a
+        sequence that does not follow the last one, and `InvalidTransactionState` for a non-transactional batch while
+        the producer's transaction is open.
         """
         producer = self[header.producer_id]
         duplicate = None if trusted else producer.duplicate(header)
@@ -237,7 +237,7 @@ class Producers:
                 f"epoch {producer.epoch}; a newer instance of the producer is active"
             )
 
-    # Noting the batches of the log, in order.
+    # Updates by the batches of the log, in the order of their offsets.
 
     def update(self, batch: Batch) -> AbortedTransaction | None:
         """Update the producers by a batch of the log; return the transaction that the batch aborts, or None.
@@ -255,7 +255,7 @@ class Producers:
         try:
             marker = end_of_transaction(batch)
         except Corrupt as error:
-            logger.warning("control batch at offset %d: %s; skipped", header.base_offset, error)
+            logger.warning("marker at offset %d ends no transaction: %s", header.base_offset, error)
             return None
         return None if marker is None else self._note_marker(header, marker)
 
@@ -327,6 +327,6 @@ def deciding_batches(run: ScannedBatches) -> Iterator[Batch]:
 
 
 def _spread(producer_id: int) -> int:
-    """Return the hash by which a Java `HashMap`, which iterates bucket by bucket, chooses the bucket of a long."""
+    """Return the hash of a long in a Java `HashMap`: Kafka writes the producers in the order of its buckets."""
     folded = (producer_id ^ producer_id >> 32) & 0xFFFFFFFF
     return folded ^ folded >> 16

@@ -87,10 +87,10 @@ def export(
       Such an export is always incremental, and atomic for each table.
 
     `options` are those of a read, such as start and end (an incremental export has no end), `isolationLevel`, and
-    `assign` or `subscribePattern` instead of `topics`. `compression` is none (the default for JSON), zstd (the
-    default for the others), gzip, and except for JSON also snappy and lz4. `values` says how JSON holds bytes:
-    "mixed" (strings, and objects with base64 for what is not UTF-8), "text" (only strings; other bytes are an error)
-    or "base64" (only objects).
+    `assign` or `subscribePattern` instead of `topics`. `compression` is none, gzip or zstd, and for the formats other
+    than JSON also snappy or lz4. The default is none for JSON, and zstd for the others. `values` says how JSON holds
+    bytes: "mixed" (strings, and objects with base64 for bytes that are not UTF-8), "text" (only strings; other bytes
+    are an error) or "base64" (only objects).
 
     With `mode` "append", files of an earlier export stay. With "overwrite", the new files replace those of the
     exported partitions at the end of the job. With "errorifexists", `target` must be empty or absent; if
@@ -171,7 +171,10 @@ def _folder(target: str | os.PathLike[str], mode: str, paths: Paths) -> Path:
         )
     folder = Path(text).absolute()
     if folder.is_symlink() and not folder.exists():
-        raise InvalidSetting(f"{folder}: is a symlink to {folder.readlink()}, which does not exist")
+        raise InvalidSetting(
+            f"{folder}: is a symlink to {folder.readlink()}, which does not exist; create that directory, or give "
+            "another target"
+        )
     for log_dir in map(Path, log_dirs(paths)):
         if folder.resolve().is_relative_to(log_dir.resolve()):
             raise InvalidSetting(

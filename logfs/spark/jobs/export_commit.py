@@ -8,7 +8,7 @@ moves the files. If it is killed meanwhile, the next export into the same target
                                     locked while an incremental export runs
     target/_temporary/publish.lock  locked while an export moves its files
     target/_temporary/ID/           the files of its tasks, and its journal
-    target/_offsets.json            where the next incremental export begins, as Spark's checkpoints have it
+    target/_offsets.json            where the next incremental export begins, in the form of Spark's checkpoints
     target/_SUCCESS                 comes last
 """
 
@@ -76,7 +76,7 @@ def temporary_directory(target: Path, *, incremental: bool) -> Iterator[Path]:
     is_new = not target.exists()
     name = uuid.uuid4().hex
     try:
-        # Wait, because another export may hold the lock for a moment, to check whether this one was killed.
+        # Wait, because another export may lock the new file for a moment, to check whether its export was killed.
         with _locked(parent / f"{name}{_LOCK}", wait=True), _alone(target, incremental=incremental):
             _complete_killed(target)
             directory = parent / name
@@ -121,9 +121,10 @@ def _publishing(target: Path) -> AbstractContextManager[bool]:
 
 @contextmanager
 def _locked(path: Path, *, wait: bool = False) -> Iterator[bool]:
-    """Create and lock a file, yield whether this process got the lock, and remove the file if so.
+    """Create and lock a file, and yield whether this process got the lock. Then unlock and remove the file.
 
-    The directory of the file is created, too, if it is missing. With `wait`, wait for the lock, and yield True.
+    If another process has the lock, the file stays. The directory of the file is created, too, if it is missing. With
+    `wait`, wait for the lock, and yield True.
     """
     while True:
         fd = _open_lock(path)
@@ -199,7 +200,7 @@ def _apply(target: Path, moves: Sequence[FileMove]) -> None:
 
 
 def _make(disk: Disk, move: FileMove) -> None:
-    # If the new path exists, this move was made before: a file that is to be replaced has been moved away first.
+    # If the new path exists, this move was made before. An older file would not be there: it was moved away first.
     if not move.new.exists():
         move.new.parent.mkdir(parents=True, exist_ok=True)
         disk.rename_unsynced(move.old, move.new)

@@ -271,8 +271,8 @@ def blocks(file_range: FileRange) -> Iterator[tuple[int, bytes]]:
         end = file_range.end
         if position:
             file.seek(position)
-        # A line that begins before the file range belongs to an earlier file range. It ends at the first newline that
-        # is at or after the byte before this file range.
+        # A file range that begins inside a line skips the rest of this line, which belongs to an earlier file range.
+        # The read begins one byte early: if this byte is a newline, the file range begins with a line of its own.
         skips = file_range.start > 0
         rest = b""
         while end is None or position < end:

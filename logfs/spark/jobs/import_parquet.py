@@ -168,7 +168,10 @@ def _bounds(column: Any) -> tuple[Any, Any] | None:
 
 
 def _joined(file_ranges: list[FileRange]) -> Iterator[FileRange]:
-    """Yield the file ranges. Neighbours of the same names that fit one task are joined if their offsets permit it."""
+    """Yield the file ranges, and join neighbours with the same topics and partitions that fit one task.
+
+    Neighbours are joined only if neither has offsets, or if the offsets of the second are above those of the first.
+    """
     held: FileRange | None = None
     for file_range in file_ranges:
         if held is not None and _belong_together(held, file_range):

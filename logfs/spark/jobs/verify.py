@@ -83,8 +83,8 @@ def verify(
         name = work.item.segment.partition
         if isinstance(outcome, UnreadableSegment):
             of_logs[name].append(_of_missing(outcome, is_error=outcome in missing))
-            # An account that allows gaps stands for the segment, which was not audited. Otherwise `check_boundaries`
-            # would report the offsets of the segment as missing from the log.
+            # The segment was not audited. Give it an account that says that offsets may be missing in it. Without an
+            # account, `check_boundaries` would report all of its offsets as missing from the log.
             planned = outcome.segment
             accounts[name].append(
                 Account(planned.path, planned.path, planned.base_offset, True, planned.next_offset)
@@ -138,10 +138,11 @@ class AuditSubject:
     log_start_offset: int
 
     def audit(self) -> tuple[list[Finding], Account | None]:
-        """Audit the segment, and return the findings, and an account of the segment.
+        """Audit the segment, and return the findings and the `Account`, by which segments are compared.
 
-        `check_boundaries` compares the accounts of neighbouring segments with each other. Raises `Gone` or
-        `FileNotFoundError` if the planned segment does not exist here any more, and `OSError`.
+        The account has the end of the segment and the transactions that cross its boundaries. `check_boundaries`
+        compares the accounts of neighbouring segments. Raises `Gone` or `FileNotFoundError` if the planned segment
+        does not exist here any more, and `OSError`.
         """
         segment = self.segment.open()
         findings: list[Finding] = []
@@ -162,7 +163,7 @@ class AuditSubject:
             segment.close()
         if findings:
             # Compaction replaces the .log file and its indexes together. Findings that compare the planned file with
-            # the indexes of its replacement would prove nothing.
+            # the indexes of its replacement would prove nothing, so raise `Gone` if the file was replaced.
             self.segment.check_in_place()
         return findings, account
 

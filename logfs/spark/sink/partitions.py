@@ -83,7 +83,9 @@ def _look_here(log_dirs: Sequence[Path], planned: PlannedPartitions) -> dict[str
             if here is None:
                 raise NotOnHost.because(f"{path}: the partition does not exist")
             if str(here) == path and here.stat().st_ino != inode:
-                raise NotOnHost.because(f"{path}: is not the planned directory")
+                raise NotOnHost.because(
+                    f"{path}: is not the directory that the write was planned for"
+                )
     return found
 
 

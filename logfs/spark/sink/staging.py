@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 _Item = TypeVar("_Item", bound=np.generic)
 
-# Rows are staged in chunks. A chunk is full when it has `_CHUNK_BYTES_EACH` for each partition, with at least four
-# partitions counted, so that batches are large. It is also full at `_CHUNK_BYTES`, to save memory.
+# Rows are staged in chunks. A chunk is full at `_CHUNK_BYTES_EACH` times the number of partitions (at least 4),
+# so that batches are large. It is full at `_CHUNK_BYTES` at the latest, to save memory.
 _CHUNK_BYTES_EACH = 1 << 20
 _CHUNK_BYTES = 32 << 20
 # Records without a key go to one partition after the other, this many to each.
@@ -206,7 +206,7 @@ def _rows(chunk: pa.RecordBatch, now_ms: int) -> Rows:
 
 
 def _binary(column: pa.Array) -> Binary:
-    """Return a column of strings or bytes as the arrays that the kernels take. Only its offsets are copied."""
+    """Return a column of strings or bytes as arrays for the kernels. The bytes of the values are not copied."""
     plain = column.cast(pa.binary()) if pa.types.is_string(column.type) else column
     large = plain.cast(pa.large_binary())
     _, offsets, data = large.buffers()

@@ -1,4 +1,4 @@
-"""Appends lines to a partition or topic, through the mount that holds it or else in a store opened for them."""
+"""Appends lines to a partition or topic through its mount or, without a mount, in a store opened for the append."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def open_appender(
 ) -> Appender:
     """Return an appender of lines or, with `envelopes`, of JSON envelopes to the partition or topic `name`.
 
-    For a topic, only the `count` of `appended` has a meaning: the records get offsets in several logs. `recovery` is
-    the `progress` for a store that is opened here. Waits up to a second for another process that holds the
+    For a topic, only the `count` of `appended` has a meaning: the records get offsets in several logs. Without a
+    mount, a store is opened with `recovery` as its `progress`. Waits up to a second while another process holds the
     directories. Raises `StoreLocked`, which names that process, `UnknownPartition`, and the errors of `Store`.
     """
 
@@ -111,7 +111,7 @@ class DirectAppender:
         self._store.__exit__(*error)
 
     def write(self, data: bytes) -> None:
-        """Append the complete lines, and keep an unfinished one. Raises the error of the first refused line."""
+        """Append complete lines; an unfinished one waits for the next call. Raises the error of a refused line."""
         rest = data
         while rest:
             done = self._framer.write(rest)
@@ -199,7 +199,7 @@ class MountedAppender:
             raise self._reason(error) from None
 
     def _reason(self, error: OSError) -> LogfsError | OSError:
-        """Return a `LogfsError` with the reason in the mount's `.logfs/errors`, or else `error` with the path."""
+        """Return a `LogfsError` with the reason that `.logfs/errors` has, or `error` with the path if it has none."""
         try:
             lines = (self._mounted / _ERRORS).read_text().split("\n")
         except (OSError, UnicodeError):

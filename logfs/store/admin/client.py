@@ -35,7 +35,7 @@ _Answer = TypeVar("_Answer")
 
 _READ_BYTES = 1 << 20
 _WRITE_BYTES = 64 * 1024
-# The limits of the pause between two reads of an answer that is not complete yet. Within them, the pause is a tenth
+# The limits of the pause between two reads of an answer that is not complete yet. Between the limits, it is a tenth
 # of the time since the request, so that it delays the answer by little.
 _SHORTEST_PAUSE_SECONDS = 0.002
 _LONGEST_PAUSE_SECONDS = 0.1
@@ -60,7 +60,7 @@ class NoAnswer(Exception):
 
 
 def find_mount(log_dir: Path) -> Path | None:
-    """Return the mountpoint of the mount that holds a log directory; None if no mount does, or it has ended."""
+    """Return the mountpoint of the live mount that holds a log directory, or None if there is no such mount."""
     disk = Disk()
     pid = holder(disk, log_dir)
     mounted = None if pid is None else mountpoint(disk, log_dir, pid)
@@ -95,7 +95,7 @@ def call_with_retries(
             mounted = find_mount(paths[0])
             return directly(paths) if mounted is None else through(mounted)
         except (StoreLocked, NoAnswer, CommitPending) as error:
-            # Few retries after `CommitPending`: each opening tries to finish the commit, so more would fail as well.
+            # Only a few retries after `CommitPending`: each tries to finish that commit, and most likely fails again.
             if time.monotonic() + pause > end or (isinstance(error, CommitPending) and pause > 0.1):
                 if isinstance(error, NoAnswer):
                     raise StoreLocked(f"{paths[0]}: its mount is ending: {error}; retry") from None
@@ -115,8 +115,8 @@ def call(
     """Execute a request in the mount that holds the log directories or, without one, in a store opened for it.
 
     `report` is called with the bytes done so far and the total; the request ends if `report` raises an error.
-    `recovery` is the `progress` for a store that is opened here. Waits up to `seconds` for another process that holds
-    the directories. If the mount ends before it answers, a repeatable request is sent again, and any other one raises
+    A store that is opened gets `recovery` as its `progress`. Waits up to `seconds` while another process holds the
+    directories. If the mount ends before it answers, a repeatable request is sent again, and any other one raises
     `RequestInterrupted`. Raises `StoreLocked`, which names the process, and the errors of the request and of `Store`.
     """
 
@@ -176,7 +176,7 @@ def ask(mounted: Path, request: Request, report: Report = lambda done, total: No
 
 
 def _answer(fd: int, report: Report) -> dict[str, Any]:
-    """Return the object with the answer or the error, once it has come; report the progress lines that precede it."""
+    """Wait for the answer or the error, and return its JSON object. `report` gets the progress sent before it."""
     read, rest, began = 0, b"", time.monotonic()
     while True:
         data = os.pread(fd, _READ_BYTES, read)

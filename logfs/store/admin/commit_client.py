@@ -1,7 +1,7 @@
-"""Commits and new partitions from a process that does not have the store open.
+"""Commits staged files and creates partitions from a process that does not have the store open.
 
-A mount that holds the log directories executes them. Without a mount, a store is opened to execute them. If another
-process, such as a broker, holds the directories, the functions wait for it, and then raise `StoreLocked`.
+The functions use the mount that holds the log directories or, without a mount, open a store. While another process,
+such as a broker, holds the directories, they wait for a limited time, and then raise `StoreLocked`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def commit(
 ) -> Committed:
     """Commit files that were staged in log directories, as `Store.commit` does, through a mount or directly.
 
-    Waits up to `seconds`. Raises the errors of `Store` and of `Store.commit`.
+    Waits up to `seconds` while another process holds them. Raises the errors of `Store` and of `Store.commit`.
     """
     answer = _call(log_dirs, Commit(writer, sequence, tuple(staged)), seconds)
     offsets = {name: (first, end) for name, (first, end) in answer["offsets"].items()}
@@ -45,7 +45,7 @@ def commit(
 def discard(log_dirs: LogDirs, staged: Sequence[StagedFile]) -> None:
     """Remove staged files that will not be committed; the files of a decided commit are kept.
 
-    Waits up to five seconds. Raises the errors of `Store`.
+    Waits up to five seconds while another process holds the log directories. Raises the errors of `Store`.
     """
     if staged:
         _call(log_dirs, Discard(tuple(staged)), 5.0)
@@ -60,8 +60,8 @@ def _call(log_dirs: LogDirs, request: Request, seconds: float) -> Answer:
 def create(log_dirs: LogDirs, partitions: Sequence[str], *, seconds: float = 60.0) -> None:
     """Create the partitions that do not exist yet, through a mount or directly.
 
-    A log directory may be empty, but must exist. Waits up to `seconds`. Raises `InvalidName`, and the errors of
-    opening a store and of `Store.create`; a mount raises an `OSError` in place of the errors of `Store.create`.
+    A log directory may be empty, but must exist. Waits up to `seconds` while another process holds it. Raises
+    `InvalidName`, and the errors of `Store` and of `Store.create`; through a mount, the latter become an `OSError`.
     """
     for name in partitions:
         names.parse_directory(name)

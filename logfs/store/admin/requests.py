@@ -45,7 +45,7 @@ _KINDS: dict[str, type[Request]] = {}
 
 @dataclass(frozen=True)
 class Request:
-    """A request to a store. Each subclass with an `operation`, its name in a line of JSON, is one kind of request."""
+    """A request to a store. Each subclass with an `operation` is one kind; JSON names the kind by `operation`."""
 
     operation: ClassVar[str]
     # Whether the request may be sent again if no answer comes, because a second execution changes nothing.
@@ -61,7 +61,7 @@ class Request:
         return None
 
     def grows(self) -> Collection[str]:
-        """Return the partitions to which the request appends, now or by a decided commit later; no internal ones."""
+        """Return the non-internal partitions to which the request appends, at once or when its commit is finished."""
         return ()
 
     def run(self, store: Store, report: Report) -> Answer:
@@ -117,7 +117,7 @@ class CreateTopic(Request, operation="create-topic"):
 class Delete(Request, operation="delete"):
     """Delete a partition or all partitions of a topic; the answer has their former `directories`.
 
-    All partitions are loaded, because those of `__consumer_offsets` have committed offsets that must be removed.
+    The store loads all of its partitions, because committed offsets must be removed from `__consumer_offsets`.
     """
 
     partition: str
@@ -310,7 +310,7 @@ class ForgetOffset(Request, operation="forget_offset"):
 class Commit(Request, operation="commit"):
     """Append staged files to their partitions, all or none (`Commits.commit`).
 
-    The answer has `already`, and as `offsets` [first offset, offset after the last] by partition.
+    The answer has `already` and `offsets`, as `Committed`: for each partition, [first offset, offset after the last].
     """
 
     is_repeatable = True
@@ -329,7 +329,7 @@ class Commit(Request, operation="commit"):
         try:
             store.commits.upkeep(store.clock())
         except (LogfsError, OSError) as error:
-            logger.warning("a commit is done, but upkeep of commits failed: %s", error)
+            logger.warning("the commit is done, but the cleanup after commits failed: %s", error)
         return done._asdict()
 
 
@@ -428,7 +428,7 @@ def check_topic(store: Store, topic: str) -> None:
 
 
 def _partitions_in(store: Store, log_dirs: Sequence[str]) -> list[str]:
-    """Return the partitions in `log_dirs`. A mount may have more log directories than the caller names."""
+    """Return the partitions in `log_dirs`, because a mount may have more log directories than the caller names."""
     wanted = set(map(os.path.realpath, log_dirs))
     return [name for name in store if os.path.realpath(store.registry.home(name)) in wanted]
 

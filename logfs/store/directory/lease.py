@@ -27,8 +27,8 @@ class Lease:
 
     `Store` accepts it in place of the directory. `clean` tells whether the directory was shut down cleanly,
     `is_brokers` whether a broker also uses it. `recovery_point`, `log_start` and `cleaner_offset` are the partition's
-    entries in the checkpoints, or None. Without an entry, `cleaner_offset` is 0 if its checkpoint is unreadable and
-    `is_brokers` is false: offsets may then be missing in the log.
+    entries in the checkpoints, or None. If the checkpoint of cleaner offsets is unreadable, offsets may be missing in
+    the log: `cleaner_offset` is then 0, or None in a broker's directory, because `is_brokers` already implies this.
     """
 
     log_dir: str
@@ -42,7 +42,7 @@ class Lease:
     @classmethod
     def of(cls, log_dir: LogDir, partition: TopicPartition) -> Lease:
         """Make a lease of a partition from its entries in the checkpoints of a log directory that is open here."""
-        # A cleaner offset of 0 says that offsets may be missing in the log; `is_brokers` says so of every log.
+        # A cleaner offset of 0 says that offsets may be missing in the log. With `is_brokers` they always may be.
         cleaned = 0 if log_dir.may_have_gaps(partition) and not log_dir.is_brokers else None
         return cls(
             str(log_dir.path),

@@ -109,7 +109,7 @@ _taking = make_lock(Level.DESCRIPTORS)
 
 
 def _after_fork() -> None:
-    """Replace `_taking` in a forked child: the thread of the parent that may hold it does not exist there."""
+    """Replace the lock `_taking` in a forked child, where the parent's thread that may hold it does not exist."""
     global _taking
     _taking = make_lock(Level.DESCRIPTORS)
 
@@ -169,7 +169,7 @@ def holder(disk: Disk, log_dir: Path) -> int | None:
 
 
 def mountpoint(disk: Disk, log_dir: Path, pid: int) -> Path | None:
-    """Return where the process `pid`, which holds a log directory's lock, has mounted it, or None if it has not.
+    """Return the mountpoint of a log directory whose lock the process `pid` holds, or None if it is not mounted.
 
     A mountpoint that another process recorded, such as a mount that was killed, is ignored. If `pid` is 0 (a process
     in another pid namespace), the recorded mountpoint is returned without a comparison of pids.

@@ -39,8 +39,8 @@ STORE_DIRS = "logfs.dirs"
 class StoreDirs(NamedTuple):
     """The entries in a log directory's file `logfs.dirs`: its own path, and the paths of all log directories.
 
-    The paths are without symlinks. `here` is the directory's path when the file was written. `all` also has its
-    present path. If the file is missing or is a copy, both have only the present path.
+    The paths are without symlinks. `here` is the directory's path when the file was written. `all` includes its
+    present path. If the file is missing or is a copy, `here` is the present path, and `all` has no other path.
     """
 
     here: Path
@@ -63,7 +63,7 @@ def store_dirs(disk: Disk, path: Path) -> StoreDirs:
 def whole_store(log_dirs: Iterable[tuple[Disk, Path]]) -> frozenset[Path]:
     """Return the paths (without symlinks) of all log directories of the store that `log_dirs` belong to.
 
-    Files of `log_dirs` that cannot be read are ignored. For a renamed log directory, its former path is left out.
+    A file `logfs.dirs` that cannot be read is ignored. For a renamed log directory, its former path is left out.
     """
     told = {}
     for disk, path in log_dirs:
@@ -77,8 +77,8 @@ def whole_store(log_dirs: Iterable[tuple[Disk, Path]]) -> frozenset[Path]:
 class FirstError:
     """A collector of errors: do the work on each directory or partition in `with errors:`, then call `throw`.
 
-    It catches each `LogfsError` and `OSError`, and keeps the first in `error`. A kept `LogDirFailed` is
-    replaced by the next error, because it concerns only one directory.
+    It catches each `LogfsError` and `OSError`, and keeps the first in `error`. The next error replaces a kept
+    `LogDirFailed`, which concerns only one directory.
     """
 
     def __init__(self) -> None:
@@ -131,7 +131,7 @@ class LogDir:
         self._owner = os.getpid()
         self._broker_epoch = checkpoint.UNKNOWN_BROKER_EPOCH
         self._unreadable: set[str] = set()
-        # The directory's mtime (ns) when it was read; None if so recent that a later change may not alter it.
+        # The directory's mtime (ns) when it was read; None if it was so new that the next change may not alter it.
         self._seen: int | None = None
         if disk.writable:
             _written_here.add(self)
@@ -254,7 +254,7 @@ class LogDir:
         )
 
     def note_store(self, every: frozenset[Path]) -> None:
-        """Write the paths of all log directories of the store to `logfs.dirs`, durably, if they have changed."""
+        """Write `every`, the paths of the store's log directories, durably to `logfs.dirs`, if they have changed."""
         here = Path(os.path.realpath(self.path))
         if store_dirs(self.disk, self.path) != (here, every):
             told = {"here": str(here), "log_dirs": sorted(map(str, every))}
@@ -269,7 +269,7 @@ class LogDir:
         self.disk.replace_file(self.path / CLEAN_SHUTDOWN, marker)
 
     def close(self, wait_seconds: float = PATIENCE_SECONDS, *, is_idle: bool = True) -> None:
-        """Refuse all further changes, close the files that the disk keeps open, and release the lock or end the turn.
+        """Refuse all further changes, close the disk's open files, and release the lock (with a lease, the turn).
 
         If changes that other threads have begun do not end within `wait_seconds`, or `is_idle` is False, the lock is
         held until the process ends, so that no other process writes at the same time.
@@ -307,7 +307,7 @@ class LogDir:
     def _read_checkpoints(self) -> None:
         self.recovery_points = self._read(RECOVERY_POINTS)
         self.log_starts = self._read(LOG_STARTS)
-        # An entry shows that a partition was compacted. A broker's settings, which are elsewhere, cannot show it.
+        # A partition with an entry was compacted, so offsets may be missing from its log (`may_have_gaps`).
         self.cleaner_offsets = self._read(CLEANER_OFFSETS)
 
     def _read(self, name: str) -> dict[TopicPartition, int]:
@@ -320,7 +320,7 @@ class LogDir:
         except Corrupt as error:
             logger.warning("%s: the checkpoint is ignored: %s", path, error)
             self._unreadable.add(name)
-            # The recovery points or log start offsets are unknown: recover everything.
+            # Without recovery points or log start offsets, all partitions must be recovered, as after a crash.
             self.clean &= name == CLEANER_OFFSETS
             return {}
 

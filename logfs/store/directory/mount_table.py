@@ -62,7 +62,7 @@ def mounts(table: Path = _TABLE) -> list[MountEntry]:
 
 
 def logfs_mounts() -> dict[str, MountEntry]:
-    """Return the mounts of logfs by mountpoint, including write-behind mounts, and bind mounts of directories.
+    """Return all mounts of logfs, write-behind mounts and bind mounts of parts of them, by mountpoint.
 
     Where several filesystems are mounted on the same mountpoint, only the topmost counts.
     """
@@ -116,8 +116,8 @@ def within(seconds: float, ask: Callable[[], _T]) -> _T:
 def other_mounts(mount: MountEntry) -> dict[str, list[int]]:
     """Return where the filesystem of `mount`, which was unmounted, is still mounted.
 
-    The keys are the mountpoints; the values are the pids of processes in other mount namespaces that see the mount.
-    The list is empty for a bind mount that only this namespace sees. Processes that may not be examined are left out.
+    Each key is a mountpoint. Its value lists the pids of the processes in other mount namespaces that see the mount,
+    and is empty if only this namespace sees it. Processes that may not be examined are left out.
     """
     here = _same(mount, "self")
     found: dict[str, list[int]] = {each.mountpoint: [] for each in here}

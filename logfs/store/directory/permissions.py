@@ -102,7 +102,7 @@ class PermissionTable:
             raise self._partition.disk.failure
 
     def get(self, name: str, allowed: int = 0o777) -> Access:
-        """Return the access set for `name`; if none was set, the directory's with only the mode bits in `allowed`."""
+        """Return the access of `name`; if none was set, the directory's, with its mode bits limited to `allowed`."""
         disk = self._partition.disk
         if not disk.writable and not disk.is_remote:
             self._follow()

@@ -1,7 +1,7 @@
 """Recognition of log directories, and of other paths that are given in place of one.
 
 `recognise` returns what a path is. `check_log_dirs` refuses a path that is not a log directory, with one line that
-says what the path is and which path was probably meant. Neither changes anything on the disk. They read little of a
+says what the path is and which path was probably meant. Neither changes anything on the disk. Both read little of a
 log directory, however many partitions it has; only a path that is refused is examined more closely, for the hint.
 
 A directory is a log directory if it has a file that only log directories have (a checkpoint, `meta.properties`, a
@@ -46,11 +46,9 @@ class PathKind(enum.Enum):
     EMPTY = enum.auto()
     MISSING = enum.auto()
     PARTITION = enum.auto()
-    # A mountpoint of logfs.
     MOUNTPOINT = enum.auto()
     # A path that is, or lies in, a mount of logfs whose daemon has died.
     DEAD_MOUNT = enum.auto()
-    # A path that lies in a mount of logfs.
     IN_MOUNT = enum.auto()
     FILE = enum.auto()
     # Any other path, such as a directory with other files.
@@ -385,11 +383,11 @@ def _can_be_made(path: Path) -> bool:
 
 
 def _around(path: Path) -> str | None:
-    """Return the log directory that a path lies in, where no new one may be made; None if it lies in none.
+    """Return the log directory that contains a path, or None. A log directory must not be made in another one.
 
-    A directory above counts if it has a file that only log directories have. The parent directory also counts if it
-    holds a partition and the path has a partition's name; the name is required because a home directory may hold a
-    copy of a partition.
+    A directory above the path counts if it has a file that only log directories have. The parent directory also
+    counts if it holds a partition and the path has a partition's name; the name is required because a home directory
+    may hold a copy of a partition.
     """
     if _is_partition_name(path.name) and _is_log_dir(path.parent):
         return str(path.parent)

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 class FoundDirectories(NamedTuple):
     """The partition directories in a log directory, by kind.
 
-    `partitions` have (name, path, identity). `futures` are the copies of unfinished moves. `strays` are originals
+    `partitions` have (name, path, inode number). `futures` are the copies of unfinished moves. `strays` are originals
     that a copy has replaced, or directories that a broker has set aside.
     """
 
@@ -58,7 +58,7 @@ def finish_or_undo(
 ) -> None:
     """Finish or undo the moves of the partitions that `wanted` selects; schedule replaced originals for removal.
 
-    `found` has the partition directories in each log directory. A copy that becomes the partition is added to its
+    `found` has the partition directories in each log directory; a copy that becomes the partition is added there to
     `partitions`. If a move can be neither finished nor undone and no original is left, the partition is offline.
     """
     homes = {name: log_dir for log_dir, each in found.items() for name, *_ in each.partitions}
@@ -156,5 +156,5 @@ def _remove_original(
             registry.deletions[doomed] = registry.clock()
             home.disk.unlink(final / MOVED)
     except (LogfsError, OSError) as error:
-        what = "its partition was moved to"
-        logger.error("%s: %s %s; the next opening removes this: %s", path, what, home.path, error)
+        what = "is not removed after the move to"
+        logger.error("%s: %s %s; the next opening retries: %s", path, what, home.path, error)

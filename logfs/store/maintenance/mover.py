@@ -65,7 +65,7 @@ class Mover(Maintenance):
         self.wake()
 
     def run_due(self) -> None:
-        """Do the requested moves. The error of a failed one is logged and kept in `errors`; the others are done."""
+        """Do the requested moves. The error of a move is logged and kept in `errors`; the other moves are done."""
         while self.requested and not self._stopped.is_set():
             name, log_dir = next(iter(self.requested.items()))
             try:

@@ -104,7 +104,8 @@ class RemoteLogManager(Maintenance):
             )
         if log is None:
             raise InvalidSetting(
-                f"{partition.directory}: cannot be tiered, because partition.metadata has no topic id"
+                f"{partition.directory}: cannot be tiered, because partition.metadata has no topic id; copy the file "
+                "from another partition of the topic"
             )
         return log
 
@@ -127,7 +128,7 @@ class RemoteLogManager(Maintenance):
     def copy(self, name: str, progress: Progress = lambda _: None) -> CopyPlan:
         """Copy the segments of a partition that are due, one after another, and return the plan that was carried out.
 
-        `progress` is called with the number of bytes before part of a .log file is sent or bytes are read back.
+        Before part of a .log file is sent, and before bytes are read back, `progress` is called with their number.
         Segments that were copied before an error stay copied. Raises `InvalidSetting` if the topic is not tiered,
         `NotWritable` if the bucket belongs to another store, `RemoteStorageError`, `PartitionFailed`, `Corrupt` and
         `OSError`.
@@ -174,7 +175,9 @@ class RemoteLogManager(Maintenance):
         if partition.failure is not None:
             raise partition.failure
         if not partition.config.copies_segments:
-            raise InvalidSetting(f"{partition.name.directory}: not copied: copying is disabled")
+            raise InvalidSetting(
+                f"{partition.name.directory}: not copied: remote.storage.enable or remote.log.copy.disable forbids it"
+            )
 
     def _copy_segment(
         self, partition: Partition, log: TieredLog, segment: Segment, spend: Callable[[int], None]
@@ -329,7 +332,7 @@ class RemoteLogManager(Maintenance):
             disk = self._tiered.disk()
         except (LogfsError, OSError) as error:
             self.delete_errors += 1
-            logger.error("%s: its remote segments are not deleted now: %s", name, error)
+            logger.error("%s: deleting its remote segments failed, and is retried: %s", name, error)
             return
         for each in segments:
             try:
@@ -337,7 +340,7 @@ class RemoteLogManager(Maintenance):
             except (LogfsError, OSError) as error:
                 self.delete_errors += 1
                 what = f"the remote segment from offset {each.start_offset} on"
-                logger.error("%s: %s is not deleted now: %s", name, what, error)
+                logger.error("%s: deleting %s failed, and is retried: %s", name, what, error)
             else:
                 state = SegmentState.DELETE_SEGMENT_FINISHED
                 self._tiered.metadata.update(each, state=state, durable=False)
@@ -362,7 +365,7 @@ class RemoteLogManager(Maintenance):
         self.timer = Timer(registry.clock())
 
     def _claim_once(self) -> None:
-        """Claim the bucket if topics are tiered and it is not claimed yet, or if the last claim was refused."""
+        """Claim the bucket if topics are tiered and it is not claimed yet; after a refused claim, try again."""
         partitions = list(self._registry.partitions.values())
         if self._tiered.owner.refusal or (
             not self._tiered.owner.is_claimed
@@ -440,7 +443,9 @@ def _describe(
         if start < end and following[1] > segment.base_offset
     ]
     if not epochs:
-        raise RemoteStorageError(f"{segment.path}: not copied: no leader epoch covers it")
+        raise RemoteStorageError(
+            f"{segment.path}: not copied: leader-epoch-checkpoint has no epoch for its records"
+        )
     return RemoteSegment(
         remote,
         segment_id,

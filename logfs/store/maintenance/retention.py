@@ -164,7 +164,7 @@ def _beyond_limits(
 def _newest_timestamp(segment: Segment, *, whole: bool) -> int:
     """Return the greatest timestamp of a record (ms); the .log file's modification time if no record has one.
 
-    With `whole` all batches are read. Otherwise only the last ones are read, and `largest_timestamp` counts, too.
+    With `whole` all batches are read. Otherwise the last ones and the time index (`largest_timestamp`) are read.
     """
     if segment.is_tiered:
         # The metadata topic is not a cache, so it is trusted; reading the segment would cost requests.

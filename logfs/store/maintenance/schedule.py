@@ -107,9 +107,9 @@ class Backoff:
         return iter(list(self._failed))
 
     def attempt(self, task: MaintenanceTask, name: str, work: Callable[[], object]) -> int | None:
-        """Call `work`, unless it has to wait after a failure.
+        """Call `work`, unless it failed before and its wait is not over.
 
-        If the work fails, the error is logged, and the result is the ms until the retry. Otherwise it is None.
+        If the work fails now, log the error, and return the ms until the retry. Otherwise return None.
         """
         count, since_ms, wait_ms = self._failed.get((task, name), (0, 0, 0))
         if since_ms <= self._clock() < since_ms + wait_ms:

@@ -203,7 +203,7 @@ class MaintenanceScheduler(Maintenance):
             logger.info("%s: removed", path)
 
     def _forget_remote(self, disk: Disk, path: Path) -> None:
-        """Record that a deleted partition's remote segments are to be deleted, in case `Store.delete` failed to."""
+        """Record that a deleted partition's remote segments are to be deleted, in case `Store.delete` could not."""
         name = names.classify_directory(path.name)[1]
         topic_id = read_topic_id(disk, path)
         home = self._registry.homes.get(name.directory)

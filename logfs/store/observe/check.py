@@ -46,7 +46,7 @@ __all__ = ["Finding", "Severity", "check"]
 
 # How often a partition is audited, at most, while its files change during the audit.
 _AUDITS = 5
-# How many of the newest segments are held open after files have left the log during an audit.
+# After files have left the log during an audit, so many of the newest segments are held open for the next try.
 _HELD_OPEN = 64
 
 
@@ -204,7 +204,8 @@ def check_small_files(store: Store, partition: Log) -> Iterator[Finding]:
     point = log_dir.recovery_points.get(partition.name, 0)
     if point > partition.log_end_offset:
         yield error(
-            directory, f"was durable up to offset {point}, but ends at {partition.log_end_offset}"
+            directory,
+            f"was durable up to offset {point}, but ends at {partition.log_end_offset}; restore its newest segments",
         )
     log_start = log_dir.log_starts.get(partition.name, 0)
     if log_start > partition.log_end_offset and not log_dir.live:
@@ -273,7 +274,7 @@ def trusts_indexes(store: Store, partition: Log, segment: Segment) -> bool:
     """
     log_dir = store.registry.homes[partition.name.directory]
     if segment.disk.is_remote:
-        # Indexes in a bucket are complete. Those of a segment that is cut where the next begins go beyond its end.
+        # In a bucket, indexes are complete; if a segment is cut short where the next one begins, they exceed it.
         return not segment.disk.is_cut(segment.file)
     if log_dir.clean:
         return True

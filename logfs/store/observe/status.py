@@ -41,7 +41,6 @@ def partition_status(partition: Log, store: Store) -> dict[str, Any]:
         "retention_bytes": config.retention_bytes,
     }
     if partition.is_tiered:
-        # The part of the log that is on the local disk.
         local = state.local_segments
         status["local_start_offset"] = local[0].base_offset
         status["local_segments"] = len(local)

@@ -81,7 +81,7 @@ class BucketOwner:
         return self._why_not(self._members())
 
     def is_copy(self) -> bool:
-        """Whether the file of a log directory shows that it is a copy. Sends no request. Raises `OSError`."""
+        """Whether a `logfs.owner` file shows that its directory is a copy; sends no request. Raises `OSError`."""
         return any(mark.is_copy for mark in self._marks().values())
 
     def _why_not(self, members: Mapping[str, Any] | None) -> str:
@@ -145,7 +145,7 @@ class BucketOwner:
         """Give each log directory a new token, and store the tokens in the bucket, beside those of `members`.
 
         The log directories get the new tokens first, and keep the previous ones: after a crash, the bucket has one of
-        the two. If `members` is None, the bucket had no owner. Return False if it has got one meanwhile.
+        the two. If `members` is None (no owner), tokens are kept, except in copies; False means it has an owner now.
         """
         disk, marks = self._disk(), self._marks()
         listed = dict(members or {})

@@ -49,7 +49,7 @@ class RemoteLogMetadata:
     """
 
     def __init__(self, registry: PartitionRegistry, create: Callable[[str], Partition]) -> None:
-        """Make the metadata of a store; nothing is read before the first call. `create` is as for `InternalTopic`."""
+        """Make the metadata of a store; nothing is read until a call. `create` makes and returns a partition."""
         self._registry = registry
         self._topic = InternalTopic(
             registry,
@@ -72,7 +72,7 @@ class RemoteLogMetadata:
         return {} if found is None else found.segments.get(partition, {}).copy()
 
     def has(self, partition: RemotePartition) -> bool:
-        """Whether the metadata partition for a partition exists. If so, a segment without a description has no copy.
+        """Whether the metadata partition for a partition exists; if so, it describes all finished copies.
 
         Raises as `segments` does.
         """
@@ -150,7 +150,7 @@ class RemoteLogMetadata:
         return metadata_partition(partition, self._topic.partition_count())
 
     def _following(self, partition: RemotePartition) -> _Replay | None:
-        """Read new records of the metadata partition for a partition; return its replay, or None if it is missing."""
+        """Read new records of the metadata partition for a partition, and return its replay, or None without one."""
         name = f"{TOPIC}-{self._number(partition)}"
         self._topic.check_online(name)
         registry = self._registry

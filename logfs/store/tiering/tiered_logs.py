@@ -77,8 +77,8 @@ class TieredLog:
     def segments_between(self, log_start_offset: int, offset: int) -> list[Segment]:
         """Return the remote segments that begin before `offset` and end at or after `log_start_offset`.
 
-        If `begin` is known, a `MissingSegment` fills each gap up to `offset`. With `begin` 0, `offset` 30 and the
-        copies [0, 10) and [20, 30), one fills [10, 20).
+        If the attribute `begin` is known, a `MissingSegment` fills each gap up to `offset`: the gap [10, 20), if
+        `begin` is 0, `offset` is 30, and the copies are [0, 10) and [20, 30).
         """
         found: list[Segment] = []
         end = None if self.begin is None else max(self.begin, log_start_offset)
@@ -134,7 +134,7 @@ class TieredLogs:
     """The tiered partitions of a store, available as `store.tiered`."""
 
     def __init__(self, registry: PartitionRegistry, create: Callable[[str], Partition]) -> None:
-        """Make the tiered partitions of a store; nothing is read yet. `create` is as for `InternalTopic`."""
+        """Make the tiered partitions of a store; nothing is read yet. `create` makes and returns a partition."""
         self._registry = registry
         self.metadata = RemoteLogMetadata(registry, create)
         self.owner = BucketOwner(registry, self.disk)
@@ -215,11 +215,11 @@ class TieredLogs:
     ) -> None:
         """Put the remote segments of a partition, if it has any, in front of its log, which was just loaded.
 
-        `log_start_offset` is the one in the checkpoint. The log begins at this offset, or at that of its first leader
-        epoch if that is higher; readers get an error for segments that are missing after it. Two kinds of logs begin
-        at the first segment that is found instead: those in a broker's directory (`is_brokers`), because a broker
-        writes its epochs later; and those in a live directory (`is_live`) whose metadata partition exists, because
-        they may have dropped segments since the checkpoint was read.
+        The log begins at `log_start_offset`, that of the checkpoint, or at the offset of its first leader epoch if
+        that is higher. Readers get an error for later offsets that are in no segment. Two kinds of logs begin at
+        their first segment instead: those in a broker's directory (`is_brokers`), because a broker drops segments
+        before it writes the epochs; and those in a live directory (`is_live`) whose metadata partition exists,
+        because they may have dropped segments since the checkpoint was read.
 
         Raises as `of` does. In a store that writes, raises `Corrupt` if the local log ends before its copies do:
         appends would assign the copied offsets again.
@@ -242,11 +242,11 @@ class TieredLogs:
         partition.attach_remote(remote, log_start_offset)
 
     def _between(self, partition: Log, log_start_offset: int, offset: int) -> Sequence[Segment]:
-        """Return `TieredLog.segments_between`, also for a topic that has become tiered since it was loaded.
+        """Return `TieredLog.segments_between`, also if the topic became tiered after the partition was loaded.
 
-        Called after the local segments were listed. The log start may have advanced since `log_start_offset` was
-        read, and a writer may have dropped segments below it. So it is read again from the checkpoint, and segments
-        below it do not count as missing.
+        Called after the local segments were listed. Since `log_start_offset` was read, the log start may have
+        advanced, and a writer may have dropped segments. So the log start is read again from the checkpoint, and
+        segments below the new log start do not count as missing.
         """
         log = self.of(partition)
         if log is None:
