@@ -1,8 +1,9 @@
 """Kafka's log storage as files.
 
 A *store* is one or several log directories in Kafka's own format. It holds *partitions*. A partition is a list of
-*segments*: append-only files of *record batches*, each with sparse indexes by offset, by time and by text position.
-Indexes and caches can be built again from the .log files. Retention and compaction decide which data are dropped.
+*segments*: append-only files of *record batches*. Each segment has sparse indexes by offset, by time, and by position
+in the text of its records. Indexes and caches can be built again from the .log files. Retention and compaction decide
+which data are dropped.
 
     import logfs
 

@@ -1,8 +1,12 @@
 """The value in force of one setting, and objects with the typed values of all settings.
 
-A topic-level setting takes its value from the topic's own override; without one, from the first of the setting's
-broker-level synonyms that is set; without any, from the default (kafka-storage 11.1). This module does not access
-the disk: `logfs.store.settings` stores the overrides.
+A topic-level setting takes its value from the first of these that is set (kafka-storage 11.1):
+
+1. the topic's own override
+2. the broker-level synonyms of the setting, in their order
+3. the default
+
+This module does not access the disk: `logfs.store.settings` stores the overrides.
 """
 
 from __future__ import annotations
@@ -48,8 +52,8 @@ def value_in_force(name: str, topic: Mapping[str, str], broker: Mapping[str, str
     """Return the value that a topic-level setting has under the given overrides, as canonical text.
 
     `topic` and `broker` are the overrides of the two levels: texts by setting name. The docstring of this module has
-    the order of precedence, and `_in_force` the exception for limits of timestamps. Raises `InvalidSetting` for an
-    unknown name or an invalid override.
+    the order of precedence. The docstring of `_in_force` has an exception, for the two settings that limit the
+    timestamps of records. Raises `InvalidSetting` for an unknown name or an invalid override.
     """
     return topic_setting(name).format(_in_force(name, topic, broker)[0])
 
@@ -77,8 +81,9 @@ def describe_source(name: str, topic: Mapping[str, str], broker: Mapping[str, st
 def _in_force(name: str, topic: Mapping[str, str], broker: Mapping[str, str]) -> tuple[Value, str]:
     """Return a topic-level setting's value in force, and its source as `describe_source` describes it.
 
-    An unlimited `BEFORE_MAX_MS` or `AFTER_MAX_MS` gets the value and source of the deprecated `DIFFERENCE_MAX_MS`, if
-    that one is limited.
+    `message.timestamp.before.max.ms` and `message.timestamp.after.max.ms` are an exception. If such a setting is
+    unlimited, and the deprecated `message.timestamp.difference.max.ms` is not, the value and the source are those of
+    the deprecated setting.
     """
     value, source = _first_set(name, topic, broker)
     if name in (BEFORE_MAX_MS, AFTER_MAX_MS) and value == LONG_MAX:
@@ -89,7 +94,7 @@ def _in_force(name: str, topic: Mapping[str, str], broker: Mapping[str, str]) ->
 
 
 def _first_set(name: str, topic: Mapping[str, str], broker: Mapping[str, str]) -> tuple[Value, str]:
-    """Return a topic-level setting's value by the precedence in this module's docstring, and its source."""
+    """Return the value and the source of a topic-level setting, by the order in this module's docstring."""
     setting = topic_setting(name)
     if name in topic:
         return setting.parse(topic[name]), f"topic {name}"
@@ -139,7 +144,7 @@ def _check_together(values: Mapping[str, Any]) -> None:
 
 
 def _default(name: str) -> Any:
-    """Return the default of the setting `name`, from `logfs.setting`, as a value of the classes below."""
+    """Return the parsed default of the setting `name`; a list as a frozenset, as the classes below have it."""
     setting = TOPIC_SETTINGS.get(name) or BROKER_SETTINGS[name]
     assert setting.default is not None, name
     return _attribute(setting.parse(setting.default))
@@ -150,13 +155,16 @@ def _attribute(value: Value) -> Value | frozenset[str]:
 
 
 def _attributes(cls: Any, values: Mapping[str, Value]) -> dict[str, Any]:
-    """Return the constructor arguments of `cls`: `values`, without the settings that it has no attribute for."""
+    """Return the constructor arguments of `cls`: the settings in `values` for which `cls` has an attribute."""
     names = {field.name.replace("_", "."): field.name for field in fields(cls)}
     return {names[name]: _attribute(value) for name, value in values.items() if name in names}
 
 
 def _check_texts(broker: Mapping[str, str]) -> dict[str, Value]:
-    """Return the parsed broker overrides by name. Raises `InvalidSetting` if any is invalid, even an unused one."""
+    """Return the parsed broker overrides by name. Raises `InvalidSetting` if any is invalid.
+
+    Overrides that `BrokerConfig` has no attribute for, such as `log.retention.hours`, are checked, too.
+    """
     return {name: broker_setting(name).parse(text) for name, text in broker.items()}
 
 

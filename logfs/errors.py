@@ -18,7 +18,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
     The suggestion is the name in `known` that is most similar, whatever the case of the letters.
     """
-    # Only an error needs this module.
+    # Imported here, because only an error needs this module.
     from difflib import get_close_matches
 
     by_lower = {each.lower(): each for each in known}
@@ -34,7 +34,7 @@ class LogfsError(Exception):
 
 
 class InvalidName(LogfsError, ValueError):
-    """An argument is invalid, such as a name, an offset, a time, a range, a number, a command or an option."""
+    """An argument is invalid: for example a name, an offset, a time, a range, a number, a command or an option."""
 
 
 class UnknownPartition(LogfsError, KeyError):
@@ -95,7 +95,10 @@ class CoordinatorFenced(LogfsError, ValueError):
 
 
 class CommitPending(LogfsError):
-    """A commit is decided and recorded, but not finished. It finishes after the cause in the message is removed."""
+    """A commit of staged batches is decided and recorded, but could not be finished. The message has the cause.
+
+    When the cause is removed, the next commit or the next opening of the store finishes the commit.
+    """
 
 
 class NotWritable(LogfsError):

@@ -1,9 +1,9 @@
 """The locks between threads: a list of them, what each protects, and the order in which threads take them.
 
-`make_lock` and `make_rlock` make every lock, each of a `Level`. The order of the levels is the order of the locks: a
-thread that holds a lock takes only locks of later levels. The one exception is a commit, which takes `Flusher.lock`
-and `Log.lock` of one partition after the other. `docs/threads.md` has the rules and the table. In the tests, the two
-functions make locks that check the order.
+`make_lock` and `make_rlock` make all locks. Each lock has a `Level`, and the order of the levels is the order of the
+locks: a thread that holds a lock takes only locks of later levels. The one exception is a commit of staged batches:
+it takes `Flusher.lock` and `Log.lock` of its first partition, then those of its second partition, and so on.
+`docs/threads.md` has the rules and the table. In the tests, the two functions make locks that check the order.
 """
 
 from __future__ import annotations
@@ -22,7 +22,11 @@ class Wait(IntEnum):
 
 
 class Level(Enum):
-    """One lock, or all locks of one kind: their attribute, what a holder may wait for, and what they protect."""
+    """One lock, or all locks of one kind.
+
+    The value has three parts: the attribute that refers to the lock, what a thread may wait for while it holds the
+    lock, and what the lock protects.
+    """
 
     # Jobs, which may take long.
     VOLUME = "LogMounts._locks", Wait.NETWORK, "the mount of a log directory: one request at a time"

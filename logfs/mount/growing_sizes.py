@@ -1,29 +1,27 @@
-"""Sizes of growing files in the kernel: which size the kernel is told, when, and how long it may keep it.
+"""Which size of a growing file the kernel is told, when it is told, and for how long the kernel may keep the size.
 
-If only one thread can use an open file, as with `tail -f`, its GETATTR is answered with the grown size, on the trio
-thread (`grow`). If the kernel may keep a size, an append makes the kernel forget the size before the writer gets its
-answer, also on the trio thread (`pop_stale`, which `_grown` of the handlers calls). If other threads may share the
-descriptor, a worker thread pushes the size to the kernel (`_grow_for_all`). The reasons are as follows.
+A size that is told at a wrong time makes readers see zeros that are not in the file. A cached read that reaches the
+end of a file fills the rest of the last page with zeros. The kernel first takes the page, and then reads the file's
+size. When the size grows, the kernel first sets the larger size, and then drops the page. For example, a reader has
+taken the page of a file of 4,000 bytes, with 96 zeros at its end. A line of 50 bytes is appended, and the kernel is
+told the size 4,050. The reader then sees 50 zeros as data. While several open files share a kernel inode, no order of
+the daemon's answers can prevent this. Therefore:
 
-A cached read that reaches the end of a file fills the rest of the last page with zeros. The kernel reads the file's
-size after it has the page, and grows the size before it drops the page. For example, a reader has the page of a file
-of 4,000 bytes, with 96 zeros at its end; a line of 50 bytes is appended, and the kernel is told 4,050: the reader
-sees 50 zeros as data. While several open files share a kernel inode, no order of the daemon's answers can prevent
-this. Therefore:
-
-- A kernel inode belongs to one open file. A lookup returns the last inode of the name if it is closed, is not
+- A kernel inode belongs to one open file. A lookup returns the last inode of the name if this inode is closed, is not
   reserved for another thread, and has the size that the kernel was told: its pages then serve the next reader.
   Otherwise, the lookup returns a new inode. An open of an inode that is open already fails with ESTALE, and the
   kernel repeats the lookup.
-- If only one thread can use the open file, the thread is told a larger size at once: it cannot ask for the size and
-  read at the same time.
-- If other threads or processes may share the descriptor, the kernel's pages are dropped first. The size grows only
-  after each of these threads has left the kernel's read path (`logfs.mount.sharers`).
+- If only one thread can use the open file, as with `tail -f`, the answer to the thread's GETATTR has the larger size
+  at once (`grow`): the thread cannot ask for the size and read at the same time. This happens on the trio thread.
+- If other threads or processes may share the descriptor, a worker thread first drops the kernel's pages. Then it
+  waits until each of these threads has left the kernel's read path (`logfs.mount.sharers`), and tells the kernel the
+  larger size (`_grow_for_all`).
 
 With an attribute timeout of 0, the kernel asks for attributes before each read, which costs one request per read.
-With a longer timeout, an append has to invalidate the attributes. The kernel then also drops answers that are in
-flight, and a reader that waits for such an answer uses the previous size. The kernel may therefore keep a size only
-if the previous size is equally valid, that is, if all of the following hold:
+With a longer timeout, the kernel keeps the size, and an append has to invalidate the attributes before the writer
+gets its answer (`pop_stale`, which `Operations._grown` calls on the trio thread). The kernel then also drops answers
+that are in flight, and a reader that waits for such an answer uses the previous size. The kernel may therefore keep a
+size only if the previous size is equally valid, that is, if all of the following hold:
 
 - The kernel was told the size at least `CONFIRMED_SECONDS` ago, and the size has not changed since.
 - The size is not told by a lookup: the attributes cannot be invalidated while the lookup is in progress.
@@ -34,8 +32,8 @@ if the previous size is equally valid, that is, if all of the following hold:
 
 The kernel never keeps the sizes of segment files, of the text of a topic, of ranges that are complete when they are
 looked up, and of files in a read-only store. Files of the active segment, and texts opened by a thread that this
-process cannot watch, use direct_io. These rules hold for them, too: splice and sendfile use the kernel's page cache
-nevertheless. The mount does not implement FUSE's POLL.
+process cannot watch, use direct_io. The rules above hold for these files, too, because splice and sendfile use the
+kernel's page cache even with direct_io. The mount does not implement FUSE's POLL.
 """
 
 from __future__ import annotations
@@ -64,11 +62,11 @@ CONFIRMED_SECONDS = 0.1
 KEEP_SECONDS = 3600.0
 # The most growths in progress at a time. The limit is high: a growth that waits for threads must not delay others.
 _WAITING = 256
-# The longest time for which a stopping mount answers requests, so that no growth is left waiting in the kernel.
+# The longest time for which a stopping mount still answers requests, so that growths in progress can end.
 _STOP_SECONDS = 20.0
 # The pause between two checks whether a growth is in progress.
 _STOP_POLL_SECONDS = 0.01
-# Above this number of threads per inode, the threads that have ended are dropped.
+# If more threads than this have asked about an inode, the threads that have ended are forgotten.
 _MOST_THREADS = 64
 
 
@@ -111,8 +109,8 @@ class GrowingSizes:
     async def stop(self) -> None:
         """Begin no more growths of files that several threads share, and wait for the growths in progress.
 
-        A growth waits for pages that readers have locked, so requests must still be answered meanwhile. This call
-        waits for 20 s at most.
+        A growth waits for pages that readers have locked until their requests are answered. So the mount must answer
+        requests during this call. The call waits for 20 s at most.
         """
         self._is_stopped = True
         end = trio.current_time() + _STOP_SECONDS
@@ -139,8 +137,8 @@ class GrowingSizes:
     def may_open(self, node: GrowingFile, thread: int) -> bool:
         """Return whether `thread` may open `node`; if not, record that the thread must look the name up again first.
 
-        A thread has to repeat a lookup only once. It then has a node for itself, unless it opens a name that needs no
-        lookup, such as `/dev/stdin`.
+        A thread has to repeat a lookup only once, because the repeated lookup makes a node for this thread alone. A
+        name that needs no lookup, such as `/dev/stdin`, leads to the same node again: the thread may then open it.
         """
         if not node.is_growing or not node.handles or thread in self._sent_back:
             self._sent_back.discard(thread)
@@ -177,7 +175,10 @@ class GrowingSizes:
 
     @staticmethod
     def _is_alone(node: GrowingFile, thread: int, asked: set[int]) -> bool:
-        """Whether `thread` has the only handle of `node`, is the only one in `asked`, and shares no descriptors."""
+        """Whether no thread but `thread` can use `node`; `asked` are the threads that have asked about the node.
+
+        This holds if `thread` has the only handle, is the only thread in `asked`, and shares no descriptors.
+        """
         openers = [handle.opener for handle in node.handles]
         return openers == [thread] and asked == {thread} and sharers.is_alone(thread)
 
@@ -217,17 +218,18 @@ class GrowingSizes:
 
 
 def _grow_for_all(node: GrowingFile, size: int, threads: set[int]) -> None:
-    """Tell the kernel a larger size once no thread that shares the inode uses a page from before the growth.
+    """Tell the kernel a larger size, after the threads that share the inode have stopped using its old pages.
 
-    Answers to READs extend to the new size already, so the kernel may keep their pages. This function may wait long.
+    The kernel's pages are dropped first. A page that the kernel reads afterwards is valid, because READs are answered
+    up to the new size already. Call this in a worker thread: it waits for the threads, which may take long.
     """
     with suppress(OSError):
         # `invalidate_inode` waits for the READs in progress. ENOENT: the kernel has forgotten the inode.
         pyfuse3.invalidate_inode(pyfuse3.InodeT(node.inode))
     threads = threads | {handle.opener for handle in [*node.handles]}
     sharers.wait_until_outside(sharers.sharers_of(threads))
-    # The answer to a GETATTR is not enough: the kernel ignores its size if it processed another answer meanwhile. A
-    # stored last byte always makes the file larger.
+    # An answer to a GETATTR would not be enough: the kernel ignores the size in it if another answer about the inode
+    # has arrived since the request. A last byte that is stored in the page cache always makes the file larger.
     with suppress(LogfsError, OSError):
         # LogfsError: the end of a text view is damaged. OSError: the kernel has forgotten the inode.
         pyfuse3.notify_store(pyfuse3.InodeT(node.inode), size - 1, node.byte_at(size - 1))

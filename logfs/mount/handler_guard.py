@@ -105,9 +105,9 @@ def _guard(name: str, handler: Callable[..., Awaitable[Any]]) -> Callable[..., A
 
 
 def _can_be_sent(name: str, result: Any) -> bool:
-    """Whether pyfuse3 can convert the contents of an answer, which has the right type, to C.
+    """Whether pyfuse3 can convert an answer of the right type to C, as far as this depends on the answer's contents.
 
-    An error of the conversion could not be caught: pyfuse3 converts after `reply` has returned.
+    pyfuse3 converts the answer after the wrapped handler has returned, where an error could not be caught any more.
     """
     if name == "create":
         kinds = (pyfuse3.FileInfo, pyfuse3.EntryAttributes)

@@ -29,7 +29,8 @@ N = TypeVar("N", bound=NumberedNode)
 # The kernel keeps a name that was looked up until it needs the memory. Above this number of evictable nodes, the
 # kernel is asked to forget the oldest, so that a scan of a million offsets does not leave a million nodes here.
 _MOST_EVICTABLE = 20_000
-# How many names the kernel is asked to forget at once: waking pyfuse3's notification thread costs a lookup's time.
+# How many names the kernel is asked to forget at once. Fewer at once would be slower: each time, pyfuse3's
+# notification thread is woken, which takes as long as a lookup.
 _EVICTED = 256
 
 
@@ -88,7 +89,7 @@ class InodeTable(Generic[N]):
         return [self._nodes[inode] for inode in oldest if inode in self._nodes]
 
     def forget(self, counts: Iterable[tuple[int, int]]) -> None:
-        """Subtract forgotten lookups, given as (inode, count). Drop nodes without any left, except the root."""
+        """Subtract forgotten lookups, given as (inode, count). Drop each node that has none left, except the root."""
         for inode, count in counts:
             left = self._lookups.get(inode, 0) - count
             if left > 0 or inode == self._root_inode:

@@ -24,7 +24,7 @@ _TEXT = "text/plain; version=0.0.4; charset=utf-8"
 _OPENMETRICS = "application/openmetrics-text"
 # A client must send its request and take the answer within this time.
 _SECONDS = 5.0
-# The most connections at a time. Others wait in the kernel: they take no descriptor from the logs.
+# The most connections at a time. Others wait in the kernel, where they use no descriptor that a log may need.
 _CONNECTIONS = 8
 _MOST_HEADER_BYTES = 16 << 10
 _PAUSE_SECONDS = 0.1
@@ -36,7 +36,7 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         found = socket.create_server((host, port), family=family, backlog=_CONNECTIONS)
     except OSError as error:
-        # Without the address, which Python adds in brackets.
+        # Python appends the address in brackets. Cut it off, because the message names the address already.
         reason = str(error.strerror).partition(" (")[0]
         raise OSError(error.errno, reason, f"--metrics-listen {host}:{port}") from None
     host, port = found.getsockname()[:2]
@@ -57,7 +57,7 @@ async def serve(listening: socket.socket, metrics: Metrics) -> None:
             except OSError as error:
                 # For example, no descriptor is free, or the client has gone.
                 free.release()
-                logger.warning("metrics: no connection: %s", error)
+                logger.warning("metrics: a connection cannot be accepted: %s", error)
                 await trio.sleep(_PAUSE_SECONDS)
             else:
                 nursery.start_soon(_serve_client, stream, free, metrics)
@@ -69,13 +69,16 @@ async def _serve_client(stream: trio.SocketStream, free: trio.Semaphore, metrics
             async with stream:
                 await stream.send_all(await _answer(await _read_header(stream), metrics))
     except OSError as error:
-        logger.warning("metrics: no answer: %s", error)
+        logger.warning("metrics: a request cannot be answered: %s", error)
     finally:
         free.release()
 
 
 async def _read_header(stream: trio.SocketStream) -> bytes:
-    """Return a request up to the empty line that ends its header, or what came of it."""
+    """Return the header of a request, with the empty line that ends it, and perhaps more bytes of the request.
+
+    The empty line is missing if the client closes the connection before it, or sends 16 KiB without it.
+    """
     header = b""
     while b"\r\n\r\n" not in header and len(header) < _MOST_HEADER_BYTES:
         received = await stream.receive_some()
@@ -101,8 +104,8 @@ async def _answer(header: bytes, metrics: Metrics) -> bytes:
     try:
         content = await run_in_thread(metrics, as_openmetrics)
     except Exception as error:
-        # Unexpected, and no reason to end the mount.
-        logger.exception("metrics: cannot be made")
+        # The error is unexpected, and must not end the mount.
+        logger.exception("metrics: the metrics cannot be made; the client gets the status 500")
         return _response("500 Internal Server Error", f"{error!r}\n")
     kind = f"{_OPENMETRICS}; version=1.0.0; charset=utf-8" if as_openmetrics else _TEXT
     answer = _response("200 OK", content, kind=kind)

@@ -1,4 +1,4 @@
-"""The metrics of a mount: those of its store, and its requests, their errors and durations, and open files."""
+"""The metrics of a mount: the metrics of its store, the durations and errors of requests, and the open files."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _families(errors: ErrorLog) -> Iterator[Family]:
 
 
 def _open_handles() -> int:
-    """Return the number of open files: each successful open or create is followed by one release."""
+    """Return the number of open files: the successful opens and creates, minus the releases."""
 
     def count(name: str) -> int:
         return sum(REQUESTS[name].times.counts)

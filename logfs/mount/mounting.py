@@ -40,11 +40,11 @@ def prepare_mountpoint(
 ) -> Path:
     """Check a mountpoint and the paths to mount there, and return the absolute path of the mountpoint.
 
-    A dead mount on the mountpoint is unmounted. `check_sources` raises an error if `sources`, the paths that are to
-    be mounted, are unsuitable. Raises the error of `check_sources`, `InvalidStore` if logfs is already mounted there
-    or the mountpoint is unsuitable, and `OSError` (EBUSY) if a dead mount cannot be unmounted. A dead mount may have
-    been unmounted before an error is raised: the directory below it can be checked only afterwards. Nothing else
-    changes.
+    `check_sources` raises an error if `sources`, the paths that are to be mounted, are unsuitable. If the mountpoint
+    has a dead mount, that is, one whose daemon has ended, the dead mount is unmounted. Nothing else changes. The
+    directory below a dead mount can be checked only after the unmount, so an error may be raised after it. Raises the
+    error of `check_sources`, `InvalidStore` if logfs is already mounted there or the mountpoint is unsuitable, and
+    `OSError` (EBUSY) if a dead mount cannot be unmounted.
     """
     mountpoint = Path(os.path.abspath(mountpoint))
     found = mounted_at(mountpoint)
@@ -132,7 +132,7 @@ class _Option(str):
 
 @contextmanager
 def one_stop() -> Iterator[Callable[[], Awaitable[None]]]:
-    """Yield a function that waits for SIGTERM, SIGINT or SIGHUP. After the first one, they have no effect.
+    """Yield a function that waits for SIGTERM, SIGINT or SIGHUP. After the first such signal, more have no effect.
 
     Otherwise a second Ctrl-C would end the daemon before it has unmounted and closed the store.
     """
@@ -161,7 +161,7 @@ def mounted(
     source: str,
     words: Iterable[str],
 ) -> Iterator[None]:
-    """Mount in the context, and unmount at its end.
+    """Mount when the context is entered, and unmount when it is left.
 
     The mount table shows `filesystem_type`, such as `fuse.logfs`, and `source`. `words` are further options of FUSE.
     Raises `OSError` (EPERM) if FUSE refuses the mount.
@@ -187,7 +187,7 @@ def mounted(
 def statvfs_of(path: Path) -> pyfuse3.StatvfsData:
     """Return the space and the limits of the filesystem of a path, for `df` of a mount.
 
-    An object store tells no size and no limit of a bucket, so all counts of space and files are 0.
+    For a bucket, all counts of space and files are 0, because an object store reports neither a size nor a limit.
     """
     # For a bucket, the block size and the longest name are those of the filesystem of the root directory.
     is_bucket = isinstance(path, BucketPath)
@@ -207,7 +207,8 @@ def start_notifier() -> None:
         pyfuse3.invalidate_entry_async(pyfuse3.ROOT_INODE, name, ignore_enoent=True)
     except RuntimeError as error:
         raise OSError(
-            errno.EAGAIN, f"the mount cannot start its threads ({error}); raise the limit of tasks"
+            errno.EAGAIN,
+            f"the mount cannot start its threads ({error}); raise the limit of tasks (ulimit -u, TasksMax=)",
         ) from None
 
 

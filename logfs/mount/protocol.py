@@ -85,8 +85,8 @@ class Operations(Handlers[Node]):
     def failed(self, name: str, arguments: tuple[Any, ...], error: Exception) -> int:
         """Record an error and return its errno. Except for ENOENT, count failed appends and reads in the metrics.
 
-        Any failed request on an `append` file counts as an append. A failed request of `_READS` counts as a read if
-        its node is a record, a text of a partition, or a directory in a partition directory.
+        Any failed request on an `append` file counts as an append. A failed LOOKUP, GETATTR, OPEN, READ or READLINK
+        counts as a read if its node is a record, a text of a partition, or a directory in a partition directory.
         """
         number = super().failed(name, arguments, error)
         node = self._node_of(name, arguments)
@@ -118,7 +118,10 @@ class Operations(Handlers[Node]):
         return await self._look(work, *arguments)
 
     async def _look(self, work: Callable[..., _T], *arguments: Any) -> _T:
-        """Call `work`, which changes nothing, in a worker thread; if it needs the network, repeat it by `_fetch`."""
+        """Call `work`, which changes nothing, in a worker thread.
+
+        If `work` needs the network, repeat it in a thread that may wait for the network (`_fetch`).
+        """
         try:
             return await run_in_thread(run_without_network, work, *arguments, limiter=self._workers)
         except WouldBlock:
@@ -159,8 +162,8 @@ class Operations(Handlers[Node]):
     async def stop_growth(self) -> None:
         """Begin no more growths of files that several threads share, and wait for the growths in progress.
 
-        This call waits for 20 s at most. Call it before the mount ends: in a growth, a thread of the mount waits in
-        the kernel for readers.
+        This call waits for 20 s at most. Call it before the mount ends: during a growth, a thread of the mount waits
+        in the kernel for readers, and these readers wait for answers of the mount.
         """
         await self._sizes.stop()
 
@@ -213,7 +216,7 @@ class Operations(Handlers[Node]):
     async def _attributes_for(
         self, node: Node, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
-        """Return the attributes of a node that the kernel knows; tell a larger size only when that is safe."""
+        """Return the attributes of a node that the kernel knows; for a growing file, a size that is safe to tell."""
         if isinstance(node, GrowingFile):
             end_offset = node.partition.log.state.log_end_offset
             entry = await self._attributes(node)
@@ -363,7 +366,7 @@ class Operations(Handlers[Node]):
         if not isinstance(node, FileNode):
             raise refuse(errno.EISDIR, f"{node.path}: is a directory")
         if isinstance(node, PartitionAccess):
-            # Without this check, the kernel's cache would still answer after the log directory has failed.
+            # If the log directory has failed, refuse the open: the kernel would answer reads from its page cache.
             node.modes.check_available()
         if isinstance(node, GrowingFile) and not self._sizes.may_open(node, ctx.pid):
             # At ESTALE the kernel looks the name up again.
@@ -399,7 +402,8 @@ class Operations(Handlers[Node]):
     async def read(self, fh: int, off: int, size: int) -> bytes:
         position, handle = off, self._handles[fh]
         found = await self._run(handle.read, position, size)
-        # An answer read from `.logfs/admin` may mean that a request has appended records, so kept sizes may be stale.
+        # The answer to an administrative request may say that the request has appended records. Then the kernel must
+        # forget the sizes that it keeps before the caller gets this answer.
         self._grown(handle)
         return found
 
@@ -419,7 +423,7 @@ class Operations(Handlers[Node]):
         await self._sync(self._handles[fh])
 
     async def _sync(self, handle: Handle) -> None:
-        """Make appended data durable, in a thread. Callers that wait for the same partition share one sync."""
+        """Make appended data durable, in a worker thread. Callers that wait for the same partition share one sync."""
         for partition, end_offset in [(each, each.log_end_offset) for each in handle.appends_to]:
             lock = self._sync_locks.setdefault(partition, trio.Lock())
             async with lock:
@@ -482,8 +486,8 @@ _READS = frozenset({"lookup", "getattr", "open", "read", "readlink"})
 def _check_path(node: Node) -> None:
     """Raise ESTALE if the partition of a node was deleted.
 
-    The kernel keeps names for a second, in which they may lead to a deleted partition. At ESTALE, it looks up all
-    names of the path again.
+    The kernel keeps names for a second. During this second, a name may lead to a partition that was deleted. At
+    ESTALE, the kernel looks up all names of the path again.
     """
     if node.is_deleted:
         raise pyfuse3.FUSEError(errno.ESTALE)

@@ -129,7 +129,7 @@ def _mount(
 ) -> None:
     """Mount a store, and serve requests until the mount ends or `stop_wanted` returns.
 
-    `watch` gets the path that the mount table shows.
+    `watch` is called with the mountpoint, as the mount table shows it.
     """
     mirror = None if options.mirror is None else MountedMirror(store, options.mirror)
     errors, requests = ErrorLog(store.clock), AdminRequests()
@@ -156,10 +156,10 @@ def _mount(
 def check_paths(options: MountOptions) -> Path:
     """Check the mountpoint and the log directories, and return the absolute path of the mountpoint.
 
-    A dead mount on the mountpoint is unmounted. Raises `InvalidStore` if logfs is already mounted there, or if the
-    mountpoint or a log directory is unsuitable, and `OSError` (EBUSY) if a dead mount cannot be
-    unmounted. A dead mount may have been unmounted before an error is raised: the directory below it can be checked
-    only afterwards. Nothing else changes.
+    If the mountpoint has a dead mount, that is, one whose daemon has ended, the dead mount is unmounted. Nothing else
+    changes. The directory below a dead mount can be checked only after the unmount, so an error may be raised after
+    it. Raises `InvalidStore` if logfs is already mounted there, or if the mountpoint or a log directory is
+    unsuitable, and `OSError` (EBUSY) if a dead mount cannot be unmounted.
     """
     writable = not options.read_only
     return prepare_mountpoint(
@@ -195,7 +195,8 @@ def warm_up(stopping: threading.Event | None = None) -> None:
     """Compile the loops over batches and keys, or load them from the cache; the compilation takes many seconds.
 
     At its end, the call releases the compiler's memory, and excludes the existing objects from garbage collection. If
-    `stopping` is set, it returns early without this: a mount that ends must not wait for the compiler.
+    `stopping` is set meanwhile, the call returns early, and does neither: a mount that ends must not wait for the
+    compiler.
     """
     from logfs.format.kernel_warmup import warm_up_steps
     from logfs.log.read import key_tables
@@ -273,7 +274,8 @@ async def _warm_up(operations: Operations, stopping: threading.Event) -> None:
     try:
         await run_in_thread(warm_up, stopping)
     except Exception as error:
-        # Requests then load what they need, in worker threads. The error is unexpected, and must not end the mount.
+        # Each request then loads the code that it needs, in a worker thread. The error is unexpected, and must not
+        # end the mount.
         logger.exception("the compiled code cannot be loaded, so requests stay slow: %r", error)
     else:
         operations.is_cold = False
@@ -286,7 +288,7 @@ async def _stop(operations: Operations, stop_wanted: Callable[[], Awaitable[None
 
 
 async def _announce(store: Store, mountpoint: Path, ready: Callable[[], None]) -> None:
-    """Call `ready` once the mount answers a `stat`, which a worker thread makes: this thread has to answer it."""
+    """Call `ready` once the mount answers a `stat`. A worker thread waits for the answer; this thread gives it."""
     await run_in_thread(os.stat, mountpoint)
     start_notifier()
     await run_in_thread(_raise_read_ahead, mountpoint)
@@ -329,7 +331,7 @@ class _Alarm:
 
     def ring(self) -> None:
         """End the current sleep, or, if there is none, the next one. May be called from any thread."""
-        # After the end of the event loop no task sleeps.
+        # `RunFinishedError`: the event loop has ended, so no task sleeps any more.
         with suppress(trio.RunFinishedError):
             self._token.run_sync_soon(self._rung.set)
 
@@ -352,7 +354,7 @@ async def _upkeep(
         began = trio.current_time()
         try:
             await run_in_thread(work)
-            # The pause is ten times the duration, from `interval` up to 60 s, so that upkeep delays requests little.
+            # Pause ten times as long as `work` took, from `interval` up to 60 s, so that it delays requests little.
             pause = min(max(interval, 10 * (trio.current_time() - began)), _LONGEST_PAUSE_SECONDS)
         except Exception as error:
             # Expected failures have their own backoff. This error is unexpected, and must not end the mount.

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 # threads that compute all the time need many checks.
 _FIRST_PAUSE_SECONDS = 0.0005
 _LONGEST_PAUSE_SECONDS = 0.004
-# The kernel accounts CPU time at its timer ticks, which are at most 10 ms apart: a thread that was charged more than
-# 30 ms since the first check has run since then.
+# The kernel accounts CPU time at its timer ticks, which are at most 10 ms apart. So a tick after the first check may
+# add CPU time from before the check. More than 30 ms prove that the thread has run since the check.
 _ACCOUNTING_NS = 30_000_000
 _STATUS = re.compile(
     rb"State:\t(?P<state>.).*^Threads:\t(?P<threads>\d+).*^voluntary_ctxt_switches:\t(?P<switches>\d+)",

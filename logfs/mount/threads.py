@@ -3,7 +3,7 @@
 `trio.to_thread` starts a thread when a request needs one. While the machine is out of memory or threads, the start
 fails; if the new thread dies before it runs, `threading.Thread.start` waits for it forever and the daemon hangs. In
 this module, a request waits in a queue that running threads empty, so it does not depend on a thread that has yet to
-start. Only calls that may wait for the network can depend on one: their threads are started when they are needed.
+start. Only calls that may wait for the network depend on new threads: their threads are started when they are needed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _T = TypeVar("_T")
 # The threads that `start` starts. The five loops of upkeep, a mirror, the loading of partitions and the warm-up may
 # occupy one each; the others serve requests.
 _STARTED_FIRST = 24
-# Threads that were started for a burst of requests end after this time without work. `start` waits this long at most.
+# Threads that were started later, for a burst of requests, end after this time without work. `start` waits at most
+# this long until its threads run.
 _IDLE_SECONDS = 10.0
 _RETRY_SECONDS = 0.01
 
@@ -58,7 +59,7 @@ class _ThreadJob:
             except trio.RunFinishedError:
                 return
             except MemoryError:
-                # Without a retry the task would wait forever.
+                # Try again: if the task is not woken, it waits forever.
                 time.sleep(_RETRY_SECONDS)
 
 
@@ -88,7 +89,8 @@ class _Pool:
             except RuntimeError as error:
                 raise OSError(
                     errno.EAGAIN,
-                    f"the mount cannot start its {count} threads ({error}); raise the limit of tasks",
+                    f"the mount cannot start its {count} threads ({error}); raise the limit of tasks "
+                    "(ulimit -u, TasksMax=)",
                 ) from None
         # Do not wait for each thread in turn: one that dies before it runs would block the loop above forever. Here,
         # such a thread is only missing in `_running`.
@@ -97,12 +99,13 @@ class _Pool:
             if time.monotonic() > end:
                 raise OSError(
                     errno.EAGAIN,
-                    f"the mount cannot start its {count} threads in {_IDLE_SECONDS:.0f} s; raise the limit of tasks",
+                    f"the mount cannot start its {count} threads in {_IDLE_SECONDS:.0f} s; raise the limit of tasks "
+                    "(ulimit -u, TasksMax=)",
                 )
             time.sleep(0.001)
 
     def put(self, job: _ThreadJob | _DetachedJob) -> None:
-        """Pass a job to an idle or a new thread, or, if none can be started, to the next idle one.
+        """Pass a job to an idle or a new thread; if none can be started, to the next thread that becomes idle.
 
         Raises `OSError` (EAGAIN) if no thread runs and none can be started.
         """
@@ -143,7 +146,8 @@ class _Pool:
         with self._lock:
             self._idle -= 1
             if job is None:
-                # A job may have been queued while this thread still counted as idle. Another thread may have it.
+                # A job may have been queued while this thread still counted as idle, so that no thread was started
+                # for the job. Take the job, unless another thread has taken it already.
                 with suppress(Empty):
                     job = self._jobs.get_nowait()
         return job

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# The kernel sends this signal when the daemon dies. A service manager that stops all processes sends other signals.
+# The kernel sends this signal to the watchdog when the daemon dies. It is not SIGTERM, which a service manager sends
+# to all processes of a service that it stops: SIGTERM must not count as the daemon's death.
 _DEATH = signal.SIGUSR2
 # From <sys/prctl.h> and <sys/mount.h>.
 _PR_SET_PDEATHSIG = 1
@@ -36,7 +37,7 @@ _CONNECTIONS = "/sys/fs/fuse/connections"
 
 @contextmanager
 def watchdog() -> Iterator[Callable[[Path], None]]:
-    """Yield `watch(mountpoint)`: after its call, the mount's connection is aborted if this process dies in the block.
+    """Yield `watch(mountpoint)`. After its call, the mount's connection is aborted if this process dies in the block.
 
     Enter the block only in the main thread of a process that has no other threads. If no watchdog process can be
     started (EAGAIN, ENOMEM), this is logged as a warning, and the mount has no watchdog.
@@ -89,7 +90,7 @@ def _run(daemon: int, reader: int) -> NoReturn:
 
 
 def _abort(mount: MountEntry) -> None:
-    """Abort the connection of a mount that is still in place. The mount itself stays.
+    """Abort the connection of a mount, if the mount is still in place. The mount itself stays in place.
 
     Only the user of the mount and root may abort it.
     """

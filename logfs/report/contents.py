@@ -35,9 +35,10 @@ _RARE = 0.01
 class PartitionReport(NamedTuple):
     """One partition. Times are in ms since the epoch, -1 if unknown.
 
-    `expired_bytes` is the size of the segments that retention would drop now. `oldest_due_ms` is the time from which
-    `retention_ms` (-1 for no limit) allows dropping the oldest of the other segments; None for never or unknown.
-    `stays` says why this segment is kept now. `counts` is None if the log was not read.
+    `expired_bytes` is the size of the segments that retention would drop now. `oldest_due_ms` and `stays` are about
+    the oldest segment that retention would keep: `oldest_due_ms` is the time from which `retention_ms` (-1 for no
+    limit) allows dropping it, None for never or unknown; `stays` says why it is kept now. `counts` is None if the log
+    was not read.
     """
 
     name: str
@@ -69,11 +70,11 @@ class GroupLag(NamedTuple):
 class ReportContents(NamedTuple):
     """The data of the page.
 
-    `findings` are those of the audit, None without an audit. `times` counts records by topic and by the start of
-    their time bucket (`bucket_ms` long). Without an audit it counts offsets, by the entries of the time indexes.
-    The drawings show the times from `first_ms` to `last_ms`, -1 if no time is known. They leave a few records with
-    odd timestamps out if these would make the span more than 10 times as long. `problems` are partitions that cannot
-    be opened, and log directories that have failed.
+    `findings` are those of the audit, None without an audit. `times` has the number of records by topic and by the
+    start of their time bucket (`bucket_ms` long). Without an audit, `times` has the number of offsets instead, taken
+    from the time indexes. The drawings show the times from `first_ms` to `last_ms`, -1 if no time is known. They
+    leave out a few records with odd timestamps if these records would make the span of times more than 10 times as
+    long. `problems` are partitions that cannot be opened, and log directories that have failed.
     """
 
     log_dirs: Sequence[str]
@@ -148,10 +149,11 @@ def read_report(log_dirs: Sequence[Path], *, full: bool, progress: Progress) -> 
 
 
 def _usual_times(partitions: Sequence[Log]) -> tuple[int, int]:
-    """Return the first and the last time (ms) for the drawings, (-1, -1) if no time is known.
+    """Return the first and the last time (ms) that the drawings show, (-1, -1) if no time is known.
 
-    These are the times of all records, by the first and the greatest timestamp of each segment. If the first and the
-    last hundredth of the records make the span more than 10 times as long, they are left out.
+    The times come from the first and the greatest timestamp of each local segment. The result spans all records,
+    unless the earliest and the latest hundredth of the records make the span more than 10 times as long: then these
+    records are left out.
     """
     points: list[tuple[int, int]] = []
     for partition in partitions:
@@ -215,7 +217,7 @@ def _counts(partition: Log, bucket_ms: int, progress: Progress) -> SegmentStats:
     """Return the counts of records, keys, codecs and times in the local segments, which are read completely."""
     counts = SegmentStats()
     for segment in partition.local_segments:
-        # Leave out a segment that is dropped or unreadable meanwhile. Damage is counted; the audit reports it.
+        # Leave out a segment that was dropped since, or cannot be read. Damage is only counted; the audit reports it.
         with suppress(LogfsError, OSError):
             counts.merge(count_segment(segment, bucket_ms))
         progress(segment.size_bytes)
@@ -224,7 +226,7 @@ def _counts(partition: Log, bucket_ms: int, progress: Progress) -> SegmentStats:
 
 
 def _times_by_index(partition: Log, bucket_ms: int) -> Counter[int]:
-    """Return the number of offsets by start of their time bucket (ms), from the time indexes alone."""
+    """Return the number of offsets in each time bucket, by the bucket's start (ms), from the time indexes alone."""
     counted: Counter[int] = Counter()
     for segment in partition.local_segments:
         with suppress(LogfsError, OSError):

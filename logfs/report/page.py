@@ -36,8 +36,8 @@ class Bar(NamedTuple):
 class Drawing(NamedTuple):
     """A bar chart of records over time. `first` and `last` are the texts at the ends of the time axis.
 
-    `most` and `records` are the numbers of records in the highest bar and in all. `outside` is the number of records
-    without a time, or with a time outside of the axis; "" for none.
+    `most`, `records` and `outside` are numbers as text: the records in the highest bar, all records, and the records
+    without a time or with a time outside of the axis ("" for none).
     """
 
     title: str

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 class VolumeStatus(NamedTuple):
     """A volume as engines show it. `mountpoint` is the path that containers get, "" while it is not mounted.
 
-    `users` is the number of ids that use the volume.
+    `users` is the number of uses of the volume, each with an id (see `VolumeDriver`).
     """
 
     name: str
@@ -53,7 +53,8 @@ class VolumeDriver:
         self._logs, self._state = logs, state
         for path in (state / "mounts", logs):
             path.mkdir(parents=True, exist_ok=True)
-        # Other users must not reach the mounts through this directory: the engine shows each container its volumes.
+        # Other users must not reach the mounts through this directory. Containers do not need it: the engine mounts
+        # their volumes for them.
         state.chmod(0o700)
         # The lock is held for the life of this object; the kernel releases it when the process ends.
         self._claim = os.open(state, os.O_RDONLY | os.O_DIRECTORY)
@@ -69,7 +70,10 @@ class VolumeDriver:
         self._forget_ended()
 
     def _forget_ended(self) -> None:
-        """Remove the ids of volumes that are not mounted now, as after a reboot. Unmount directories without ids."""
+        """Remove the ids of volumes that are not mounted now, for example after a reboot.
+
+        Then unmount each log directory of which no id uses a volume.
+        """
         for volume in self._table:
             logdir, ro = volume.options.logdir, volume.options.ro
             if self._mounts.find(logdir, ro=ro) is None and not self._is_dead(volume):
@@ -89,8 +93,8 @@ class VolumeDriver:
     def create(self, name: str, given: Mapping[str, str]) -> None:
         """Create a volume unless it exists.
 
-        Raises `InvalidName`, `InvalidSetting` for a wrong option or if the volume exists with other options, and
-        `OSError`.
+        Raises `InvalidName` for a wrong name, `InvalidSetting` for a wrong option or if the volume exists with other
+        options, and `OSError`.
         """
         options = parse_options(name, given, self._logs)
         logdir = Path(options.logdir)
@@ -139,7 +143,7 @@ class VolumeDriver:
         return str(path)
 
     def _shown(self, options: VolumeOptions) -> Path:
-        """Mount the log directory, and return the path for the container, with the owner and mode of the options."""
+        """Mount the log directory, set the owner and mode of the options, and return the path for the container."""
         if not options.shown and not options.ro:
             # The root of the mount has the owner and the mode of the log directory, so set them there.
             _make(Path(options.logdir), options)
@@ -217,7 +221,8 @@ class VolumeDriver:
 def _make(path: Path, options: VolumeOptions) -> None:
     """Make a directory if it is missing, and give it the owner and the mode of the options.
 
-    A topic's directory has those of the mount's root: the entries of the topic follow its partitions.
+    The owner and the mode of a topic's directory stay as they are. The caller sets those of the topic's partitions,
+    and the files of the topic take theirs from the partitions.
     """
     try:
         path.mkdir()

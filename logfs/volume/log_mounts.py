@@ -51,7 +51,10 @@ class LogMounts:
         return self._locks.setdefault(logdir, make_lock(Level.VOLUME))
 
     def mountpoint(self, logdir: str, *, ro: bool) -> Path:
-        """Return where this object mounts a log directory. The hash keeps directories with the same name apart."""
+        """Return where this object mounts a log directory.
+
+        The name has a hash of `logdir`, because log directories in different places may have the same name.
+        """
         digest = hashlib.sha256(os.fsencode(logdir)).hexdigest()[:8]
         return self._directory / f"{Path(logdir).name[:64]}-{digest}{'-ro' if ro else ''}"
 
@@ -81,15 +84,17 @@ class LogMounts:
         log_file = mountpoint.with_name(f"{mountpoint.name}.log")
         words = ["mount", f"--log-file={log_file}", *(["--read-only"] if ro else [])]
         if os.geteuid() == 0:
-            # Processes in containers run as other users. Only root can use the option whatever /etc/fuse.conf says.
+            # Processes in containers run as other users. Root may use this option in any case; other users may use it
+            # only if /etc/fuse.conf permits it.
             words.append("-oallow_other")
         self._run([*words, "--", logdir, str(mountpoint)])
         return mountpoint
 
     def unmount(self, logdir: str, *, ro: bool) -> None:
-        """Unmount a log directory if it is mounted at `mountpoint`, and wait until it is closed.
+        """Unmount a log directory from the path that `mountpoint` returns, and wait until the daemon has closed it.
 
-        Raises `InvalidStore` if that fails, and `OSError`.
+        Does not unmount if the log directory is not mounted there. Raises `InvalidStore` if the unmount fails, and
+        `OSError`.
         """
         mountpoint = self.mountpoint(logdir, ro=ro)
         state = mounted_at(mountpoint)
@@ -104,8 +109,8 @@ class LogMounts:
     def _run(words: list[str]) -> None:
         """Run a command of logfs, and raise `InvalidStore` with the last line of its errors if it fails.
 
-        If the filesystem is still mounted elsewhere after an unmount, this is only logged: a container that just
-        starts, for example, has copies of all mounts.
+        After an unmount, the filesystem may still be mounted elsewhere: for example, a container that is starting has
+        copies of all mounts. This is no failure, and is only logged.
         """
         environment = {name: value for name, value in os.environ.items() if name != _MANAGER}
         done = subprocess.run(

@@ -148,7 +148,7 @@ def _options(asked: dict[str, Any]) -> dict[str, str]:
 
 def _shown(status: VolumeStatus) -> dict[str, object]:
     told = status.options.to_json().items()
-    # The number 0, the id of root, is an option that was given.
+    # Leave out options that are not set. A number is set even if it is 0, which is the id of root.
     options = {name: value for name, value in told if value or type(value) is int}
     if status.options.mode is not None:
         options["mode"] = f"{status.options.mode:04o}"

@@ -65,7 +65,7 @@ class VolumeTable:
         self._write({each.name: each for each in self if each.name != name})
 
     def _write(self, volumes: dict[str, Volume]) -> None:
-        """Replace the table by `volumes`, first in the file. Raises `OSError`; then this object has not changed."""
+        """Replace the table by `volumes`: the file, then this object. An `OSError` leaves this object unchanged."""
         content = {
             name: {"options": each.options.to_json(), "ids": sorted(each.ids)}
             for name, each in volumes.items()

@@ -82,7 +82,7 @@ class AdminHandle(Handle):
             self._asked.clear()
             raise refuse(
                 errno.EMSGSIZE,
-                f"{self._file.path}: a request is one line of at most {_MAX_BYTES} bytes",
+                f"{self._file.path}: the request is too long; a request is one line of at most {_MAX_BYTES} bytes",
             )
         if not data.endswith(b"\n"):
             self._asked += data

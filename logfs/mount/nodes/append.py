@@ -136,7 +136,7 @@ class EnvelopeAppendFile(AppendFile):
 
 
 class EmptyHandle(Handle):
-    """An `append` file of a read-only store, open for reading: it reads as empty. Also the base of `AppendHandle`."""
+    """A handle that reads as empty: an `append` file of a read-only store, and the base class of `AppendHandle`."""
 
     direct_io = True
 
@@ -170,8 +170,8 @@ class AppendHandle(EmptyHandle):
     def check_position(self, position: int, data: bytes) -> None:
         """Raise EOPNOTSUPP for a write of `posix_fallocate`, which the C library emulates by one NUL in each block.
 
-        Other data is accepted at any position. A single NUL is data only where the last write began or ended; before
-        the first write, at 0.
+        A single NUL is accepted only at the position where the last write began or ended, and, before the first
+        write, at 0. Other data is accepted at any position. With O_APPEND everything is accepted.
         """
         if self._positions is None:
             return

@@ -61,7 +61,10 @@ class Stat(NamedTuple):
 
 
 class Caller(NamedTuple):
-    """The caller of a request, with ids of the daemon's namespaces; `pid` is a thread id, as FUSE reports it."""
+    """The caller of a request. The ids are those that the caller has in the daemon's user and PID namespaces.
+
+    `pid` is the id of the thread that made the request: FUSE does not report the process.
+    """
 
     uid: int
     gid: int
@@ -150,17 +153,20 @@ class Handle:
 
     def read(self, position: int, size: int) -> bytes:
         """Return up to `size` bytes at `position`; fewer only at the end of the file. Raises EBADF by default."""
-        raise refuse(errno.EBADF, f"{self.node.path}: cannot be read")
+        raise refuse(errno.EBADF, f"{self.node.path}: this file can only be written")
 
     def write(self, data: bytes) -> int:
         """Accept `data`, ignoring its position, and return the number of bytes accepted. Raises EBADF by default."""
-        raise refuse(errno.EBADF, f"{self.node.path}: cannot be written")
+        raise refuse(errno.EBADF, f"{self.node.path}: this file can only be read")
 
     def check_position(self, position: int, data: bytes) -> None:
         """Raise `OSError` if a write of `data` at `position` (bytes) must be refused. By default none is."""
 
     def grown(self) -> Sequence[Reader]:
-        """Return the partitions whose files may be larger now. The caller makes the kernel forget the sizes."""
+        """Return the partitions that may have grown through this handle.
+
+        The caller makes the kernel forget the sizes of their files.
+        """
         return ()
 
     def needs_sync(self) -> bool:
@@ -305,7 +311,7 @@ class PartitionAccess(Node):
     """A node whose mode and owner are in the permission table `modes` of a partition, under the name `mode_name`.
 
     Files inside a subdirectory such as `offsets/` share the mode and owner of that subdirectory, and cannot have
-    their own. `allowed_bits` are the permission bits that the kind of file can have by default.
+    their own. A mode that is derived from a directory's mode has only the bits in `allowed_bits`.
     """
 
     modes: PermissionTable

@@ -24,7 +24,7 @@ class SettingFile(GeneratedFile):
 
 
 class TopicConfigDirectory(PartitionFolder):
-    """The settings of a topic, shared by its partitions. The files have the directory's owner, and mode & 0644."""
+    """The settings of a topic, shared by its partitions. Each file has the directory's owner and mode & 0644."""
 
     allowed_bits = 0o755
 
@@ -51,7 +51,7 @@ class TopicConfigDirectory(PartitionFolder):
 
 
 class BrokerConfigDirectory(DirectoryNode):
-    """The broker-level settings, to which topics fall back. A setting without any value reads as a blank line."""
+    """The broker-level settings, from which topics inherit. A setting without a value reads as a blank line."""
 
     def stat(self) -> Stat:
         assert self.parent is not None

@@ -128,7 +128,7 @@ class GeneratedFile(FileNode):
 
 
 class GeneratedHandle(Handle):
-    """An open generated file. Reads and writes bypass the kernel's page cache, and the size that the kernel keeps.
+    """An open generated file. Reads and writes use neither the kernel's page cache nor the size that it keeps.
 
     Otherwise a reader would find the file empty after a shell's `>` truncated it, and two readers of different
     contents would share pages.

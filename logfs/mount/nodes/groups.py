@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     Commits = list[tuple[Reader, OffsetCommit]]
 
 LAG = ".lag"
-# The longest name that a listing shows. A longer name resolves if the system permits its length.
+# The longest name (bytes) that a listing shows. A longer name can be looked up if the kernel permits its length.
 _NAME_BYTES = 255
 
 
@@ -177,7 +177,7 @@ class GroupFile(FileNode):
         super().__init__(context, name, parent)
         self.folder = parent
         self.group = group
-        # Worker threads create and release handles, too. `add` and `discard` of a set are atomic.
+        # Worker threads change this set, too. No lock is needed, because `add` and `discard` are atomic.
         self.openers: set[GroupHandle] = set()
 
     def commits(self) -> Commits:

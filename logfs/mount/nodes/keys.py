@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # The number of keys that `ls` shows. Every key can be looked up.
 _LISTED = 1000
-# If a key ends with this suffix, its name has an encoded dot. So a name with the suffix always links to an envelope.
+# The key `a.json` has the name `a%2Ejson`. So a name that ends in `.json` always links to an envelope.
 _RESERVED = (JSON,)
 
 
@@ -47,7 +47,7 @@ class KeysDirectory(PartitionFolder):
 
 
 class KeyLink(SymlinkNode):
-    """A link to the newest record with a key. If the log has changed, the record is looked up again."""
+    """A link to the newest record with a key. If the log has changed, the next use looks the record up again."""
 
     is_evictable = True
 
@@ -57,7 +57,7 @@ class KeyLink(SymlinkNode):
         super().__init__(context, name, parent)
         self._folder = parent
         self._key = key
-        # Not the record itself: the kernel may keep names, and so their nodes, for as long as it has memory.
+        # Keep the place, not the record: the kernel may keep names, and so their nodes, for as long as it has memory.
         self._found = _place_of(record), self._state()
 
     def access(self) -> Access:
@@ -84,7 +84,7 @@ class KeyLink(SymlinkNode):
         return place
 
     def _state(self) -> tuple[int, int, int]:
-        """Return the state of the log: two results differ if the log has changed between the calls."""
+        """Return the generation and both ends of the log. A later result differs if the log has changed meanwhile."""
         partition = self._folder.partition
         log = partition.log
         return log.state.generation, partition.log_start_offset, partition.log_end_offset

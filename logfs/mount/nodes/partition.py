@@ -80,7 +80,7 @@ class PartitionDirectory(PartitionAccess, DirectoryNode):
 
     @property
     def is_deleted(self) -> bool:
-        """Whether the store has this partition no longer, but none or a new one of the same name."""
+        """Whether this partition was deleted: the store has no partition of the name any more, or has a new one."""
         registry, known = self.context.store.registry, self._partition
         loaded: Log | None
         if isinstance(known, UnloadedPartition):
@@ -138,7 +138,7 @@ class PartitionDirectory(PartitionAccess, DirectoryNode):
         return None
 
     def names(self) -> Iterator[str]:
-        # Raises EIO if the partition cannot be loaded.
+        # Load the partition: `ls` fails with EIO if it cannot be loaded.
         _ = self.partition
         yield from (*_APPENDS, *_TEXTS, *_FOLDERS, _STATUS, _LOG_START, _CTL)
 
@@ -176,7 +176,10 @@ class PartitionDirectory(PartitionAccess, DirectoryNode):
         return "".join(f"{line}\n" for line in lines).encode()
 
     def _command(self, text: str) -> None:
-        """Execute a command. `compact` and `move` go on in the background; the others are done when this returns."""
+        """Execute a command that was written to `ctl`.
+
+        `compact` and `move` continue in the background. The other commands are done when this returns.
+        """
         self.partition.check_may_block()
         store = self.context.store
         partition = writable(self.partition)

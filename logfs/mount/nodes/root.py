@@ -98,7 +98,9 @@ class RootDirectory(DirectoryNode):
     def rmdir(self, name: str) -> None:
         """Delete an empty partition, as `Store.delete` does. Raises `PartitionNotEmpty` if it has records."""
         if name in self._fixed:
-            raise refuse(errno.EPERM, f"{self.path}{name}: is reserved for logfs")
+            raise refuse(
+                errno.EPERM, f"{self.path}{name}: is reserved for logfs, and cannot be removed"
+            )
         self.context.store.delete(name, only_empty=True)
 
 
@@ -165,7 +167,7 @@ class SelfDirectory(DirectoryNode):
         return upkeep_text(self.context.store).encode()
 
     def _command(self, text: str) -> None:
-        """Execute a command for all partitions. `compact` continues in the background."""
+        """Execute a command for all partitions, which was written to `ctl`. `compact` continues in the background."""
         store = self.context.store
         store.disk.check_may_block()
         if store.read_only:

@@ -107,7 +107,10 @@ class SegmentFile(GrowingFile):
 
     @property
     def is_current(self) -> bool:
-        """Whether the name still leads to this node. It does not once the file is replaced or its segment sealed."""
+        """Whether the name still leads to this node.
+
+        The name leads to a new node once the file is replaced or its segment is sealed.
+        """
         return self._is_in_place and self._grows == (self._folder.segment(self.name) is not None)
 
     @property
@@ -153,9 +156,9 @@ class SegmentFile(GrowingFile):
 
 
 class OtherHandle(Handle):
-    """A handle that has the new file open after a replacement, while older handles of the node have the old one open.
+    """A handle of a file that has replaced another file, while older handles of the node have the other file open.
 
-    The kernel's pages of the node are those of the old file, so every read of this handle goes to the daemon.
+    The kernel's pages of the node are those of the older file, so every read of this handle goes to the daemon.
     """
 
     direct_io = True

@@ -56,7 +56,7 @@ class TextFile(GrowingFile):
         super().__init__(context, name, parent, partition)
         self.modes = modes
         self.mode_name = mode_name
-        # A partition has only two text views, but any number of ranges.
+        # Only ranges are evictable: a directory may have any number of ranges, but only one file of each text view.
         self.is_evictable = name != mode_name
         self.view = partition.text(view_of(name), start, end)
         self.file_number = file_number_of(parent.inode, name, self.view.generation)

@@ -56,7 +56,7 @@ _PARTITIONS = "partitions"
 
 
 class _Folder(DirectoryNode):
-    """A directory with the owner of the mount's root, and its mode without write permission for group and others."""
+    """A directory with the owner and the mode of the mount's root, without write permission for group and others."""
 
     entry_timeout = 1.0
 
@@ -110,7 +110,7 @@ class TopicDirectory(_Folder):
             return None
         partitions = self.topic.partitions
         if not partitions:
-            # Another process has deleted them, or is moving them, since this directory was looked up.
+            # Another process has deleted the partitions, or is moving them, since this directory was looked up.
             return None
         if name in _FRAMERS:
             return TopicAppendFile(self.context, name, self, partitions)
@@ -160,7 +160,7 @@ class PartitionLink(SymlinkNode):
 
 
 class _TopicAccess(PartitionAccess):
-    """An entry of a topic. Its mode and owner are those of the entry with the same name in every partition.
+    """A file or directory of a topic. Its mode and owner are those of the entry of the same name in every partition.
 
     If the partitions differ, only the owner of the first log directory has access.
     """
@@ -307,7 +307,7 @@ class TopicTextFile(_TopicAccess, GrowingFile):
 class TopicTextHandle(GrowingHandle):
     """An open `records` or `records.jsonl` of a topic. Its bytes never change, so the kernel may keep its pages.
 
-    The kernel keeps none if this process cannot watch the thread that opened the file.
+    The kernel keeps no pages if this process cannot watch the thread that opened the file.
     """
 
     keep_cache = True

@@ -1,10 +1,12 @@
 """Makes the kernel send the bytes that writers have left in its page cache, every `linger_ms`.
 
 The kernel does not tell when a write begins to fill the page cache, and would keep a page for up to 30 s. `syncfs`
-makes it send all pages, at a cost that does not depend on the number of open files. One such call is a round. If
-nothing was written to a file for some rounds, the kernel is made to forget the file's attributes. The next write(2)
-then asks for them first, which wakes this task. While all open files are idle, there is about one round a second;
-while no file is open for writing, there is none.
+makes it send all pages, at a cost that does not depend on the number of open files. One such call is a round.
+
+If nothing was written to a file for some rounds, the kernel is made to forget the file's attributes, and the file
+becomes idle. At the next write(2) the kernel asks for the attributes first. This request tells the mount that the
+file may have new bytes (`Linger.wake`). While all open files are idle, there is about one round a second; while no
+file is open for writing, there is none.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # After `_FORGOTTEN_AFTER` rounds without new bytes, the kernel is made to forget the attributes of a file. After more
-# than `_QUIET_AFTER`, the file is idle. The rounds between send the data of a write(2) that got attributes before.
+# than `_QUIET_AFTER` rounds, the file is idle. The rounds between send the bytes of a write(2) that had got the
+# attributes before the kernel forgot them.
 _FORGOTTEN_AFTER = 2
 _QUIET_AFTER = 5
 # The longest pause between rounds while a file is open for writing, but all files are idle.
@@ -37,7 +40,7 @@ _MOST_LAST_ROUNDS = 10
 
 
 class Linger:
-    """Makes the rounds (`sync`) of a mount. `rounds` is their number. Only the trio thread calls the public methods.
+    """Makes the rounds (`sync`) of a mount, and counts them in `rounds`. Only the trio thread calls public methods.
 
     If `is_stopping` is true, the mount answers requests for attributes of open files with an error, so that each new
     write(2) fails.
@@ -108,7 +111,7 @@ class Linger:
             for _ in range(_MOST_LAST_ROUNDS):
                 self._active.clear()
                 await run_in_thread(self._sync)
-                # With FUSE, syncfs returns before the mount has answered.
+                # With FUSE, syncfs returns before the mount has answered. `_invalidate` waits for the answers.
                 await run_in_thread(self._invalidate)
                 if not self._active:
                     return
@@ -149,7 +152,7 @@ class Linger:
         self._invalidate()
 
     def _invalidate(self) -> None:
-        """Make the kernel send the pages of each open file, file by file, and wait until they are accepted."""
+        """Make the kernel send the pages of each open file, file by file, and wait until this mount has them."""
         for inode in list(self._open):
             with suppress(OSError):
                 pyfuse3.invalidate_inode(pyfuse3.InodeT(inode))

@@ -317,7 +317,11 @@ class WriteBehindOperations(Handlers[_Node]):
         return pyfuse3.FileInfo(fh=number, keep_cache=True, nonseekable=True)
 
     async def _open_for_writing(self, node: _AppendFile, flags: int) -> None:
-        """Open the stream of a node. Each lookup makes a new node, so only /proc/PID/fd leads to an open one."""
+        """Open the stream of a node for a writer. Raises `OSError`: ENOTCONN if the mount is being stopped.
+
+        Each lookup makes a new node, so a second writer can open the node only through /proc/PID/fd. It gets EBUSY
+        unless both writers use O_APPEND, and the second one does not use O_TRUNC.
+        """
         appends = bool(flags & os.O_APPEND)
         self._refuse_when_stopping(node)
         async with node.lock:
@@ -366,7 +370,10 @@ class WriteBehindOperations(Handlers[_Node]):
         return len(buf)
 
     async def flush(self, fh: int) -> None:
-        """Raise the error of the stream, if there is one, so that close(2) returns it. An unfinished line stays."""
+        """Raise the error of the stream, if there is one, so that close(2) returns it.
+
+        An unfinished line stays in the stream: the file may still be open through another descriptor.
+        """
         if fh not in self._files:
             return
         node, flags = self._files[fh]

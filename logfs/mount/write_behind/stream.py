@@ -19,7 +19,7 @@ _REQUEST_BYTES = (1 << 20) - 4096
 LONGEST_LINE = 64 << 20
 # How many of the last accepted bytes are kept. Bytes that the kernel sends again are compared with them.
 _COMPARED_BYTES = 64 * 1024
-# At an error with one of these errnos, the main mount has refused one line only.
+# With one of these errnos, the main mount refuses only one line. The lines after it can still be sent.
 _REFUSALS = frozenset({errno.EINVAL, errno.EMSGSIZE})
 _NEWLINE = b"\n"
 
@@ -45,7 +45,7 @@ class Stream:
         self.failure: OSError | None = None
         self._note = note
         self._file = -1
-        # Bytes after a gap, by their file position: the bytes between `position` and them have not arrived yet.
+        # Bytes that have arrived too early, by their file position: the bytes from `position` to them are missing.
         self._early: dict[int, bytes] = {}
         # The last bytes before `position`: at most `_COMPARED_BYTES`.
         self._accepted = b""
@@ -88,7 +88,7 @@ class Stream:
     def read(self, position: int, size: int) -> bytes:
         """Return up to `size` accepted bytes from `position` on. Bytes that are no longer kept are returned as zeros.
 
-        Before a write(2) to a part of a page that the kernel has dropped, the kernel reads this page again.
+        The kernel reads a page that it has dropped again, before a write(2) changes a part of this page.
         """
         known = self.position - len(self._accepted)
         end = min(position + size, self.position)
@@ -103,7 +103,7 @@ class Stream:
     def check(self) -> None:
         """Raise the error that was kept for the next caller, if there is one.
 
-        A failure is raised each time, the refusal of a line once.
+        A `failure`, after which nothing more is sent, is raised each time. The refusal of a line is raised once.
         """
         error = self.failure or self._refusal
         self._refusal = None
@@ -192,7 +192,10 @@ class Stream:
                 self._open_again()
 
     def _open_again(self) -> None:
-        """Open the target again: the main mount may expect the rest of the refused line from the former handle."""
+        """Open the target again, after the main mount has refused a line.
+
+        The main mount may take the next bytes from the former handle for the rest of the refused line.
+        """
         os.close(self._file)
         self._file = -1
         try:
@@ -217,7 +220,7 @@ class Stream:
 
 
 def _end_of_lines(lines: bytes, start: int) -> int:
-    """Return the end of the lines from `start` that fit into one request, or of the first line if it does not fit."""
+    """Return where the whole lines end that one request can send from `start` on; at least one line is included."""
     if len(lines) - start <= _REQUEST_BYTES:
         return len(lines)
     end = lines.rfind(_NEWLINE, start, start + _REQUEST_BYTES) + 1
