@@ -154,8 +154,8 @@ class Setting:
         """Return the value of a text that a person typed: as `parse` does, but a time or a size may have a unit.
 
         Examples are `12h` and `1.5 d` for a time, `10GB` (10^10 bytes) and `10G` or `10GiB` (10 * 2^30) for a size.
-        Settings files have plain numbers, as Kafka's do. Raises as `parse`, and also for an unknown unit, and for a
-        fraction of a byte or of the setting's unit of time, such as `0.1ms`.
+        Settings files have plain numbers, as Kafka's do. Raises `InvalidSetting` as `parse` does, and also for
+        an unknown unit, and for a fraction of a byte or of the setting's unit of time, such as `0.1ms`.
         """
         unit_of_value, units = self._units
         typed = re.fullmatch(r"\s*([0-9]{1,19})(?:\.([0-9]{1,9}))?\s*([A-Za-z]+)\s*", text)
@@ -175,7 +175,10 @@ class Setting:
 
     @property
     def _units(self) -> tuple[int, Mapping[str, int]]:
-        """The value's own unit, and the units allowed in a typed text: none unless the value is a time or a size."""
+        """The unit of the setting's value, and the units that a typed text may have, by name; in ms or in bytes.
+
+        For a setting that is neither a time nor a size, these are 1 and no units.
+        """
         words = self.name.split(".")
         if words[-1] in _SUFFIXES:
             return _SUFFIXES[words[-1]], _TIMES
