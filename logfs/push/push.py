@@ -213,7 +213,10 @@ class Push:
         assert self._map is not None
         here = {number: commit.offset for number, commit in commits.items()}
         found = self._map.translated(plan.name, here, plan.there)
-        if not plan.has_same_partitions:
-            # The metadata of a commit may describe its partition here, which has no counterpart in the cluster.
-            return {number: (offset, "") for number, offset in found.items()}
-        return {number: (offset, commits[number].metadata) for number, offset in found.items()}
+        # The metadata of a commit may describe its partition here. In a cluster with another number of partitions, no
+        # partition is like it.
+        alike = commits if plan.has_same_partitions else {}
+        return {
+            number: (offset, alike[number].metadata if number in alike else "")
+            for number, offset in found.items()
+        }

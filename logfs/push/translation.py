@@ -15,7 +15,7 @@ from logfs.format.base.murmur2 import partition_of
 from logfs.format.batches.compression import Codec
 from logfs.format.batches.record import NO_TIMESTAMP
 from logfs.format.encoding.batch_builder import BatchFormat, build_records
-from logfs.push.translation_map import runs_of
+from logfs.push.translation_map import holds, runs_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -56,16 +56,16 @@ class Translation:
         here = [each.partition for each in self._topic.partitions]
         is_same = self._partitions == max(here) + 1
         form = BatchFormat(self._codec(), limit_bytes=_NO_LIMIT)
-        sent = {
-            (number, there): self._map.sent_up_to(self._topic.name, number, there)
-            for number in here
-            for there in range(self._partitions)
-        }
+        sent = {number: list(self._map.sent(self._topic.name, number).values()) for number in here}
+        ends = {number: max((runs[-1].end for runs in sent[number]), default=0) for number in here}
         for found in self._topic.read(committed=True, start=self._start(is_same=is_same)):
             number, record = found
             there = number if is_same else self._partition_of(number, record)
             assert record.offset is not None
-            if record.offset < sent[number, there]:
+            if record.offset < ends[number] and any(
+                holds(runs, record.offset) for runs in sent[number]
+            ):
+                # It may have gone to another partition, when the topic had fewer.
                 continue
             self._pending.setdefault(there, []).append(found)
             size = self._sizes.get(there, 0) + _size_of(record)
@@ -78,18 +78,17 @@ class Translation:
     def _start(self, *, is_same: bool) -> dict[int, int]:
         """Return the offset to begin at in each partition: the one after the last record that was sent.
 
-        `is_same` tells whether the topic has as many partitions in the cluster as here. If not, return {}: each
-        partition is read from its beginning, because its records go to several partitions there, and these may have
-        got records up to different offsets.
+        `is_same` tells whether the topic has as many partitions in the cluster as here. A partition is left out, and
+        read from its beginning, if its records go or went to other partitions there: these may have got records up to
+        different offsets.
         """
-        if not is_same:
-            return {}
         found = {}
-        for each in self._topic.partitions:
-            sent = self._map.sent_up_to(self._topic.name, each.partition, each.partition)
-            found[each.partition] = min(
-                max(sent, each.log_start_offset), each.committed.log_end_offset
-            )
+        for each in self._topic.partitions if is_same else ():
+            sent = self._map.sent(self._topic.name, each.partition)
+            if sent.keys() <= {each.partition}:
+                end = max((runs[-1].end for runs in sent.values()), default=0)
+                start = max(end, each.log_start_offset)
+                found[each.partition] = min(start, each.committed.log_end_offset)
         return found
 
     def _codec(self) -> Codec:

@@ -305,10 +305,13 @@ class TranslationMap:
         """Return the partitions in the cluster that the runs of a topic go to."""
         return {there for (name, _, there), runs in self._runs.items() if name == topic and runs}
 
-    def sent_up_to(self, topic: str, partition: int, to_partition: int) -> int:
-        """Return the offset here up to which records for `to_partition` in the cluster were sent; 0 if none were."""
-        runs = self._runs.get((topic, partition, to_partition))
-        return runs[-1].end if runs else 0
+    def sent(self, topic: str, partition: int) -> Mapping[int, Sequence[Run]]:
+        """Return the runs of a partition here, in the order of the offsets, by the partitions that they went to."""
+        return {
+            there: runs
+            for (name, number, there), runs in self._runs.items()
+            if (name, number) == (topic, partition) and runs
+        }
 
     def translated(
         self, topic: str, committed: Mapping[int, int], ends: Mapping[int, int]
@@ -337,6 +340,12 @@ def _first_from(runs: Sequence[Run], offset: int) -> int | None:
         return None
     run = runs[at]
     return run.to_offset + max(offset - run.offset, 0)
+
+
+def holds(runs: Sequence[Run], offset: int) -> bool:
+    """Whether the record at an offset here is in one of the runs, which are in the order of the offsets."""
+    at = bisect_right(runs, offset, key=lambda run: run.end)
+    return at < len(runs) and runs[at].offset <= offset
 
 
 def runs_of(topic: str, places: Iterable[tuple[int, int]], there: int, to_offset: int) -> list[Run]:
