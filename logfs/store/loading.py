@@ -350,13 +350,18 @@ class PartitionLoader:
                 logger.warning("%s: cannot be loaded now, the next use retries: %s", path, error)
                 raise
             logger.error("%s: the partition is offline: %s", path, error)
-            with suppress(OSError, RemoteStorageError):
-                self._failed_mtime[unloaded.name.directory] = log_dir.disk.stat(path).mtime_ns
-            registry.record_load(unloaded, error)
+            self._take_offline(unloaded, error)
         except Exception as error:
             # Unexpected error, perhaps provoked by a hostile file. It must not keep other partitions from loading.
             logger.exception("%s: the partition is offline", path)
-            registry.record_load(unloaded, InvalidStore(f"{path}: cannot be loaded: {error!r}"))
+            self._take_offline(unloaded, InvalidStore(f"{path}: cannot be loaded: {error!r}"))
+
+    def _take_offline(self, unloaded: UnloadedPartition, error: LogfsError | OSError) -> None:
+        """Record that a load failed. `refresh` tries again once the directory has changed."""
+        with suppress(OSError, RemoteStorageError):
+            mtime_ns = unloaded.log_dir.disk.stat(unloaded.path).mtime_ns
+            self._failed_mtime[unloaded.name.directory] = mtime_ns
+        self._registry.record_load(unloaded, error)
 
     def _complete(self, log_dir: LogDir, name: TopicPartition, path: Path) -> None:
         """Write a topic id if the directory has neither an id nor a segment: a crash interrupted its creation."""

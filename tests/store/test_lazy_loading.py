@@ -7,7 +7,7 @@ import itertools
 import os
 import threading
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -15,6 +15,7 @@ from logfs.errors import InvalidName, LogDirFailed, PartitionExists, PartitionFa
 from logfs.format.base.names import parse_directory
 from logfs.format.batches.record import Record
 from logfs.format.files import checkpoint
+from logfs.log import recovery
 from logfs.log.disk.disk import Disk, ReadOnlyDisk
 from logfs.store.directory.log_dir import CLEAN_SHUTDOWN, RECOVERY_POINTS, LogDir
 from logfs.store.store import Store
@@ -365,6 +366,30 @@ def test_a_read_only_store_is_lazy_too(log_dir: Path, clock: Clock) -> None:
         assert values(store, "u-0") == ["new"]
         assert values(store, "t-2")[-1] == "t-2 3"
         assert all(parse_directory(name) for name in store)
+
+
+def test_a_refresh_loads_no_partition_again_that_has_not_changed(
+    log_dir: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A partition that an unexpected error took offline stays so until its directory changes."""
+    fill(log_dir, clock, clean=True)
+    wanted = recovery.load
+
+    def load(disk: Disk, path: Path, *words: Any, **options: Any) -> recovery.Loaded:
+        if path.name == "t-1":
+            raise ZeroDivisionError(path)
+        return wanted(disk, path, *words, **options)
+
+    monkeypatch.setattr(recovery, "load", load)
+    with Store(log_dir, read_only=True) as store:
+        for _ in range(3):
+            store.refresh()
+        assert "ZeroDivisionError" in str(store.offline["t-1"])
+        assert len([each for each in caplog.records if each.exc_info]) == 1
+        monkeypatch.undo()
+        (log_dir / "t-1/other").touch()
+        store.refresh()
+        assert values(store, "t-1")[-1] == "t-1 2"
 
 
 @pytest.mark.parametrize("is_moved", [False, True], ids=["in place", "moved"])
