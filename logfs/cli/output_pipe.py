@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 _INT = struct.Struct("i")
 _POLL_SECONDS = 0.005
+# A pipe without a reader has an error; a socket or terminal without one is hung up.
+_GONE = select.POLLERR | select.POLLHUP
 
 
 class OutputPipe:
@@ -81,12 +83,12 @@ class _CountedOutput(io.RawIOBase):
 
 
 def has_reader() -> bool:
-    """Whether standard output can still be written to: False once the reader of a pipe has exited."""
+    """Whether standard output can still be written to: False once the reader of a pipe or a socket has exited."""
     with suppress(OSError, ValueError):
         poll = select.poll()
         # `poll` reports errors even if no event is requested.
         poll.register(sys.stdout.fileno(), 0)
-        return not any(found & select.POLLERR for _, found in poll.poll(0))
+        return not any(found & _GONE for _, found in poll.poll(0))
     return True
 
 

@@ -86,7 +86,7 @@ class _Pool:
         for _ in range(count - self._running):
             try:
                 _thread.start_new_thread(self._work, (True,))
-            except RuntimeError as error:
+            except (RuntimeError, MemoryError) as error:
                 raise OSError(
                     errno.EAGAIN,
                     f"the mount cannot start its {count} threads ({error}); raise the limit of tasks "

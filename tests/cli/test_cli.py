@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -536,6 +537,20 @@ def test_tail_ends_with_its_reader(orders: Path) -> None:
     command = f"{shlex.join(LOGFS)} tail -f {orders} | head -n 1"
     done = subprocess.run(["sh", "-c", command], capture_output=True, check=False, timeout=60)
     assert (done.stdout, done.stderr) == (b"value 2\n", b"")
+
+
+def test_tail_ends_with_the_other_end_of_a_socket(orders: Path) -> None:
+    """Standard output may be a socket, as under inetd: `tail -f` ends once the peer has closed it."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        process = subprocess.Popen(
+            [*LOGFS, "tail", "-f", orders], stdout=theirs, stderr=subprocess.PIPE
+        )
+        theirs.close()
+        assert ours.recv(8)
+        ours.close()
+        _, errors = process.communicate(timeout=60)
+    assert errors == b""
 
 
 # dump.

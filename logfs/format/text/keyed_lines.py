@@ -43,7 +43,7 @@ class KeyedLines:
             ]
             self._end = b',"headers":[%s]' % b",".join(pairs)
         self._start = start
-        self._unfinished = b""
+        self._unfinished = bytearray()
         # The lines so far of a record that further lines may continue, and their size in bytes.
         self._lines: list[bytes] = []
         self._size = 0
@@ -63,7 +63,11 @@ class KeyedLines:
 
         Raises `RecordTooLarge` if more than 256 MiB would be kept.
         """
-        *lines, self._unfinished = (self._unfinished + data).split(_NEWLINE)
+        *lines, rest = data.split(_NEWLINE)
+        if lines:
+            lines[0] = bytes(self._unfinished) + lines[0]
+            self._unfinished.clear()
+        self._unfinished += rest
         ended = b"".join(map(self._envelope if self._start is None else self._add, lines))
         if self._size + len(self._unfinished) > _MOST_BYTES:
             raise RecordTooLarge(
@@ -78,7 +82,8 @@ class KeyedLines:
 
     def finish(self) -> bytes:
         """End the input, and return the envelopes of all that is kept, including an unfinished line."""
-        line, self._unfinished = self._unfinished, b""
+        line = bytes(self._unfinished)
+        self._unfinished.clear()
         if self._start is None:
             return self._envelope(line) if line else b""
         return (self._add(line) if line else b"") + self.flush()
