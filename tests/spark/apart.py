@@ -11,12 +11,15 @@ import os
 import shlex
 import subprocess
 import sys
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyspark
 from pyspark import SparkConf, SparkContext
 
+import logfs.cli
 import logfs.spark
 from logfs.spark import jobs
 from tests.spark.program import unshare
@@ -110,15 +113,11 @@ def job_functions(spark: SparkSession, log_dir: str, out: Path) -> dict[str, Cal
 
 def command(job: str, address: str, log_dir: str) -> dict[str, Any]:
     """Return the output and the exit code of `logfs spark JOB`."""
-    words = ["spark", job, "--master", address, "--conf", "spark.executor.memory=600m", log_dir]
-    conf = [f"--conf={name}={value}" for name, value in SETTINGS.items()]
-    done = subprocess.run(
-        [sys.executable, "-m", "logfs", *words, *conf, "--conf=spark.driver.host=127.0.0.1"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return {"code": done.returncode, "out": done.stdout, "err": done.stderr}
+    settings = {**SETTINGS, "spark.driver.host": HOST}
+    words = ["spark", job, "--master", address, log_dir]
+    words += [f"--conf={name}={value}" for name, value in settings.items()]
+    with redirect_stdout(StringIO()) as out:
+        return {"code": logfs.cli.main(words), "out": out.getvalue()}
 
 
 def main() -> None:

@@ -20,6 +20,7 @@ from logfs.format.batches.record import Record
 from logfs.store.store import Store
 from tests.spark.conftest import need_spark, spark_settings
 from tests.spark.program import Program, unshare
+from tests.support.examples import drawn
 from tests.support.mounts import alone_with_mounts
 from tests.support.requirements import need
 from tests.support.stores import assert_clean
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-# The jobs that run on each kind of fault.
+# The jobs for each kind of fault.
 JOBS = {
     "lacking": (
         "verify",
@@ -46,7 +47,7 @@ JOBS = {
     "hole": ("verify", "stats", "load", "stream", "write", "import", "compact"),
     "copy": ("verify", "load", "write", "reindex"),
 }
-CASES = [(kind, job) for kind, jobs in JOBS.items() for job in jobs]
+CASES = drawn([(kind, job) for kind, jobs in JOBS.items() for job in jobs], 8)
 RECORDS = 60
 
 
@@ -119,7 +120,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, dict[s
         "settings": spark_settings(),
         "root": str(root),
         "log_dirs": {kind: str(log_dirs[kind]) for kind in JOBS},
-        "jobs": JOBS,
+        "jobs": {kind: [job for each, job in CASES if each == kind] for kind in JOBS},
         "seen": str(log_dirs["seen"]),
         "source": str(root / "sources/text.txt"),
         "shorter": str(root / "shorter.txt"),

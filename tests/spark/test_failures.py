@@ -1,7 +1,7 @@
 """Tasks that die after or during their work, speculative attempts, and other writers: each record is there once.
 
 Spark itself retries and speculates, on a cluster of two executors (`tests.spark.cluster`): local sessions do neither.
-The cluster is started once, and runs the same query into a directory and into a mount.
+The cluster is started once. In a deep campaign it runs the query twice, into a directory and into a mount.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from logfs.format.files.commit_file import STAGED
 from logfs.store.store import Store
 from tests.spark.conftest import need_iceberg, need_spark, spark_settings
 from tests.spark.program import Program
+from tests.support.examples import drawn
 from tests.support.mounts import Mount
 from tests.support.requirements import need_fuse
 from tests.support.stores import assert_clean
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 T = 1_700_000_000_000
 INPUT = [(b"k%d" % (n % 11), b"v%03d" % n, T + n) for n in range(240)]
+# The query writes into a log directory or into a mount.
+KINDS = drawn(["directory", "mount"], 1)
 BESIDE = [*(b"job %d" % n for n in range(30)), *[b"plain"] * 3]
 
 
@@ -47,7 +50,7 @@ class Outcome(NamedTuple):
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Outcome]]:
-    """The outcomes for "directory" and "mount". The audit finds no error in either."""
+    """The outcomes for `KINDS` and "pipeline". The audit finds no error in any."""
     need_spark()
     need_iceberg()
     need_fuse()
@@ -56,7 +59,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Out
         store.create("in-0").append([Record(value, key, [], time) for key, value, time in INPUT])
     mount = Mount(root / "mnt", [root / "mount-logs"])
     targets = []
-    for kind in ("directory", "mount"):
+    for kind in KINDS:
         log_dir = root / f"{kind}-logs"
         with Store(log_dir) as store:
             for number in range(3):
@@ -84,7 +87,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Out
     finally:
         mount.stop()
     found = {}
-    for kind in ("directory", "mount"):
+    for kind in KINDS:
         notes = frozenset(path.name for path in (root / f"{kind}-state").iterdir())
         found[kind] = Outcome(root / f"{kind}-logs", notes)
     found["pipeline"] = Outcome(root / "pipeline", frozenset())
@@ -93,7 +96,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Out
         assert_clean(outcome.log_dir)
 
 
-@pytest.mark.parametrize("kind", ["directory", "mount"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_tasks_that_die_or_straggle_change_nothing(outcomes: dict[str, Outcome], kind: str) -> None:
     """Key, value and time of each row are there once, in the order of its partition, beside the others' records."""
     found = outcomes[kind].records()
@@ -106,7 +109,7 @@ def test_tasks_that_die_or_straggle_change_nothing(outcomes: dict[str, Outcome],
     assert sorted(others) == sorted(BESIDE)
 
 
-@pytest.mark.parametrize("kind", ["directory", "mount"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_tasks_did_die_and_straggle(outcomes: dict[str, Outcome], kind: str) -> None:
     """Attempts did fail after all or half of their work, and two attempts at one task did the same work."""
     notes = outcomes[kind].notes
@@ -124,7 +127,7 @@ def test_the_tasks_did_die_and_straggle(outcomes: dict[str, Outcome], kind: str)
     assert len(attempts("staged", "1-0")) > 1
 
 
-@pytest.mark.parametrize("kind", ["directory", "mount"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_leftover_staged_files_are_removed(outcomes: dict[str, Outcome], kind: str) -> None:
     """The next upkeep removes the staged files of finished commits."""
     log_dir = outcomes[kind].log_dir
@@ -133,7 +136,7 @@ def test_leftover_staged_files_are_removed(outcomes: dict[str, Outcome], kind: s
     assert not list(log_dir.rglob("*" + STAGED))
 
 
-@pytest.mark.parametrize("kind", ["directory", "mount"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_kafka_agrees(outcomes: dict[str, Outcome], kind: str, tools: Tools) -> None:
     """kafka-dump-log finds the same offsets, keys and values, and no invalid batch."""
     outcome = outcomes[kind]

@@ -24,16 +24,22 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-# A session of the user's own, without a word about Python.
-OWN_SESSION = """
-import sys
+# Sessions of the user's own, one for each argument, the PYSPARK_PYTHON of the environment.
+OWN_SESSIONS = """
+import os, sys
 from pyspark.sql import SparkSession
 import logfs.spark
-spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
-try:
-    logfs.spark.register(spark)
-except Exception as error:
-    print(type(error).__name__, error)
+for python in sys.argv[1:]:
+    os.environ.pop("PYSPARK_PYTHON", None)
+    if python:
+        os.environ["PYSPARK_PYTHON"] = python
+    spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+    try:
+        logfs.spark.register(spark)
+        print("registered")
+    except Exception as error:
+        print(type(error).__name__, error)
+    spark.stop()
 """
 SESSION_THEN_REGISTER = """
 import sys
@@ -70,14 +76,15 @@ def test_workers_with_another_python_are_named_before_a_task_fails(tmp_path: Pat
     # An interpreter without any of the packages.
     other.write_text(f'#!/bin/sh\nexec "{sys.base_prefix}/bin/python3" -I -S "$@"\n')
     other.chmod(0o755)
-    done = run(OWN_SESSION, PATH=f"{tmp_path}:{os.environ['PATH']}")
-    assert done.stdout == (
+    pythons = ("", str(tmp_path / "nowhere"), sys.executable)
+    done = run(OWN_SESSIONS, *pythons, PATH=f"{tmp_path}:{os.environ['PATH']}")
+    lacking, missing, right = done.stdout.splitlines()
+    assert lacking == (
         "LogfsError Spark's Python workers would run python3, which has no module 'logfs': set the environment "
-        f"variable PYSPARK_PYTHON={sys.executable} before the session starts\n"
+        f"variable PYSPARK_PYTHON={sys.executable} before the session starts"
     ), done.stderr[-2000:]
-    done = run(OWN_SESSION, PYSPARK_PYTHON=str(tmp_path / "nowhere"))
-    assert "PYSPARK_PYTHON=" in done.stdout
-    assert run(OWN_SESSION, PYSPARK_PYTHON=sys.executable).stdout == ""
+    assert "PYSPARK_PYTHON=" in missing
+    assert right == "registered"
 
 
 def test_a_session_prints_no_tracebacks_and_no_warnings_of_its_own(tmp_path: Path) -> None:

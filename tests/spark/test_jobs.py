@@ -25,6 +25,7 @@ from logfs.spark.jobs import compact, plot, reindex, stats, verify
 from logfs.store.directory.log_dir import CLEAN_SHUTDOWN
 from logfs.store.observe.check import check
 from logfs.store.store import Store
+from tests.spark import commands
 from tests.support.batches import Batches
 from tests.support.partitions import flip
 from tests.support.stores import Clock, assert_clean
@@ -363,60 +364,37 @@ def test_stats_can_be_plotted(spark: SparkSession, hundred: Path, tmp_path: Path
 # The commands.
 
 
-@pytest.fixture
-def commands() -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """A function that starts commands, which take long to start, in parallel."""
-    started: list[subprocess.Popen[str]] = []
-
-    def start(*words: object) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "logfs", "spark", *map(str, words)]
-        started.append(
-            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        )
-        return started[-1]
-
-    yield start
-    for process in started:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
-
-
-def test_commands(
-    spark: SparkSession,
-    copied: list[Path],
-    hundred: Path,
-    tmp_path: Path,
-    commands: Callable[..., subprocess.Popen[str]],
-) -> None:
+def test_commands(copied: list[Path], hundred: Path, tmp_path: Path) -> None:
     """Each command prints its result, and its exit code reports errors."""
     one = [shutil.copytree(hundred / "a", tmp_path / "one")]
     ruined = ruin(copied)
     session = ("--master", "local[1]", "--conf", "spark.driver.memory=512m")
-    verifying = commands("verify", *session, *copied)
-    counting = commands("stats", *session, *copied, "--plot", tmp_path / "p.png", "--topics", "t1")
-    out, _ = verifying.communicate(timeout=120)
-    assert verifying.returncode == 1
-    assert all(str(path) in out for path in ruined.values())
-    assert "100 partitions, " in out.splitlines()[-1]
-    out, err = counting.communicate(timeout=120)
-    assert counting.returncode == 0, err
-    assert out.splitlines()[1].split()[:3] == ["t1", "10", "30"]
+    verified, counted, reindexed, compacted = commands.run(
+        tmp_path,
+        ("verify", *session, *copied),
+        ("stats", *session, *copied, "--plot", tmp_path / "p.png", "--topics", "t1"),
+        ("reindex", *session, *one),
+        ("compact", *session, "--roll", *one),
+    )
+    misspelt, lost = commands.run(
+        tmp_path,
+        # The first session of a process.
+        ("verify", "--master", "locl[1]", *one),
+        ("stats", *session, *one, "--plot", tmp_path / "none" / "p.png"),
+    )
+    assert verified.returncode == 1
+    assert all(str(path) in verified.stdout for path in ruined.values())
+    assert "100 partitions, " in verified.stdout.splitlines()[-1]
+    assert counted.returncode == 0, counted.stderr
+    assert counted.stdout.splitlines()[1].split()[:3] == ["t1", "10", "30"]
     assert (tmp_path / "p.png").stat().st_size > 1000
-    reindexing = commands("reindex", *session, *one)
-    out, err = reindexing.communicate(timeout=120)
-    assert reindexing.returncode == 0, err
-    misspelt = commands("verify", "--master", "locl[1]", *one)
-    lost = commands("stats", *session, *one, "--plot", tmp_path / "none" / "p.png")
-    assert "none: is not a directory" in lost.communicate(timeout=120)[1]
-    _, err = misspelt.communicate(timeout=120)
+    assert reindexed.returncode == 0, reindexed.stderr
+    assert "none: is not a directory" in lost.stderr
     assert misspelt.returncode == 1
-    assert "logfs: Spark does not start on locl[1]: " in err
-    assert "Traceback" not in err
-    compacting = commands("compact", *session, "--roll", *one)
-    out, err = compacting.communicate(timeout=120)
-    assert compacting.returncode == 0, err
-    assert ": 0 could not be compacted" in out.splitlines()[-1]
+    assert "logfs: Spark does not start on locl[1]: " in misspelt.stderr
+    assert "Traceback" not in misspelt.stderr
+    assert compacted.returncode == 0, compacted.stderr
+    assert ": 0 could not be compacted" in compacted.stdout.splitlines()[-1]
     assert_clean(*one)
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import gzip
 import random
 import re
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,6 +17,7 @@ from logfs.format.batches.record import Record
 from logfs.format.files.commit_file import STAGED
 from logfs.store.staged_commits import Commits
 from logfs.store.store import Store
+from tests.spark import commands
 from tests.spark.logs import DAY_MS, T, contents, make_log
 from tests.support.batches import batch
 from tests.support.requirements import need_fuse
@@ -476,20 +475,18 @@ def test_export_and_import_through_a_mount(
 
 def test_export_and_import_by_the_command_line(log: Path, empty: Path, tmp_path: Path) -> None:
     """The commands `export` and `import` print what they did."""
-
-    def logfs(*words: object) -> str:
-        session = ("--master", "local[1]", "--conf", "spark.driver.memory=512m")
-        command = [sys.executable, "-m", "logfs", "spark", *map(str, words), *session]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
     out = tmp_path / "out"
     topics = ["uncompressed.log", "snappy.log"]
-    said = logfs("export", log, out, "--topics", ",".join(topics), "--format", "json")
-    assert re.fullmatch(rf"{out}: [0-9]+ files, 1600 records, [0-9]+ bytes\n", said)
-    said = logfs("import", out, empty, "--format", "json", "--partitions", 1)
-    assert "snappy.log-2: 0..400\nuncompressed.log-0: 0..400\n" in said
+    session = ("--master", "local[1]", "--conf", "spark.driver.memory=512m")
+    exported, imported = commands.run(
+        tmp_path,
+        ("export", log, out, "--topics", ",".join(topics), "--format", "json", *session),
+        ("import", out, empty, "--format", "json", "--partitions", 1, *session),
+    )
+    assert exported.returncode == 0, exported.stderr
+    assert re.fullmatch(rf"{out}: [0-9]+ files, 1600 records, [0-9]+ bytes\n", exported.stdout)
+    assert imported.returncode == 0, imported.stderr
+    assert "snappy.log-2: 0..400\nuncompressed.log-0: 0..400\n" in imported.stdout
     wanted = contents(log)
     assert contents(empty) == {
         name: rows for name, rows in wanted.items() if name.rpartition("-")[0] in topics
