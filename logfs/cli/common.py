@@ -318,6 +318,21 @@ def check_partition_exists(wanted: Target) -> None:
     raise error or _unknown(wanted)
 
 
+def check_deleted(wanted: Target) -> None:
+    """Raise `UnknownPartition` if no log directory has a deleted partition, whichever it is.
+
+    Call this before the store is opened for writing, as `check_partition_exists`. Raises `OSError`.
+    """
+    for path in wanted.log_dirs:
+        if any(name.endswith(names.DirectoryKind.DELETED.value) for name in os.listdir(path)):
+            return
+    where = ", ".join(str(path) for path in wanted.log_dirs)
+    raise UnknownPartition(
+        f"{where}: {wanted.name} cannot be brought back: there is no deleted partition whose file.delete.delay.ms "
+        "has not passed"
+    )
+
+
 def _unknown(wanted: Target) -> UnknownPartition:
     where = ", ".join(str(path) for path in wanted.log_dirs)
     partitions = partitions_in(wanted.log_dirs)

@@ -24,14 +24,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Delete the partitions: rename their directories to names that end in `-delete`.
 
-    The next upkeep or opening of the store after `file.delete.delay.ms` removes the files.
+    Print until when `logfs undelete` brings each back. The next upkeep or opening of the store after that removes the
+    files.
     """
+    from logfs.format.base.times import format_time
     from logfs.store.admin.requests import Delete
 
     wanted = target(arguments.target)
     check_names(wanted)
     # Ask with all log directories of the store: the committed offsets, which are deleted too, may be in any of them.
     done = ask(with_whole_store(wanted.log_dirs), Delete(wanted.name))
-    for directory in done["directories"]:
-        print(f"{directory}: deleted; its files will be removed after file.delete.delay.ms")
+    for directory, due_ms in zip(done["directories"], done["due_ms"], strict=True):
+        print(
+            f"{directory}: deleted; 'logfs undelete {directory}' brings it back until {format_time(due_ms)}"
+        )
     return 0

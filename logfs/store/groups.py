@@ -171,6 +171,14 @@ class Groups:
             self.log_of(group).append(records, in_one_batch=True)
         return commits
 
+    def restore(self, group: str, name: str, commit: OffsetCommit) -> None:
+        """Record a commit of a partition that was deleted, durably, as it was. Raises as `forget`."""
+        record = Record(commit.encode(), _encode_key(group, names.parse_directory(name)))
+        with self._writing(group):
+            log = self.log_of(group)
+            log.append([record])
+        log.flush()
+
     def forget(self, group: str, name: str) -> bool:
         """Remove the commit of a group for a partition, durably, and return whether there was a commit.
 

@@ -36,6 +36,7 @@ from logfs.store.directory.lease import Lease, LeasedLogDir
 from logfs.store.directory.log_dir import LogDir
 from logfs.store.directory.topic_id import write_topic_id
 from logfs.store.maintenance import move_recovery
+from logfs.store.maintenance.deletion import Deletion
 from logfs.store.parallel import for_each
 from logfs.store.registry import UnloadedPartition
 
@@ -213,7 +214,8 @@ class PartitionLoader:
                 continue
             path = log_dir.path / entry.name
             if kind is DirectoryKind.DELETED and not self._registry.read_only:
-                self._registry.deletions[path] = self._registry.clock()
+                kept = Deletion.read(log_dir.disk, path)
+                self._registry.deletions[path] = kept.due_ms if kept else self._registry.clock()
             elif kind is DirectoryKind.NORMAL and name.topic != "__cluster_metadata":
                 found.partitions.append((name, path, entry.identity))
             elif kind is DirectoryKind.FUTURE:

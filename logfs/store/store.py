@@ -16,7 +16,6 @@ from logfs.errors import (
     OffsetOutOfRange,
     PartitionExists,
     PartitionFailed,
-    UnknownPartition,
 )
 from logfs.format.base import names
 from logfs.format.files import checkpoint
@@ -29,12 +28,13 @@ from logfs.log.partition_copy import remove_directory
 from logfs.store.checkpoints import Checkpoints
 from logfs.store.directory.log_dir import PATIENCE_SECONDS, FirstError, whole_store
 from logfs.store.directory.recognition import check_log_dirs
-from logfs.store.directory.topic_id import read_topic_id, write_topic_id
+from logfs.store.directory.topic_id import write_topic_id
 from logfs.store.groups import TOPIC as GROUPS_TOPIC
 from logfs.store.groups import Groups
 from logfs.store.loading import PartitionLoader, open_log_dirs
 from logfs.store.maintenance.compaction import Compactor
 from logfs.store.maintenance.context import MaintenanceContext
+from logfs.store.maintenance.deletion import Deleter
 from logfs.store.maintenance.mover import Mover
 from logfs.store.maintenance.remote_log_manager import RemoteLogManager
 from logfs.store.maintenance.retention import Retainer
@@ -138,6 +138,7 @@ class Store:
             self.compactor = Compactor(context)
             self.remote_log_manager = RemoteLogManager(context)
             self.mover = Mover(context, self.compactor)
+            self.deleter = Deleter(context)
             self.scheduler = MaintenanceScheduler(
                 context, self.retainer, self.compactor, self.mover
             )
@@ -329,58 +330,23 @@ class Store:
     def delete(self, name: str, *, only_empty: bool = False) -> None:
         """Delete a partition as Kafka does: rename it at once, and have it removed after `file.delete.delay.ms`.
 
-        The committed offsets of consumer groups for the partition are removed, too. With the last partition of a
-        topic, the topic's settings are removed. Raises `UnknownPartition`, `NotWritable`, `InvalidStore` if a log
-        directory of the store that is not open here has committed offsets, the error that keeps the partition
-        offline, and with `only_empty` `PartitionNotEmpty` if it has records.
+        Until then `undelete` brings it back. The committed offsets of consumer groups for the partition are removed,
+        too. With the last partition of a topic, the topic's settings are removed. Raises `UnknownPartition`,
+        `NotWritable`, `InvalidStore` if a log directory of the store that is not open here has committed offsets, the
+        error that keeps the partition offline, and with `only_empty` `PartitionNotEmpty` if it has records.
         """
         self._check_writable(name)
-        _ = self[name]
-        if names.parse_directory(name).topic != GROUPS_TOPIC:
-            self.groups.check_open()
-        with self.registry.lock:
-            partition = self.registry.written().get(name)
-            if partition is None:
-                raise self.offline.get(name) or UnknownPartition(f"{name}: no such partition")
-            delay_ms = partition.config.file_delete_delay_ms
-            with partition.flusher.lock, partition.lock:
-                if only_empty:
-                    partition.check_empty()
-                partition.close(UnknownPartition(f"{name}: the partition was deleted"))
-            doomed = partition.directory.with_name(
-                names.deleted_directory(partition.name, uuid.uuid4().hex)
-            )
-            topic_id = read_topic_id(partition.disk, partition.directory)
-            partition.rename_directory(doomed)
-            del self.registry.partitions[name]
-            home = self.registry.homes.pop(name)
-            self.registry.deletions[doomed] = self.clock() + delay_ms
-            # The partition is deleted now, whatever fails below. `create` removes entries that cannot be removed now.
-            errors = FirstError()
-            with errors:
-                home.set_cleaner_offset(partition.name, None)
-            if not self.registry.partitions_of(partition.topic):
-                with errors:
-                    self.settings.remove_topic(partition.topic)
-            with errors:
-                self.checkpoints.write()
-            with errors:
-                # If this fails, it is done when the directory is removed (`MaintenanceScheduler._forget_remote`).
-                self.tiered.forget_partition(topic_id, name)
-            if errors.error is not None:
-                logger.error(
-                    "%s: deleted, but some of its settings or checkpoint entries are left: %s",
-                    name,
-                    errors.error,
-                )
-        try:
-            self.groups.forget_partition(name)
-        except (LogfsError, OSError) as error:
-            logger.error(
-                "%s: deleted, but offsets that groups committed for it stay until it is created again: %s",
-                name,
-                error,
-            )
+        self.deleter.delete(name, only_empty=only_empty)
+
+    def undelete(self, name: str) -> Log:
+        """Bring a deleted partition back, and return it; possible until `file.delete.delay.ms` has passed.
+
+        It gets back its records, its log start, the committed offsets of groups, and, if it is the first partition of
+        its topic, the topic's settings. Raises `UnknownPartition` if it cannot be brought back, `PartitionExists`,
+        `InvalidStore` if another topic has its topic's name now, `NotWritable`, and the errors of a load.
+        """
+        self._check_writable(name)
+        return self.deleter.undelete(name)
 
     def truncate(self, name: str, offset: int, *, mirror_of: str | None = None) -> bool:
         """Drop the records of a partition at or above an offset, for good, and return whether anything changed.

@@ -83,6 +83,10 @@ class Topic:
         for partition in partitions:
             self._store.delete(partition.name.directory, only_empty=only_empty)
 
+    def undelete(self) -> Sequence[Log]:
+        """Bring the partitions of the deleted topic back, with its settings. Raises as `Store.undelete`."""
+        return [self._store.undelete(name) for name in self._store.deleter.deleted(self.name)]
+
     def append(self, records: Iterable[bytes | Record]) -> Sequence[tuple[int, int]]:
         """Append records to the partitions that Kafka's default partitioner chooses; return their offsets.
 

@@ -12,6 +12,7 @@ import struct
 import subprocess
 import sys
 import threading
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -78,6 +79,7 @@ def test_help_and_version() -> None:
         "status",
         "create",
         "delete",
+        "undelete",
         "describe",
         "append",
         "cat",
@@ -190,11 +192,23 @@ def test_create_errors(orders: Path, tmp_path: Path) -> None:
 
 
 def test_delete(orders: Path, log_dir: Path) -> None:
-    """`logfs delete` renames the directory to `-delete`, as Kafka does."""
-    assert "file.delete.delay.ms" in ok("delete", orders)
+    """`logfs delete` renames the directory to `-delete`, as Kafka does. For a minute `logfs undelete` undoes that."""
+    whole = ok("cat", orders)
+    told = ok("delete", orders)
+    undo, until = re.fullmatch(
+        rf"{orders}: deleted; '(logfs undelete {orders})' brings it back until (.*Z)\n", told
+    ).groups()  # type: ignore[union-attr]
+    left = datetime.fromisoformat(until) - datetime.now(UTC)
+    assert timedelta(seconds=40) < left <= timedelta(seconds=60)
     assert not orders.exists()
     assert len(list(log_dir.glob("orders-0.*-delete"))) == 1
     assert "orders-0" in fails("delete", orders)
+    assert "these can: orders-0" in fails("undelete", log_dir, "orders-7")
+    assert ok(*undo.split()[1:]) == f"{orders}: is back\n"
+    assert ok("cat", orders) == whole
+    assert "there is no deleted partition" in fails("undelete", orders)
+    ok("delete", log_dir, "orders")
+    assert ok("undelete", log_dir, "orders") == f"{orders}: is back\n"
 
 
 def test_describe(orders: Path, log_dir: Path) -> None:

@@ -63,6 +63,7 @@ ON_PARTITIONS = (
     "create LOGDIR new-0",
     "delete LOGDIR/orders-0",
     "delete-records --before 1 LOGDIR/orders-0",
+    "undelete LOGDIR/orders-0",
     "move LOGDIR/orders-0 --to MNT",
     "move RIGHT/orders-0 --to LOGDIR",
     "reindex LOGDIR/orders-0",

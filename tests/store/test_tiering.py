@@ -774,9 +774,11 @@ def test_a_deleted_partition_leaves_no_object(log_dir: Path, bucket: Path, clock
         assert list(second.read()) == kept
         store.delete("orders-0")
         store.delete("orders-1")
+        # Until the files are removed, the partitions may be brought back.
+        clock.now_ms += 1001
+        store.upkeep()
         # With the topic's settings, its own delay is gone.
         clock.now_ms += 60_001
-        store.upkeep()
         store.remote_log_manager.expire()
         assert not objects(bucket)
         assert not store.tiered.metadata.partitions()
@@ -785,10 +787,12 @@ def test_a_deleted_partition_leaves_no_object(log_dir: Path, bucket: Path, clock
 def test_a_crash_in_a_deletion_leaves_no_object(
     log_dir: Path, bucket: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After the directory was renamed, and before the deletion of its remote segments was recorded."""
+    """After the delay, and before the deletion of its remote segments was recorded."""
     store = Store(log_dir, clock=clock)
     fill(tiered(store, bucket))
     tier(store)
+    store.delete("orders-0")
+    clock.now_ms += 60_001
 
     def kill(*_: object) -> None:
         raise Killed
@@ -796,13 +800,37 @@ def test_a_crash_in_a_deletion_leaves_no_object(
     with monkeypatch.context() as patch:
         patch.setattr(RemoteLogMetadata, "mark_deleted", kill)
         with pytest.raises(Killed):
-            store.delete("orders-0")
+            store.upkeep()
     abandon(store)
     with Store(log_dir, clock=clock) as store:
         store.upkeep()
         clock.now_ms += 60_001
         store.remote_log_manager.expire()
         assert not objects(bucket)
+
+
+def test_a_deleted_partition_comes_back_with_its_objects(
+    log_dir: Path, bucket: Path, clock: Clock
+) -> None:
+    """What only the object store has of it is read, and is deleted neither before nor after that."""
+    with Store(log_dir, clock=clock) as store:
+        fill(tiered(store, bucket, file_delete_delay_ms=1000))
+        tier(store)
+        store.retain()
+        before = list(store["orders-0"].read())
+        local = store["orders-0"].local_start_offset
+        assert local > 0
+        store.delete("orders-0")
+        clock.now_ms += 999
+        store.upkeep()
+        store.remote_log_manager.expire()
+        assert list(store.undelete("orders-0").read()) == before
+        clock.now_ms += 100_000
+        store.upkeep()
+        store.remote_log_manager.expire()
+    with Store(log_dir, clock=clock) as store:
+        assert list(store["orders-0"].read()) == before
+        assert store["orders-0"].local_start_offset == local
 
 
 def test_tiering_is_switched_off(log_dir: Path, bucket: Path, clock: Clock) -> None:

@@ -291,6 +291,16 @@ class Logs:
         self.store.create(name)
         self.forget(name)
 
+    def undelete(self, name: str) -> None:
+        """Delete a log, and bring it back, sometimes after a kill."""
+        set_topic(self.store, topic_of(name), file_delete_delay_ms=60_000)
+        self.store.delete(name)
+        if self.chance.random() < 0.3:
+            abandon(self.store)
+            self.store = self.open()
+        self.store.undelete(name)
+        set_topic(self.store, topic_of(name), file_delete_delay_ms=0)
+
     def reopen(self, name: str) -> None:
         self.store.close()
         self.store = self.open(recover=self.chance.random() < 0.3)

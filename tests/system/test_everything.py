@@ -80,6 +80,10 @@ class Everything(Logs):
         super().recreate(name)
         self.forget_texts(name)
 
+    def undelete(self, name: str) -> None:
+        super().undelete(name)
+        self.forget_texts()
+
     def forget_texts(self, name: str = "") -> None:
         """Close the texts of a log and of its topic, by default all."""
         self.texts = [each for each in self.texts if name and each[1] != name]
@@ -213,6 +217,7 @@ CHANGES: Changes = {
     "commit-offset": (LOGS, Everything.commit_offset, None),
     "forget-offset": (LOGS, Everything.forget_offset, None),
     "recreate": (LOGS, Everything.recreate, None),
+    "undelete": (LOGS, Everything.undelete, None),
     "reopen": (LOGS, Everything.reopen, None),
     "kill": (LOGS, Everything.kill, None),
     "restore": (LOGS, Everything.restore, None),
@@ -232,7 +237,7 @@ OBSERVERS: dict[str, Deed] = {
 }
 WEIGHTS = {"append": 6, "send": 5, "end": 4, "roll": 2, "recreate": 0.3}
 # What opens stores takes far longer than the others.
-WEIGHTS |= {"reopen": 0.3, "kill": 0.3, "restore": 0.1}
+WEIGHTS |= {"undelete": 0.3, "reopen": 0.3, "kill": 0.3, "restore": 0.1}
 RARE = {"copy": 0.03, "audit": 0.05, "bucket-alone": 0.1, "cold": 0.2, "command": 0.2}
 pairs = Pairs(CHANGES, OBSERVERS)
 

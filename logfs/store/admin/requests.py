@@ -115,19 +115,31 @@ class CreateTopic(Request, operation="create-topic"):
 
 @dataclass(frozen=True)
 class Delete(Request, operation="delete"):
-    """Delete a partition or all partitions of a topic; the answer has their former `directories`.
+    """Delete a partition or all partitions of a topic.
 
-    The store loads all of its partitions, because committed offsets must be removed from `__consumer_offsets`.
+    The answer has their former `directories`, and in `due_ms` when the files of each are removed. The store loads all
+    of its partitions, because committed offsets must be removed from `__consumer_offsets`.
     """
 
     partition: str
 
     def run(self, store: Store, report: Report) -> Answer:
-        directories = []
+        directories, due_ms = [], []
         for name in names.partitions_named(self.partition, store.registry.homes):
             directories.append(str(store[name].directory))
-            store.delete(name)
-        return {"directories": directories}
+            due_ms.append(store.deleter.delete(name))
+        return {"directories": directories, "due_ms": due_ms}
+
+
+@dataclass(frozen=True)
+class Undelete(Request, operation="undelete"):
+    """Bring a deleted partition, or the partitions of a deleted topic, back; the answer has their `directories`."""
+
+    partition: str
+
+    def run(self, store: Store, report: Report) -> Answer:
+        found = [store.undelete(name) for name in store.deleter.deleted(self.partition)]
+        return {"directories": [str(partition.directory) for partition in found]}
 
 
 @dataclass(frozen=True)

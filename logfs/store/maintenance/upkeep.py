@@ -197,13 +197,19 @@ class MaintenanceScheduler(Maintenance):
 
     def _remove_directory(self, disk: Disk, path: Path) -> None:
         """Remove the directory of a deleted or moved partition; after a move, segments that are still read stay."""
+        with self._registry.lock:
+            if path not in self._registry.deletions:
+                # It was brought back.
+                return
+            # Now it cannot be any more.
+            self._registry.deletions[path] = 0
         self._forget_remote(disk, path)
         if remove_directory(disk, path, self._mover.still_read(path)):
             del self._registry.deletions[path]
             logger.info("%s: removed", path)
 
     def _forget_remote(self, disk: Disk, path: Path) -> None:
-        """Record that a deleted partition's remote segments are to be deleted, in case `Store.delete` could not."""
+        """Record that the remote segments of a deleted partition are to be deleted."""
         name = names.classify_directory(path.name)[1]
         topic_id = read_topic_id(disk, path)
         home = self._registry.homes.get(name.directory)

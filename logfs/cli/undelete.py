@@ -1,0 +1,33 @@
+"""`logfs undelete`: bring a deleted partition, or topic, back while its files are still there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from logfs.cli.common import ask, check_deleted, not_empty, target, with_whole_store
+
+if TYPE_CHECKING:
+    import argparse
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the TARGET argument: the partition, or the topic, to bring back."""
+    parser.add_argument(
+        "target",
+        nargs="+",
+        type=not_empty,
+        metavar="TARGET",
+        help="LOGDIR/PARTITION or LOGDIR/TOPIC, or LOGDIR… PARTITION or TOPIC",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Bring the partitions back, with the settings of their topic and the commits of groups; print their paths."""
+    from logfs.store.admin.requests import Undelete
+
+    wanted = target(arguments.target)
+    check_deleted(wanted)
+    done = ask(with_whole_store(wanted.log_dirs), Undelete(wanted.name))
+    for directory in done["directories"]:
+        print(f"{directory}: is back")
+    return 0

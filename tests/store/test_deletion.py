@@ -1,0 +1,204 @@
+"""Deleted partitions: they come back, with all that belongs to them, until `file.delete.delay.ms` has passed."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import pytest
+
+from logfs.errors import InvalidStore, NotWritable, PartitionExists, UnknownPartition
+from logfs.format.batches.record import Record
+from logfs.log.disk.disk import Disk
+from logfs.store.store import Store
+from tests.support.examples import drawn
+from tests.support.partitions import offsets
+from tests.support.stores import Clock, abandon, assert_clean, set_topic
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+DELAY = 60_000
+
+
+def fill(store: Store) -> None:
+    """Make a topic with settings, commits, deleted and compacted records."""
+    set_topic(store, "keys", cleanup_policy="compact,delete", segment_bytes=1000)
+    set_topic(store, "keys", min_cleanable_dirty_ratio="1.0")
+    for number in range(2):
+        keys = store.create(f"keys-{number}")
+        for n in range(40):
+            keys.append([Record(b"%d" % n, b"k%d" % (n % 7))])
+        store.delete_records(f"keys-{number}", 20)
+        store.compact(f"keys-{number}")
+        store.groups.commit("g", f"keys-{number}", 30 + number, "where")
+    store.topic("keys").flush()
+
+
+def state(store: Store) -> dict[str, object]:
+    """Return what a deletion takes away."""
+    return {
+        name: (
+            offsets(store[name]),
+            store[name].log_start_offset,
+            store.checkpoints.cleaner_offset(name),
+            store.groups.of(name),
+            dict(store.settings.topic_overrides(store[name].topic)),
+            store.registry.topic_id(store[name].topic),
+        )
+        for name in ("keys-0", "keys-1")
+    }
+
+
+@pytest.mark.parametrize("between", ["nothing", "reopened", "killed"])
+def test_a_topic_comes_back_as_it_was(log_dir: Path, clock: Clock, between: str) -> None:
+    """Records, log start, cleaner offset, commits, settings and topic id, also in a store that was opened again."""
+    store = Store(log_dir, clock=clock)
+    fill(store)
+    before = state(store)
+    store.topic("keys").delete()
+    assert "keys-0" not in store
+    assert not store.settings.topic_overrides("keys")
+    assert not store.groups.of("keys-1")
+    clock.now_ms += DELAY - 1
+    store.upkeep()
+    if between != "nothing":
+        abandon(store) if between == "killed" else store.close()
+        store = Store(log_dir, clock=clock)
+        store.upkeep()
+    with store:
+        assert [each.name.directory for each in store.topic("keys").undelete()] == [
+            "keys-0",
+            "keys-1",
+        ]
+        assert state(store) == before
+        store["keys-0"].append([Record(b"more", b"k")])
+        after = state(store)
+        clock.now_ms += DELAY
+        store.upkeep()
+    assert not list(log_dir.glob("*-delete"))
+    with Store(log_dir, clock=clock) as store:
+        assert state(store) == after
+        assert not list(log_dir.rglob("deletion.json"))
+
+
+class Killed(BaseException):
+    """Ends a store as a kill of its process would."""
+
+
+def changes_until_killed(log_dir: Path, clock: Clock, most: int) -> int:
+    """Bring a topic back, killed after `most` changes on the disk; return how many there were."""
+    store = Store(log_dir, clock=clock)
+    fill(store)
+    before = state(store)
+    store.topic("keys").delete()
+    count = 0
+
+    def counted(do: Callable[..., object]) -> Callable[..., object]:
+        def step(*words: object, **more: object) -> object:
+            nonlocal count
+            if count == most:
+                raise Killed
+            count += 1
+            return do(*words, **more)
+
+        return step
+
+    with pytest.MonkeyPatch.context() as patch, suppress(Killed):
+        for change in ("write", "sync", "rename_unsynced", "sync_directory", "unlink"):
+            patch.setattr(Disk, change, counted(getattr(Disk, change)))
+        store.topic("keys").undelete()
+    abandon(store)
+    with Store(log_dir, clock=clock) as store:
+        for name in before:
+            if name not in store:
+                store.undelete(name)
+        assert state(store) == before
+    assert_clean(log_dir)
+    return count
+
+
+def test_a_kill_leaves_a_partition_deleted_or_with_all_that_it_had(
+    tmp_path: Path, clock: Clock
+) -> None:
+    """Killed before some of the changes that bringing it back makes on the disk, and then opened again."""
+    total = changes_until_killed(tmp_path / "whole", clock, 1_000_000)
+    assert total > 20
+    for number in drawn(range(total), 5):
+        assert changes_until_killed(tmp_path / str(number), clock, number) == number
+
+
+def test_nothing_comes_back_after_the_delay(store: Store, clock: Clock, log_dir: Path) -> None:
+    """At the end of the delay the partition is lost, whether or not its files are removed already."""
+    store.create("orders-0").append([b"x"])
+    store.delete("orders-0")
+    clock.now_ms += DELAY
+    with pytest.raises(UnknownPartition, match=r"cannot be brought back.*no partition can"):
+        store.undelete("orders-0")
+    store.upkeep()
+    assert not list(log_dir.glob("*-delete"))
+
+
+def test_a_name_that_is_taken_again_is_not_brought_back(store: Store, clock: Clock) -> None:
+    """A partition of the name, or a topic with another id, must be deleted first; then the last deletion counts."""
+    for value in (b"first", b"second"):
+        store.create("orders-0").append([value])
+        if value == b"first":
+            store.create("orders-1").append([value])
+            store.topic("orders").delete()
+            clock.now_ms += 1
+    with pytest.raises(PartitionExists):
+        store.undelete("orders-0")
+    with pytest.raises(InvalidStore, match="another topic orders exists"):
+        store.undelete("orders-1")
+    store.topic("orders").delete()
+    (found,) = store.topic("orders").undelete()
+    assert [record.value for record in found.read()] == [b"second"]
+    with pytest.raises(UnknownPartition, match="these can: orders-1"):
+        store.undelete("orders-9")
+
+
+def test_a_copy_of_the_log_directory_brings_nothing_back(
+    store: Store, log_dir: Path, tmp_path: Path, clock: Clock
+) -> None:
+    """What `cp -a` has copied of a deleted partition is removed at once, as before."""
+    store.create("orders-0").append([b"x"])
+    store.delete("orders-0")
+    shutil.copytree(log_dir, tmp_path / "copy", symlinks=True)
+    (tmp_path / "copy/.lock").unlink()
+    with Store(tmp_path / "copy", clock=clock) as copy:
+        with pytest.raises(UnknownPartition):
+            copy.undelete("orders-0")
+        copy.upkeep()
+    assert not list((tmp_path / "copy").glob("*-delete"))
+
+
+def test_a_read_only_store_brings_nothing_back(store: Store, log_dir: Path) -> None:
+    """It changes nothing."""
+    store.create("orders-0").append([b"x"])
+    store.delete("orders-0")
+    with Store(log_dir, read_only=True) as reader, pytest.raises(NotWritable):
+        reader.undelete("orders-0")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"inode":%d}', '{"inode":%d,"partition":"x/y-0"}']
+)
+def test_a_damaged_file_brings_nothing_back(
+    store: Store, log_dir: Path, clock: Clock, text: str
+) -> None:
+    """The partition is then removed by the next opening."""
+    store.create("orders-0").append([b"x"])
+    store.delete("orders-0")
+    (path,) = log_dir.rglob("deletion.json")
+    with path.open("r+") as file:
+        file.truncate()
+        file.write(text % path.stat().st_ino if "%" in text else text)
+    with pytest.raises(UnknownPartition):
+        store.undelete("orders-0")
+    store.close()
+    with Store(log_dir, clock=clock) as again:
+        again.upkeep()
+    assert not list(log_dir.glob("*-delete"))
