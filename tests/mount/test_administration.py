@@ -1106,8 +1106,8 @@ def test_ordinary_user(python_for_all: tuple[str, str], public: Path) -> None:
     user = f"""
         set -e
         cd {home}
-        export HOME=/nonexistent PYTHONPATH={path} PYTHONDONTWRITEBYTECODE=1
-        mkdir mnt
+        export HOME=/nonexistent PYTHONPATH={path} PYTHONDONTWRITEBYTECODE=1 TMPDIR={home}/tmp
+        mkdir mnt tmp
         {python} -m logfs mount log mnt
         trap "fusermount3 -u -z {home}/mnt 2> /dev/null || true" EXIT
         mkdir mnt/orders-0
@@ -1121,6 +1121,7 @@ def test_ordinary_user(python_for_all: tuple[str, str], public: Path) -> None:
         {python} -m logfs umount mnt
         ls mnt | wc -l
         {python} -m logfs check log
+        stat -c %a tmp/logfs-kernels-*
     """
     script = f"""
         set -e
@@ -1137,7 +1138,8 @@ def test_ordinary_user(python_for_all: tuple[str, str], public: Path) -> None:
         timeout=120,
     )
     name = run("id", "-un", str(NOBODY)).strip()
-    expected = f"1000\nhello\n{name} 644\ngzip\n0\nclean\n"
+    # The compiled kernels, which have no other place, are kept for the next process.
+    expected = f"1000\nhello\n{name} 644\ngzip\n0\nclean\n700\n"
     assert (done.stdout, done.returncode) == (expected, 0), done.stderr
 
 

@@ -7,6 +7,8 @@ import inspect
 import os
 import re
 import shutil
+import stat
+import tempfile
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -53,15 +55,35 @@ def _compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any
     try:
         compiled = numba.njit(nogil=True, cache=True, **options)(function)
     except RuntimeError:
-        # Neither the module's `__pycache__` nor the user's cache is writable, so every process compiles for itself.
-        compiled = numba.njit(nogil=True, **options)(function)
-    else:
-        module = Path(inspect.getfile(function))
-        # numba's own stamp covers only the kernel's file. After a change of a module that the file imports, numba
-        # would run old code from its cache.
-        compiled._cache._cache_file._source_stamp = _digest(module)
-        _take_from_installation(module, Path(compiled.stats.cache_path))
+        # Neither the module's `__pycache__` nor the user's cache is writable, as for a service without a home.
+        has_cache = _use_temporary_cache()
+        compiled = numba.njit(nogil=True, cache=has_cache, **options)(function)
+        if not has_cache:
+            return cast("Callable[..., Any]", compiled)
+    module = Path(inspect.getfile(function))
+    # numba's own stamp covers only the kernel's file. After a change of a module that the file imports, numba would
+    # run old code from its cache.
+    compiled._cache._cache_file._source_stamp = _digest(module)
+    _take_from_installation(module, Path(compiled.stats.cache_path))
     return cast("Callable[..., Any]", compiled)
+
+
+@cache
+def _use_temporary_cache() -> bool:
+    """Let numba cache in the directory `logfs-kernels-UID` below the temporary directory; return whether it can.
+
+    It cannot if the directory belongs to another user, who could put other code there, or cannot be made.
+    """
+    path = Path(tempfile.gettempdir(), f"logfs-kernels-{os.geteuid()}")
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+        status = path.lstat()
+    except OSError:
+        return False
+    if status.st_uid != os.geteuid() or status.st_mode != stat.S_IFDIR | 0o700:
+        return False
+    config.CACHE_DIR = str(path)  # type: ignore[attr-defined]
+    return True
 
 
 @cache
@@ -100,7 +122,7 @@ def _take_from_installation(module: Path, user_cache: Path) -> None:
     """
     installed = module.parent / "__pycache__"
     # Copy nothing into a cache in NUMBA_CACHE_DIR: its user may set NUMBA_BOUNDSCHECK, which the files do not record.
-    if user_cache == installed or config.CACHE_DIR:  # type: ignore[attr-defined]
+    if user_cache == installed or os.environ.get("NUMBA_CACHE_DIR"):
         return
     # An index (.nbi) must not arrive before its data (.nbc). In sorted order the data come first.
     for source in sorted(installed.glob(f"{module.stem}.*.nb[ci]")):
