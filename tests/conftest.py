@@ -41,12 +41,25 @@ _terminal: pytest.TerminalReporter | None = None
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Group the tests that need Java by module, so that one worker runs a module: its tests share brokers.
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Draw the cases of tests marked `drawn`, and group the tests that need Java by module.
 
-    A worker keeps its Spark session and Kafka's clients for all of its modules. This hook runs before xdist reads the
-    marks.
+    One worker then runs a module, whose tests share brokers. A worker keeps its Spark session and Kafka's clients for
+    all of its modules. This hook runs before xdist reads the marks.
     """
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("drawn"):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    left_out = {
+        item
+        for test, each in cases.items()
+        for item in set(each)
+        - set(examples.drawn(each, each[0].get_closest_marker("drawn").args[0]))  # type: ignore[union-attr]
+    }
+    if left_out and not any("[" in word for word in config.args):
+        items[:] = [item for item in items if item not in left_out]
+        config.hook.pytest_deselected(items=left_out)
     for item in items:
         if {"kafka", "spark"} & set(item.path.parts):
             item.add_marker(pytest.mark.xdist_group(f"{item.path.parent.name} {item.path.stem}"))

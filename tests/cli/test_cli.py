@@ -1001,6 +1001,7 @@ def test_no_progress_in_a_pipe(log_dir: Path) -> None:
     ok("check", log_dir)
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("words", ["append", "check", "recover", "reindex", "compact", "move"])
 def test_progress_on_a_terminal(tmp_path: Path, words: str) -> None:
     """Long operations show their progress, in bytes."""

@@ -68,6 +68,7 @@ def shell(
     terminal.process.wait()
 
 
+@pytest.mark.drawn(8)
 @pytest.mark.parametrize(
     ("typed", "completed"),
     [

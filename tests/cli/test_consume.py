@@ -165,6 +165,7 @@ def test_an_output_that_is_closed_from_the_start(log_dir: Path, topic: str) -> N
     assert committed(log_dir, "a") == [0, 0, 0]
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("size", [1, 100, 8192, 250_000])
 @pytest.mark.parametrize("words", [END, ()], ids=["all", "followed"])
 def test_what_the_reader_of_a_pipe_has_taken_is_committed(
@@ -353,6 +354,7 @@ def several_log_dirs(tmp_path: Path) -> tuple[Path, Path]:
     return one, two
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("mounted", [False, True])
 def test_a_group_of_several_log_directories(
     tmp_path: Path, make_mount: Callable[..., Mount], mounted: bool

@@ -105,6 +105,7 @@ def log_dir(tmp_path: Path, clock: Clock) -> Path:
     return path
 
 
+@pytest.mark.drawn(25)
 @pytest.mark.parametrize("damage", DAMAGE)
 @pytest.mark.parametrize("place", [0, 3, BATCHES - 1])
 @pytest.mark.parametrize("index", ["old", "none", "recovered"])

@@ -158,6 +158,7 @@ def test_every_command_is_tested() -> None:
     assert not asked & ELSEWHERE
 
 
+@pytest.mark.drawn(200)
 @pytest.mark.usefixtures("untouched")
 @pytest.mark.parametrize(
     ("command", "kind"),
@@ -277,6 +278,7 @@ def test_python_refuses_a_wrong_path(kind: str, places: Path) -> None:
             way()
 
 
+@pytest.mark.drawn(5)
 @pytest.mark.usefixtures("untouched")
 @pytest.mark.parametrize(
     "kind",

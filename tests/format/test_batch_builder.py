@@ -118,6 +118,7 @@ def test_records_become_valid_batches_in_order(records: list[Record], form: Batc
             assert now.timestamp == (NOW if was.timestamp is None else was.timestamp)
 
 
+@pytest.mark.drawn(100)
 @pytest.mark.parametrize("codec", list(Codec))
 @pytest.mark.parametrize("limit", [71, 90, 110, 135, 160, 200, 260, 400, 1000, 5000])
 @pytest.mark.parametrize("length", [0, 2, 9, 30, 37, 100])

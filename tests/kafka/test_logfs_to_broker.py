@@ -87,7 +87,7 @@ def adopt(broker: Broker, own: Path) -> None:
         shutil.move(partition, empty)
 
 
-@pytest.fixture(scope="module", params=["clean", "killed"])
+@pytest.fixture(scope="module", params=drawn(["clean", "killed"], 1))
 def adopted(
     request: pytest.FixtureRequest,
     make_broker: Callable[..., Broker],

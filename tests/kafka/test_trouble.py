@@ -181,6 +181,7 @@ def is_equal(cluster: BrokerCluster, log_dir: Path) -> bool:
     return True
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("is_translated", [False, True])
 def test_a_push_loses_and_doubles_nothing(
     cluster: BrokerCluster,

@@ -92,6 +92,7 @@ def sorted_text(
     return b"".join(line for _, line in sorted(found))
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("isolation", list(Isolation))
 @pytest.mark.parametrize("view", list(View))
 def test_the_text_is_a_sort(
@@ -150,6 +151,7 @@ def test_an_empty_topic_grows(store: Store) -> None:
     assert text.read(0, 100) == b"first\nsecond\n"
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("isolation", list(Isolation))
 @pytest.mark.parametrize("view", list(View))
 def test_an_open_text_keeps_what_leaves_the_logs(

@@ -216,6 +216,7 @@ class OpenText:
         self.told = wanted
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("seed", range(12))
 def test_random_transactions_agree_with_a_plain_model(log_dir: Path, seed: int) -> None:
     """With many producers, rolls, deletions, truncations and restarts, every kind of read agrees with a model.

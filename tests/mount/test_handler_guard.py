@@ -248,6 +248,7 @@ def test_every_handler_is_covered_here() -> None:
     assert set(handlers()) - set(TRIGGERS) - UNREACHABLE == set()
 
 
+@pytest.mark.drawn(9)
 @pytest.mark.parametrize("handler", TRIGGERS)
 def test_a_failing_handler_answers_an_errno_and_the_mount_lives(
     ruined: Ruined, handler: str

@@ -151,6 +151,7 @@ class Session:
         return found
 
 
+@pytest.mark.drawn(6)
 @pytest.mark.parametrize("name", WRITES)
 def test_a_repeated_call_changes_what_one_call_changes(
     tmp_path: Path, loop: EventLoop, name: str

@@ -35,6 +35,7 @@ def orders(tmp_path: Path) -> str:
     return str(tmp_path / "log")
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("place", ["files", "log", "registry"])
 def test_values_decode_in_the_executors(
     spark: SparkSession, orders: str, tmp_path: Path, place: str

@@ -107,6 +107,7 @@ def state_of(target: Path) -> State:
     return found
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(
     ("kind", "fail"),
     drawn(product(("first", "second", "anew"), (full, broken, interrupted, killed)), 4),

@@ -48,7 +48,7 @@ settings = {"spark.ui.enabled": "false"}
 spark = logfs.spark.session("quiet", master="local[2]", settings=settings)
 logfs.spark.register(spark)
 orders = spark.read.format("logfs").option("subscribe", "orders").load(sys.argv[1])
-for _ in range(5):
+for _ in range(2):
     orders.show(3)
     orders.limit(1).collect()
     orders.orderBy("offset").limit(2).collect()

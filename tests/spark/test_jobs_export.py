@@ -340,6 +340,7 @@ def test_a_plain_export_is_not_continued(spark: SparkSession, log_dir: Path) -> 
         export(spark, log_dir, target, incremental=True)
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("mode", ["append", "overwrite"])
 def test_a_killed_export_is_completed_or_never_was(
     spark: SparkSession, log_dir: Path, monkeypatch: pytest.MonkeyPatch, mode: str

@@ -72,6 +72,7 @@ def assert_untouched(log_dir: Path) -> None:
 # import(export(x)) == x.
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     ("format", "compression"), [("parquet", "zstd"), ("json", "none"), ("json", "zstd")]
 )
@@ -128,6 +129,7 @@ def test_transactions_and_gaps_keep_their_order(
     assert [row[0] for row in rows] == list(range(30))
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("folders", [(), ("topic", "partition")])
 def test_parquet_that_spark_wrote_comes_back_unchanged(
     spark: SparkSession, log: Path, empty: Path, tmp_path: Path, folders: tuple[str, ...]

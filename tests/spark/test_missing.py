@@ -93,6 +93,7 @@ def after_planning(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], ob
     return when
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("change", LEGITIMATE)
 def test_jobs_skip_segments_that_left_the_log(
     spark: SparkSession,

@@ -92,6 +92,7 @@ def assert_equal(frames: list[DataFrame]) -> list[tuple[object, ...]]:
     return expected
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     ("headers", "isolation"), [("true", "read_committed"), ("false", "read_uncommitted")]
 )
@@ -148,6 +149,7 @@ LIMITS: list[dict[str, object]] = [
 ]
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("options", drawn(LIMITS, 5), ids=str)
 def test_where_a_batch_starts_and_ends(sources: Sources, options: dict[str, object]) -> None:
     """Every option for the start and the end of a batch gives the same rows, with the same precedence."""
@@ -195,6 +197,7 @@ STREAMS: list[dict[str, object]] = [
 ]
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("options", drawn(STREAMS, 3), ids=str)
 def test_streams(sources: Sources, tmp_path: Path, options: dict[str, object]) -> None:
     """Streams give the same rows in the same batches, by the offsets of each batch in the checkpoint."""

@@ -42,6 +42,7 @@ def load(spark: SparkSession, path: Path) -> DataFrame:
     return spark.read.format("logfs").option("subscribe", "orders").load(str(path))
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("layout", ["aiven", "local"])
 def test_a_tiered_log_reads_as_before(
     spark: SparkSession,

@@ -476,6 +476,7 @@ def _mutated(body: bytes, chance: random.Random) -> bytes:
     return bytes(data)
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("layout", ["aiven", "local"])
 def test_hostile_objects(
     server: ObjectServer, orders: Path, layout: str, monkeypatch: pytest.MonkeyPatch

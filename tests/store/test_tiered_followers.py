@@ -148,6 +148,7 @@ def test_descriptions_are_not_begun_twice(spread: Store, clock: Clock) -> None:
         assert again.tier("orders-0")
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("only", [None, "orders-0"])
 @pytest.mark.parametrize("since", ["nothing", "url", "settings"])
 @pytest.mark.parametrize("refreshes", [False, True])

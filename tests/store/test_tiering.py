@@ -150,6 +150,7 @@ def start_offsets(bucket: Path) -> list[int]:
 # Reading.
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("stored", STORED)
 def test_a_tiered_log_reads_as_one_that_never_was(
     log_dir: Path, bucket: Path, tmp_path: Path, clock: Clock, stored: str
@@ -245,6 +246,7 @@ def test_what_needs_no_object(log_dir: Path, server: ObjectServer, clock: Clock)
     assert not server.requests
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("stored", STORED)
 def test_a_cold_lookup_needs_three_requests(
     log_dir: Path, server: ObjectServer, clock: Clock, stored: str
@@ -409,6 +411,7 @@ def test_encrypted_segments_need_their_key(
     encryption._oaep.cache_clear()
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("stored", STORED)
 def test_nothing_is_fetched_twice(
     log_dir: Path, server: ObjectServer, clock: Clock, keys: Path, stored: str
@@ -509,6 +512,7 @@ def test_a_conflict_in_the_store_is_an_error(
         tier(store)
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("layout", ["aiven", "local"])
 def test_faults_of_the_server(
     log_dir: Path, server: ObjectServer, clock: Clock, layout: str
@@ -575,6 +579,7 @@ def test_a_copy_that_reads_back_wrong_does_not_count(
         assert len(partition.local_segments) < files
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("stored", STORED)
 def test_bytes_that_arrive_wrong_are_never_shown(
     log_dir: Path, server: ObjectServer, clock: Clock, stored: str
@@ -1234,6 +1239,7 @@ def flip_batch(path: Path, number: int) -> None:
     path.write_bytes(data)
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("number", [0, 1, 2, 3, 6, 7])
 def test_a_damaged_description_loses_nothing(
     log_dir: Path, bucket: Path, clock: Clock, number: int

@@ -147,6 +147,7 @@ WRITES: dict[str, tuple[Callable[[Store], LineFramer], bytes]] = {
 }
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("name", WRITES)
 def test_a_write_that_is_repeated_has_appended_nothing(store: Store, name: str) -> None:
     """In the thread that must not wait, a write succeeds as a whole, or `WouldBlock` leaves the logs as they were.

@@ -386,6 +386,7 @@ def campaign(states: list[State]) -> Counter[str]:
     return total
 
 
+@pytest.mark.drawn(5)
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_a_power_cut_at_any_step_keeps_what_was_flushed(
     name: str, record_property: Callable[[str, object], None]
@@ -447,6 +448,7 @@ def test_a_partition_that_is_created_again_has_no_commits_of_the_one_before() ->
     assert seen[True]
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("what", crashdisk.AFTER_A_CRASH)
 @pytest.mark.xdist_group("second cut")
 def test_a_second_power_cut_keeps_what_was_flushed(what: str) -> None:
@@ -729,6 +731,7 @@ MUTANTS = (
 )
 
 
+@pytest.mark.drawn(6)
 @pytest.mark.parametrize(("mutate", "workload"), MUTANTS, ids=[m.__name__ for m, _ in MUTANTS])
 def test_the_enumerator_catches_a_broken_engine(
     mutate: Callable[[pytest.MonkeyPatch], None],

@@ -345,6 +345,7 @@ def flipped(content: bytes, bit: int) -> bytes:
     return bytes(changed)
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("start", ["clean", "unclean"])
 @pytest.mark.parametrize("which", ["middle", "last"])
 @pytest.mark.parametrize("codec", CODECS)
@@ -395,6 +396,7 @@ SIDECARS = (
 )
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("start", ["clean", "unclean"])
 @pytest.mark.parametrize("suffix", SIDECARS)
 def test_no_flipped_bit_of_another_file_gives_a_wrong_record(suffix: str, start: str) -> None:
@@ -633,6 +635,7 @@ def test_a_partition_with_a_hostile_file_leaves_the_others_working() -> None:
         assert any("a-0" in error for error in crashdisk.errors_of(root / "log"))
 
 
+@pytest.mark.drawn(5)
 @pytest.mark.parametrize("claimed", [2, 3, 9, 1_000_000, 2**31 - 1])
 @pytest.mark.parametrize("state", ["clean", "unclean", "compacted"])
 def test_a_batch_that_claims_the_offsets_after_it_hides_nothing(claimed: int, state: str) -> None:

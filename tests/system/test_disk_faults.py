@@ -135,6 +135,7 @@ def calls(use: Callable[[Workload], None]) -> list[str]:
     return run.disk.seen
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("persistent", [False, True], ids=["once", "for ever"])
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC], ids=["EIO", "ENOSPC"])
 @pytest.mark.parametrize("use", [use, use_commits])
@@ -396,6 +397,7 @@ MUTANTS: tuple[Callable[[pytest.MonkeyPatch], None], ...] = (
 )
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("mutate", MUTANTS, ids=[mutate.__name__ for mutate in MUTANTS])
 def test_the_faults_catch_a_broken_engine(
     mutate: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
