@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.errors import InvalidName, PartitionExists
 from logfs.format.base import names
-from logfs.format.batches.record import as_record
+from logfs.format.batches.record import as_records
 from logfs.log.append.partition import writable
 from logfs.log.append.topic_framer import Partitioner, check_partitions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from logfs.format.batches.record import Record
+    from logfs.format.batches.record import Record, Value
     from logfs.log.append.partition import Partition
     from logfs.log.read.log import Log
     from logfs.log.read.reader import Reader
@@ -87,7 +87,7 @@ class Topic:
         """Bring the partitions of the deleted topic back, with its settings. Raises as `Store.undelete`."""
         return [self._store.undelete(name) for name in self._store.deleter.deleted(self.name)]
 
-    def append(self, records: Iterable[bytes | Record]) -> Sequence[tuple[int, int]]:
+    def append(self, records: Iterable[Value | Record]) -> Sequence[tuple[int, int]]:
         """Append records to the partitions that Kafka's default partitioner chooses; return their offsets.
 
         For each record, the result has (partition number, offset). A record with a key goes to the partition of the
@@ -100,7 +100,7 @@ class Topic:
         partitioner = self._partitioner
         if partitioner is None or partitioner.count != len(partitions):
             partitioner = self._partitioner = Partitioner(len(partitions))
-        wanted = [as_record(item) for item in records]
+        wanted = as_records(records)
         rows: dict[int, list[int]] = {}
         for row, record in enumerate(wanted):
             number = partitioner.partition(record.key, len(record.value or b""))

@@ -7,9 +7,11 @@ import os
 import shutil
 import threading
 from contextlib import suppress
+from datetime import datetime, timedelta, timezone
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 from logfs.errors import (
@@ -96,14 +98,52 @@ def test_a_log_file_holds_batches_and_nothing_else(orders: Partition) -> None:
     assert all(batch.is_valid for batch in Batches(data))
 
 
-@pytest.mark.parametrize("wrong", [b"no list", ["text"], [b"right", 7], [None]])
-def test_an_item_that_is_no_record_is_refused(orders: Partition, wrong: Any) -> None:
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (b"no list", r"give several records, as in append\(\[record\]\), not one bytes"),
+        ("text", "not one str"),
+        (Record(b"x"), "not one Record"),
+        ([b"right", 7], r"a record must be bytes, str or a logfs\.Record, not int"),
+        ([None], "not NoneType"),
+        ([Record(5)], "value must be bytes, str or None, not int"),  # type: ignore[arg-type]
+        ([Record(b"", 1.5)], "key must be bytes, str or None, not float"),  # type: ignore[arg-type]
+        ([Record(b"", None, [("h", 5)])], "header 'h' must be bytes, str or None"),  # type: ignore[list-item]
+        ([Record(b"", None, [(b"h", b"")])], "the name of a header must be a str"),  # type: ignore[list-item]
+        ([Record(b"", None, 7)], "headers must be a dict, or pairs"),  # type: ignore[arg-type]
+        ([Record(b"", None, ["h"])], "headers must be a dict, or pairs"),  # type: ignore[list-item]
+        ([Record(b"", timestamp=1.5)], "timestamp must be an int"),  # type: ignore[arg-type]
+        ([Record(b"", timestamp=datetime(2021, 11, 28))], "with a time zone"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_is_no_record_is_refused_by_the_name_of_its_field(
+    orders: Partition, wrong: Any, message: str
+) -> None:
+    """Nothing is appended, also if other items are right."""
     end = orders.log_end_offset
-    with pytest.raises(
-        TypeError, match=r"a record must be bytes or a logfs\.Record, not (int|str|NoneType)"
-    ):
+    with pytest.raises(TypeError, match=message):
         orders.append(wrong)
     assert orders.log_end_offset == end
+
+
+def test_fields_may_have_related_types(orders: Partition) -> None:
+    """Text becomes UTF-8, other buffers are copied, a dict is headers, and a datetime is ms, to the millisecond."""
+    first = orders.log_end_offset
+    time = datetime(2021, 11, 28, 12, 53, 20, 400_999, timezone(timedelta(hours=1)))
+    data = bytearray(b"buffer")
+    items: list[Any] = [
+        "Grüße",
+        data,
+        memoryview(b"view")[1:],
+        Record("v", "k", {"a": "x", "b": None}, time),  # type: ignore[arg-type]
+        Record(None, None, [("a", bytearray(b"y"))], np.int64(7)),  # type: ignore[arg-type, list-item]
+    ]
+    orders.append(items)
+    data[:] = b"change"
+    found = [(r.value, r.key, [*r.headers], r.timestamp) for r in orders.read(first)]
+    assert [value for value, *_ in found[:3]] == ["Grüße".encode(), b"buffer", b"iew"]
+    assert found[3] == (b"v", b"k", [("a", b"x"), ("b", None)], 1_638_100_400_400)
+    assert found[4] == (None, None, [("a", b"y")], 7)
 
 
 def test_one_append_is_one_batch(orders: Partition) -> None:

@@ -16,7 +16,7 @@ VARLONG_BYTES = 10
 def encode(value: int) -> bytes:
     """Return an int64 as a zigzag varint: at most 5 bytes for an int32, at most 10 for any other value."""
     zigzag = (value << 1) ^ (value >> 63)
-    return encode_unsigned(zigzag)
+    return _ONE_BYTE[zigzag] if zigzag < 128 else encode_unsigned(zigzag)
 
 
 def encode_unsigned(value: int) -> bytes:

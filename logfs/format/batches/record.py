@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, SupportsIndex, TypeAlias
 
 from logfs.errors import Corrupt
 from logfs.format.base import varint
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
+
+# A value or a key to append; a str is encoded in UTF-8.
+Value: TypeAlias = bytes | bytearray | memoryview | str
 
 NO_TIMESTAMP = -1
 
@@ -19,6 +24,11 @@ SMALLEST_RECORD = 7
 # A batch with more records is refused: although its bytes stay below the limit of `compression`, its columns or its
 # text would take gigabytes. No producer sends that many.
 MOST_RECORDS = 4_000_000
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+# The types of a value or a key, and of a timestamp, that need no conversion.
+_PLAIN = frozenset((bytes, type(None)))
+_TIME = frozenset((int, type(None)))
+_PAIRS = frozenset((tuple, list))
 
 
 class TimestampType(enum.IntEnum):
@@ -46,7 +56,8 @@ class Record:
 
     `value` and `key` are bytes or None (null); a null value is a tombstone. `headers` are ordered pairs of a name
     and bytes or None; a name may occur more than once. `timestamp` is in ms since the epoch, -1 for none; None in a
-    record to append requests the time of the append. `offset` is -1 until the log has assigned one.
+    record to append requests the time of the append. `offset` is -1 until the log has assigned one. In a record to
+    append, the fields may have related types, such as str (`as_records`).
     """
 
     value: bytes | None
@@ -57,16 +68,92 @@ class Record:
     timestamp_type: TimestampType = TimestampType.CREATE_TIME
 
 
-def as_record(item: object) -> Record:
-    """Return a `Record` unchanged, and bytes as a record with that value.
+def as_records(items: Iterable[object]) -> list[Record]:
+    """Return items to append as records with plain fields.
 
-    Raises `TypeError` for anything else.
+    An item is a `Record`, or a value. A value, a key or the value of a header may be bytes, bytearray, memoryview, or
+    a str, which is encoded in UTF-8. Headers may be a mapping, and a timestamp may be a datetime with a time zone.
+    Raises `TypeError` with the name of the field for anything else, and for a single record in place of several.
     """
-    if isinstance(item, bytes):
-        return Record(item)
-    if isinstance(item, Record):
-        return item
-    raise TypeError(f"a record must be bytes or a logfs.Record, not {type(item).__name__}")
+    if isinstance(items, (bytes, bytearray, memoryview, str, Record)):
+        raise TypeError(f"give several records, as in append([record]), not one {_kind(items)}")
+    return [
+        item if type(item) is Record and _is_plain(item) else _as_record(item) for item in items
+    ]
+
+
+def _is_plain(record: Record) -> bool:
+    """Whether the fields need no conversion. Called for each record, so it takes a few per cent of an append."""
+    if not (
+        type(record.value) in _PLAIN
+        and type(record.key) in _PLAIN
+        and type(record.timestamp) in _TIME
+        and type(record.headers) in _PAIRS
+    ):
+        return False
+    for header in record.headers:
+        if type(header) is not tuple or len(header) != 2 or type(header[0]) is not str:
+            return False
+        if type(header[1]) not in _PLAIN:
+            return False
+    return True
+
+
+def _as_record(item: object) -> Record:
+    if isinstance(item, (bytes, bytearray, memoryview, str)):
+        return Record(_as_bytes("value", item))
+    if not isinstance(item, Record):
+        raise TypeError(f"a record must be bytes, str or a logfs.Record, not {_kind(item)}")
+    return Record(
+        _as_bytes("value", item.value),
+        _as_bytes("key", item.key),
+        _as_headers(item.headers),
+        _as_ms(item.timestamp),
+        item.offset,
+        item.timestamp_type,
+    )
+
+
+def _as_bytes(field: str, value: object) -> bytes | None:
+    if value is None or type(value) is bytes:
+        return value
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value)
+    raise TypeError(f"{field} must be bytes, str or None, not {_kind(value)}")
+
+
+def _as_headers(headers: object) -> Sequence[tuple[str, bytes | None]]:
+    pairs = headers.items() if isinstance(headers, Mapping) else headers
+    try:
+        found = [(name, value) for name, value in pairs]  # type: ignore[attr-defined]
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"headers must be a dict, or pairs of a name and a value, not {_kind(headers)}"
+        ) from None
+    for name, _ in found:
+        if not isinstance(name, str):
+            raise TypeError(f"the name of a header must be a str, not {_kind(name)}")
+    return [(name, _as_bytes(f"header {name!r}", value)) for name, value in found]
+
+
+def _as_ms(time: object) -> int | None:
+    if time is None or type(time) is int:
+        return time
+    if isinstance(time, datetime):
+        if time.tzinfo is None:
+            raise TypeError("timestamp must be a datetime with a time zone, or ms since 1970")
+        return (time - _EPOCH) // timedelta(milliseconds=1)
+    if isinstance(time, SupportsIndex):
+        return time.__index__()
+    raise TypeError(
+        f"timestamp must be an int (ms since 1970) or a datetime with a time zone, not {_kind(time)}"
+    )
+
+
+def _kind(item: object) -> str:
+    return type(item).__name__
 
 
 def encode_record(record: Record, *, offset_delta: int, timestamp_delta: int) -> bytes:

@@ -21,7 +21,7 @@ from logfs.errors import (
 )
 from logfs.format.base import names
 from logfs.format.batches.batch import Batch, assign_offset
-from logfs.format.batches.record import Record, as_record
+from logfs.format.batches.record import Record, as_records
 from logfs.format.encoding.batch_builder import (
     Built,
     build_lines,
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
     from logfs.config import LogConfig
     from logfs.format.base.names import TopicPartition
+    from logfs.format.batches.record import Value
     from logfs.format.encoding.batch_builder import BatchFormat, NewBatch
     from logfs.log.disk.disk import Disk, Gone
     from logfs.log.recovery import Loaded
@@ -93,8 +94,8 @@ class Partition(Log):
 
     # Appending.
 
-    def append(self, records: Iterable[bytes | Record], *, in_one_batch: bool = False) -> int:
-        """Append records and return the offset of the first; a `bytes` item is a record with that value and no key.
+    def append(self, records: Iterable[Value | Record], *, in_one_batch: bool = False) -> int:
+        """Append records and return the offset of the first; bytes or a str is a record with that value and no key.
 
         The records are readable at once, and durable after `flush`. `RecordTooLarge` and `InvalidRecord` leave the
         log unchanged. A crash or the `OSError` of a full disk leaves only whole batches: if the records need several,
@@ -102,7 +103,7 @@ class Partition(Log):
         `NotWritable`, `PartitionFailed` or `UnknownPartition` if the partition takes no appends at all. Raises
         `PartitionFailed` also if the write or a due flush fails.
         """
-        wanted = [as_record(item) for item in records]
+        wanted = as_records(records)
         now_ms, config = self._clock(), self.config
         built = self._build(wanted, config, now_ms)
         if built.refused is not None:
