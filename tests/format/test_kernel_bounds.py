@@ -24,7 +24,7 @@ COVERING = drawn(
         "tests/format/test_text_kernels.py",
         "tests/log/test_offset_map.py",
     ),
-    2,
+    1,
 )
 # A kernel that reads past its array must raise here. Otherwise the checks are off and the run below shows nothing.
 CANARY = """
