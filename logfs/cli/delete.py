@@ -34,8 +34,12 @@ def run(arguments: argparse.Namespace) -> int:
     check_names(wanted)
     # Ask with all log directories of the store: the committed offsets, which are deleted too, may be in any of them.
     done = ask(with_whole_store(wanted.log_dirs), Delete(wanted.name))
-    for directory, due_ms in zip(done["directories"], done["due_ms"], strict=True):
-        print(
-            f"{directory}: deleted; 'logfs undelete {directory}' brings it back until {format_time(due_ms)}"
-        )
+    for directory, until_ms in zip(done["directories"], done["until_ms"], strict=True):
+        if until_ms is None:
+            print(f"{directory}: deleted for good")
+        else:
+            until = format_time(until_ms)
+            print(
+                f"{directory}: deleted; 'logfs undelete {directory}' brings it back until {until}"
+            )
     return 0

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
+import uuid
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -11,6 +13,7 @@ import pytest
 from logfs.errors import InvalidStore, NotWritable, PartitionExists, UnknownPartition
 from logfs.format.batches.record import Record
 from logfs.log.disk.disk import Disk
+from logfs.store.maintenance.deletion import Deletion
 from logfs.store.store import Store
 from tests.support.examples import drawn
 from tests.support.partitions import offsets
@@ -158,6 +161,36 @@ def test_a_name_that_is_taken_again_is_not_brought_back(store: Store, clock: Clo
     assert [record.value for record in found.read()] == [b"second"]
     with pytest.raises(UnknownPartition, match="these can: orders-1"):
         store.undelete("orders-9")
+
+
+def test_what_cannot_come_back_is_told(
+    store: Store, monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    """Neither without a delay, nor if the disk has no room for what must be kept."""
+    store.create("orders-0")
+    assert store.deleter.delete("orders-0") == clock.now_ms + DELAY
+    set_topic(store, "orders", file_delete_delay_ms=0)
+    store.create("orders-0")
+    assert store.deleter.delete("orders-0") is None
+    store.create("orders-0")
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Deletion, "write", refuse)
+        assert store.deleter.delete("orders-0") is None
+
+
+def test_a_mirrored_topic_comes_back(store: Store, clock: Clock) -> None:
+    """With the setting that keeps others from appending to it."""
+    store.settings.change_topic("orders", {"logfs.mirror.source": "cluster"})
+    store.create("orders-0", mirror_of="cluster", mirrored_id=uuid.UUID(int=77))
+    store.delete("orders-0")
+    store.undelete("orders-0")
+    assert store.registry.topic_id("orders") == uuid.UUID(int=77)
+    with pytest.raises(NotWritable):
+        store.writable("orders-0").append([b"x"])
 
 
 def test_a_copy_of_the_log_directory_brings_nothing_back(

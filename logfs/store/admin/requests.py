@@ -117,18 +117,18 @@ class CreateTopic(Request, operation="create-topic"):
 class Delete(Request, operation="delete"):
     """Delete a partition or all partitions of a topic.
 
-    The answer has their former `directories`, and in `due_ms` when the files of each are removed. The store loads all
-    of its partitions, because committed offsets must be removed from `__consumer_offsets`.
+    The answer has their former `directories`, and in `until_ms` until when each can be brought back (null if it
+    cannot). The store loads all of its partitions, because committed offsets must be removed.
     """
 
     partition: str
 
     def run(self, store: Store, report: Report) -> Answer:
-        directories, due_ms = [], []
+        directories, until_ms = [], []
         for name in names.partitions_named(self.partition, store.registry.homes):
             directories.append(str(store[name].directory))
-            due_ms.append(store.deleter.delete(name))
-        return {"directories": directories, "due_ms": due_ms}
+            until_ms.append(store.deleter.delete(name))
+        return {"directories": directories, "until_ms": until_ms}
 
 
 @dataclass(frozen=True)

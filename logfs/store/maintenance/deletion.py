@@ -86,8 +86,8 @@ def _commit(fields: Any) -> OffsetCommit:
 class Deleter(Maintenance):
     """Deletes partitions, and brings deleted ones back."""
 
-    def delete(self, name: str, *, only_empty: bool = False) -> int:
-        """Delete a partition, and return when its files are removed (ms since the epoch).
+    def delete(self, name: str, *, only_empty: bool = False) -> int | None:
+        """Delete a partition, and return until when it can be brought back (ms since the epoch), None if it cannot.
 
         Raises as `Store.delete`.
         """
@@ -121,10 +121,12 @@ class Deleter(Maintenance):
             registry.deletions[doomed] = kept.due_ms
             # The partition is deleted now, whatever fails below. `create` removes entries that cannot be removed now.
             self._forget(partition, home)
-            if is_closed:
+            can_return = is_closed and kept.due_ms > registry.clock()
+            if can_return:
                 try:
                     kept.write(home.disk, doomed)
                 except OSError as error:
+                    can_return = False
                     logger.warning("%s: deleted, and cannot be brought back: %s", name, error)
         try:
             self._groups.forget_partition(name)
@@ -134,7 +136,7 @@ class Deleter(Maintenance):
                 name,
                 error,
             )
-        return kept.due_ms
+        return kept.due_ms if can_return else None
 
     def _forget(self, partition: Partition, home: LogDir) -> None:
         """Remove the entries of a deleted partition in checkpoints, and the settings of a topic without partitions.
