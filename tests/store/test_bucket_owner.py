@@ -91,9 +91,11 @@ def delete_records(store: Store, clock: Clock) -> None:
 
 def delete(store: Store, clock: Clock) -> None:
     store.delete("orders-0")
-    clock.now_ms += 120_000
-    store.upkeep()
-    store.remote_log_manager.expire()
+    for _ in range(2):
+        # The objects are deleted after the local files.
+        clock.now_ms += 120_000
+        store.upkeep()
+        store.remote_log_manager.expire()
 
 
 def truncate(store: Store, clock: Clock) -> None:

@@ -168,17 +168,28 @@ def test_deletion_renames_at_once_and_removes_later(
 def test_an_unfinished_deletion_is_completed_after_the_next_opening(
     log_dir: Path, clock: Clock
 ) -> None:
-    """A `-delete` directory is no partition, and upkeep of a writable store removes it (kafka-storage 5.1)."""
+    """A `-delete` directory is no partition, and upkeep of a writable store removes it (kafka-storage 5.1).
+
+    One that Kafka has left goes at once, one that `Store.undelete` can bring back after the delay.
+    """
     with Store(log_dir, clock=clock) as store:
         store.create(NAME).append([b"v"])
         store.delete(NAME)
-    (doomed,) = log_dir.glob("*-delete")
+        store.create("orders-1").append([b"v"])
+        store.delete("orders-1")
+    (doomed,) = log_dir.glob(f"{NAME}.*-delete")
+    (left,) = log_dir.glob("orders-1.*-delete")
+    (left / "deletion.json").unlink()
     with Store(log_dir, clock=clock, read_only=True) as store:
         assert len(store) == 0
         store.upkeep()
     assert doomed.exists()
     with Store(log_dir, clock=clock) as store:
         assert len(store) == 0
+        store.upkeep()
+        assert doomed.exists()
+        assert not left.exists()
+        clock.now_ms += 60_000
         store.upkeep()
         assert not doomed.exists()
 
