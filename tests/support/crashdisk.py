@@ -737,6 +737,23 @@ class Workload:
         self.now_ms += 10_000_000
         self.step(self.store.upkeep)
 
+    def undelete(self, name: str) -> None:
+        """Delete a partition, and bring it back; until that is done it may be missing."""
+        if name not in self.store:
+            return
+        topic = name.rpartition("-")[0]
+        durable, configs = self.durable[name], self.configs[topic]
+        self.exists[name] = None
+        self.configs[topic] = [{}, *configs]
+        self.durable[name] = {}
+        self._note()
+        done = self.step(lambda: self.store.delete(name))
+        if done and self.step(lambda: self.store.undelete(name)):
+            self.exists[name] = True
+            self.configs[topic] = configs
+            self.durable[name] = durable
+            self._note()
+
     def checkpoint(self) -> None:
         """Write the checkpoints."""
         self.step(self.store.checkpoints.write)

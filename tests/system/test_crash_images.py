@@ -138,6 +138,24 @@ def deleting(work: Workload) -> None:
     work.upkeep(100_000)
 
 
+def undeleting(work: Workload) -> None:
+    work.configure("a", "segment.bytes", "300")
+    work.create("a-0")
+    for number in range(5):
+        work.append("a-0", line(number) * 3)
+    work.flush("a-0")
+    work.undelete("a-0")
+    work.append("a-0", b"after that")
+    work.flush("a-0")
+    work.checkpoint()
+    work.append("a-0", b"unflushed")
+    work.undelete("a-0")
+    work.close()
+    work.reopen()
+    work.append("a-0", b"at the end")
+    work.flush("a-0")
+
+
 def settings_change(work: Workload) -> None:
     work.create("a-0")
     work.append("a-0", b"one")
@@ -351,6 +369,7 @@ WORKLOADS: dict[str, Callable[[Workload], None]] = {
         rolling_without_flush,
         create_and_delete,
         deleting,
+        undeleting,
         settings_change,
         truncating,
         closing,
