@@ -7,7 +7,7 @@ import os
 import shutil
 import threading
 from contextlib import suppress
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta, timezone
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -98,6 +98,9 @@ def test_a_log_file_holds_batches_and_nothing_else(orders: Partition) -> None:
     assert all(batch.is_valid for batch in Batches(data))
 
 
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -112,7 +115,9 @@ def test_a_log_file_holds_batches_and_nothing_else(orders: Partition) -> None:
         ([Record(b"", None, [(b"h", b"")])], "the name of a header must be a str"),  # type: ignore[list-item]
         ([Record(b"", None, 7)], "headers must be a dict, or pairs"),  # type: ignore[arg-type]
         ([Record(b"", None, ["h"])], "headers must be a dict, or pairs"),  # type: ignore[list-item]
+        ([Record(b"", None, ["ab"])], "headers must be a dict, or pairs"),  # type: ignore[list-item]
         ([Record(b"", timestamp=1.5)], "timestamp must be an int"),  # type: ignore[arg-type]
+        ([Record(b"", timestamp=True)], "timestamp must be an int"),
         ([Record(b"", timestamp=datetime(2021, 11, 28))], "with a time zone"),  # type: ignore[arg-type]
     ],
 )
@@ -123,6 +128,25 @@ def test_what_is_no_record_is_refused_by_the_name_of_its_field(
     end = orders.log_end_offset
     with pytest.raises(TypeError, match=message):
         orders.append(wrong)
+    assert orders.log_end_offset == end
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ("\udcff", "value: 'utf-8' codec can't encode"),
+        (Record(b"", "\udcff"), "key: "),  # type: ignore[arg-type]
+        (Record(b"", None, {"h": "\udcff"}), "header 'h': "),  # type: ignore[arg-type]
+        (Record(b"", timestamp=EPOCH - timedelta(milliseconds=1)), "before 1970"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_has_no_bytes_or_no_time_is_refused(
+    orders: Partition, wrong: Any, message: str
+) -> None:
+    """A lone surrogate, which UTF-8 does not have, and a time before 1970: -1 would mean that there is none."""
+    end = orders.log_end_offset
+    with pytest.raises(ValueError, match=message):
+        orders.append([wrong])
     assert orders.log_end_offset == end
 
 

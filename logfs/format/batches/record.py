@@ -73,7 +73,8 @@ def as_records(items: Iterable[object]) -> list[Record]:
 
     An item is a `Record`, or a value. A value, a key or the value of a header may be bytes, bytearray, memoryview, or
     a str, which is encoded in UTF-8. Headers may be a mapping, and a timestamp may be a datetime with a time zone.
-    Raises `TypeError` with the name of the field for anything else, and for a single record in place of several.
+    Raises `TypeError` with the name of the field for anything else, and for a single record in place of several, and
+    `ValueError` for a str that UTF-8 cannot encode and for a time before 1970.
     """
     if isinstance(items, (bytes, bytearray, memoryview, str, Record)):
         raise TypeError(f"give several records, as in append([record]), not one {_kind(items)}")
@@ -118,20 +119,27 @@ def _as_bytes(field: str, value: object) -> bytes | None:
     if value is None or type(value) is bytes:
         return value
     if isinstance(value, str):
-        return value.encode()
+        try:
+            return value.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"{field}: {error}") from None
     if isinstance(value, (bytes, bytearray, memoryview)):
         return bytes(value)
     raise TypeError(f"{field} must be bytes, str or None, not {_kind(value)}")
 
 
 def _as_headers(headers: object) -> Sequence[tuple[str, bytes | None]]:
-    pairs = headers.items() if isinstance(headers, Mapping) else headers
+    wrong = TypeError(
+        f"headers must be a dict, or pairs of a name and a value, not {_kind(headers)}"
+    )
     try:
-        found = [(name, value) for name, value in pairs]  # type: ignore[attr-defined]
+        pairs = list(headers.items() if isinstance(headers, Mapping) else headers)  # type: ignore[call-overload]
+        found = [(name, value) for name, value in pairs]
     except (TypeError, ValueError):
-        raise TypeError(
-            f"headers must be a dict, or pairs of a name and a value, not {_kind(headers)}"
-        ) from None
+        raise wrong from None
+    if any(isinstance(pair, str) for pair in pairs):
+        # The two letters of a str are no pair.
+        raise wrong
     for name, _ in found:
         if not isinstance(name, str):
             raise TypeError(f"the name of a header must be a str, not {_kind(name)}")
@@ -144,8 +152,11 @@ def _as_ms(time: object) -> int | None:
     if isinstance(time, datetime):
         if time.tzinfo is None:
             raise TypeError("timestamp must be a datetime with a time zone, or ms since 1970")
+        if time < _EPOCH:
+            # A ms before it, for example, is -1, which stands for no timestamp.
+            raise ValueError(f"timestamp {time} is before 1970")
         return (time - _EPOCH) // timedelta(milliseconds=1)
-    if isinstance(time, SupportsIndex):
+    if isinstance(time, SupportsIndex) and not isinstance(time, bool):
         return time.__index__()
     raise TypeError(
         f"timestamp must be an int (ms since 1970) or a datetime with a time zone, not {_kind(time)}"
