@@ -163,7 +163,7 @@ class PartitionLoader:
         self._progress = progress
         self._wanted = (lambda name: only in (None, name)) if not callable(only) else only
         # Whether `only` may exclude some of the partitions in the log directories.
-        self._is_partial = only is not None
+        self.is_partial = only is not None
         self._recover = recover
         # For `refresh`: the inode numbers of partition directories, and the mtimes (ns) of offline ones.
         self._identities: dict[str, int] = {}
@@ -315,7 +315,7 @@ class PartitionLoader:
                 # The load may list objects in the bucket: raises `WouldBlock` in a thread that must not do that.
                 registry.disk.check_may_fetch()
                 # The load needs the metadata topic: include it now, because the load holds a lock that forbids it.
-                for other in registry.partitions_of(METADATA_TOPIC) if self._is_partial else ():
+                for other in registry.partitions_of(METADATA_TOPIC) if self.is_partial else ():
                     self.include(other)
             with unloaded.lock:
                 if registry.unloaded.get(name) is unloaded:

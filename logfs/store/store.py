@@ -173,6 +173,8 @@ class Store:
             every = whole_store((each.disk, each.path) for each in self.registry.working)
             for log_dir in self.registry.working:
                 log_dir.note_store(every)
+        if not (self.read_only or self.registry.loader.is_partial):
+            self.deleter.finish()
         try:
             self.commits.finish()
         except (LogfsError, OSError) as error:

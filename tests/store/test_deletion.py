@@ -12,6 +12,7 @@ import pytest
 
 from logfs.errors import InvalidStore, NotWritable, PartitionExists, UnknownPartition
 from logfs.format.batches.record import Record
+from logfs.format.text.rendering import View
 from logfs.log.disk.disk import Disk
 from logfs.store.maintenance.deletion import Deletion
 from logfs.store.store import Store
@@ -91,12 +92,13 @@ class Killed(BaseException):
     """Ends a store as a kill of its process would."""
 
 
-def changes_until_killed(log_dir: Path, clock: Clock, most: int) -> int:
-    """Bring a topic back, killed after `most` changes on the disk; return how many there were."""
+def changes_until_killed(log_dir: Path, clock: Clock, most: int, *, deletes: bool) -> int:
+    """Delete a topic, or bring it back, killed after `most` changes on the disk; return how many there were."""
     store = Store(log_dir, clock=clock)
     fill(store)
     before = state(store)
-    store.topic("keys").delete()
+    if not deletes:
+        store.topic("keys").delete()
     count = 0
 
     def counted(do: Callable[..., object]) -> Callable[..., object]:
@@ -112,9 +114,13 @@ def changes_until_killed(log_dir: Path, clock: Clock, most: int) -> int:
     with pytest.MonkeyPatch.context() as patch, suppress(Killed):
         for change in ("write", "sync", "rename_unsynced", "sync_directory", "unlink"):
             patch.setattr(Disk, change, counted(getattr(Disk, change)))
-        store.topic("keys").undelete()
+        store.topic("keys").delete() if deletes else store.topic("keys").undelete()
     abandon(store)
     with Store(log_dir, clock=clock) as store:
+        if not store.registry.partitions_of("keys"):
+            # Nothing is left that another topic of the name would inherit.
+            assert not store.settings.topic_overrides("keys")
+            assert not store.groups.of("keys-0")
         for name in before:
             if name not in store:
                 store.undelete(name)
@@ -123,14 +129,16 @@ def changes_until_killed(log_dir: Path, clock: Clock, most: int) -> int:
     return count
 
 
+@pytest.mark.parametrize("deletes", [True, False], ids=["delete", "undelete"])
 def test_a_kill_leaves_a_partition_deleted_or_with_all_that_it_had(
-    tmp_path: Path, clock: Clock
+    tmp_path: Path, clock: Clock, *, deletes: bool
 ) -> None:
-    """Killed before some of the changes that bringing it back makes on the disk, and then opened again."""
-    total = changes_until_killed(tmp_path / "whole", clock, 1_000_000)
+    """Killed before some of the changes on the disk, and then opened again; in both cases it comes back as it was."""
+    total = changes_until_killed(tmp_path / "whole", clock, 1_000_000, deletes=deletes)
     assert total > 20
     for number in drawn(range(total), 5):
-        assert changes_until_killed(tmp_path / str(number), clock, number) == number
+        found = changes_until_killed(tmp_path / str(number), clock, number, deletes=deletes)
+        assert found == number
 
 
 def test_nothing_comes_back_after_the_delay(store: Store, clock: Clock, log_dir: Path) -> None:
@@ -161,6 +169,48 @@ def test_a_name_that_is_taken_again_is_not_brought_back(store: Store, clock: Clo
     assert [record.value for record in found.read()] == [b"second"]
     with pytest.raises(UnknownPartition, match="these can: orders-1"):
         store.undelete("orders-9")
+    # The directory of the first one can be named.
+    with pytest.raises(
+        PartitionExists, match=r"delete it first, and then name .*orders-0\.[0-9a-f]+-delete"
+    ):
+        store.undelete("orders-0")
+    (first,) = store.registry.home("orders-0").glob("orders-0.*-delete")
+    with pytest.raises(PartitionExists):
+        store.undelete(first.name)
+    clock.now_ms += 1
+    store.delete("orders-0")
+    store.undelete(first.name)
+    assert [record.value for record in store["orders-0"].read()] == [b"first"]
+    # Its topic has the other partition, of the same id.
+    assert [each.name.directory for each in store.topic("orders").undelete()] == ["orders-1"]
+
+
+def test_the_last_settings_of_a_topic_come_back(store: Store, clock: Clock) -> None:
+    """They may have changed between the deletions of its partitions."""
+    store.create("orders-0")
+    store.create("orders-1")
+    set_topic(store, "orders", retention_ms=1_000_000_001)
+    store.delete("orders-0")
+    clock.now_ms += 1
+    set_topic(store, "orders", retention_ms=1_000_000_002)
+    store.delete("orders-1")
+    store.topic("orders").undelete()
+    assert store.settings.topic_overrides("orders") == {"retention.ms": "1000000002"}
+
+
+def test_readers_go_on_when_a_partition_comes_back(store: Store) -> None:
+    """Also in segments that they have not opened yet."""
+    set_topic(store, "orders", segment_bytes=200)
+    orders = store.create("orders-0")
+    for number in range(40):
+        orders.append([b"%d" % number * 20])
+    text = orders.text(View.LINES)
+    whole = text.read(0, 1 << 20)
+    store.delete("orders-0")
+    assert text.read(0, 1 << 20) == whole
+    store.undelete("orders-0")
+    assert text.read(0, 1 << 20) == whole
+    assert len(list(orders.read())) == 40
 
 
 def test_what_cannot_come_back_is_told(
@@ -174,7 +224,7 @@ def test_what_cannot_come_back_is_told(
     assert store.deleter.delete("orders-0") is None
     store.create("orders-0")
 
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "full")
 
     with monkeypatch.context() as patch:

@@ -137,8 +137,8 @@ def _as_headers(headers: object) -> Sequence[tuple[str, bytes | None]]:
         found = [(name, value) for name, value in pairs]
     except (TypeError, ValueError):
         raise wrong from None
-    if any(isinstance(pair, str) for pair in pairs):
-        # The two letters of a str are no pair.
+    if not all(isinstance(pair, (tuple, list)) for pair in pairs):
+        # The two letters of a str are no pair, and a set has no order.
         raise wrong
     for name, _ in found:
         if not isinstance(name, str):
@@ -150,7 +150,7 @@ def _as_ms(time: object) -> int | None:
     if time is None or type(time) is int:
         return time
     if isinstance(time, datetime):
-        if time.tzinfo is None:
+        if time.utcoffset() is None:
             raise TypeError("timestamp must be a datetime with a time zone, or ms since 1970")
         if time < _EPOCH:
             # A ms before it, for example, is -1, which stands for no timestamp.

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from logfs.errors import InvalidRecord, RecordTooLarge, Unsupported
+from logfs.format.base.names import INT64_MAX
 from logfs.format.batches.batch import MAGIC
 from logfs.format.batches.compression import Codec
 from logfs.format.batches.record import NO_TIMESTAMP, TimestampType
@@ -36,6 +37,8 @@ def check_record(record: Record, config: LogConfig, now_ms: int) -> InvalidRecor
         return None
     if timestamp < 0:
         return InvalidRecord(f"timestamp {timestamp} is negative; give ms since 1970, or none")
+    if timestamp > INT64_MAX:
+        return InvalidRecord(f"timestamp {timestamp} does not fit in 64 bits; give ms since 1970")
     if config.message_timestamp_type == TimestampType.LOG_APPEND_TIME.label:
         return None
     if now_ms - timestamp > config.message_timestamp_before_max_ms:

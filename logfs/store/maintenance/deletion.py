@@ -11,6 +11,7 @@ import logging
 import struct
 import uuid
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakValueDictionary
 
 from logfs.errors import InvalidStore, LogfsError, PartitionExists, UnknownPartition
 from logfs.format.base import names
@@ -24,13 +25,15 @@ from logfs.store.maintenance.context import Maintenance
 from logfs.store.registry import UnloadedPartition
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from logfs.format.base.names import TopicPartition
     from logfs.log.append.partition import Partition
     from logfs.log.disk.disk import Disk
     from logfs.log.read.log import Log
     from logfs.store.directory.log_dir import LogDir
+    from logfs.store.maintenance.context import MaintenanceContext
 
 logger = logging.getLogger(__name__)
 
@@ -41,16 +44,19 @@ _NEVER_CLEANED = -1
 class Deletion(NamedTuple):
     """What is kept of a deleted partition beside its files.
 
-    The files are kept until `due_ms` (ms since the epoch). `cleaner_offset` is -1 for a log that was never compacted.
-    `commits` has the commit of each group.
+    The partition was deleted at `deleted_ms`, and its files are kept until `due_ms` (ms since the epoch).
+    `cleaner_offset` is -1 for a log that was never compacted. `commits` has the commit of each group. Unless
+    `is_finished`, the store may still have the settings and the commits.
     """
 
     partition: str
+    deleted_ms: int
     due_ms: int
     log_start: int
     cleaner_offset: int
     settings: Mapping[str, str]
     commits: Mapping[str, OffsetCommit]
+    is_finished: bool
 
     @classmethod
     def read(cls, disk: Disk, directory: Path) -> Deletion | None:
@@ -62,18 +68,30 @@ class Deletion(NamedTuple):
         try:
             return cls(
                 names.parse_directory(told["partition"]).directory,
+                checked("int", told["deleted_ms"]),
                 checked("int", told["due_ms"]),
                 checked("int", told["log_start"]),
                 checked("int", told["cleaner_offset"]),
                 {name: checked("str", value) for name, value in told["settings"].items()},
                 {group: _commit(fields) for group, fields in told["commits"].items()},
+                checked("bool", told["is_finished"]),
             )
         except (LogfsError, AttributeError, KeyError, TypeError, ValueError, struct.error):
             return None
 
-    def write(self, disk: Disk, directory: Path) -> None:
+    def write(self, disk: Disk, directory: Path, *, is_finished: bool) -> None:
         """Write the file into a directory, durably. Raises `OSError`."""
-        write_mark(disk, directory / _MARK, {**self._asdict(), "settings": dict(self.settings)})
+        told = {**self._asdict(), "settings": dict(self.settings), "is_finished": is_finished}
+        write_mark(disk, directory / _MARK, told)
+
+
+class _Found(NamedTuple):
+    """A deleted partition that can be brought back: its log directory, its directory, and what is kept."""
+
+    home: LogDir
+    path: Path
+    kept: Deletion
+    topic_id: uuid.UUID | None
 
 
 def _commit(fields: Any) -> OffsetCommit:
@@ -86,10 +104,16 @@ def _commit(fields: Any) -> OffsetCommit:
 class Deleter(Maintenance):
     """Deletes partitions, and brings deleted ones back."""
 
+    def __init__(self, context: MaintenanceContext) -> None:
+        super().__init__(context)
+        # The closed partitions that readers may still hold, by their present directories.
+        self._left: WeakValueDictionary[Path, Partition] = WeakValueDictionary()
+
     def delete(self, name: str, *, only_empty: bool = False) -> int | None:
         """Delete a partition, and return until when it can be brought back (ms since the epoch), None if it cannot.
 
-        Raises as `Store.delete`.
+        The file of what is kept is written before the rename of the directory, so that a crash leaves the partition
+        as it was, or one that can be brought back. Raises as `Store.delete`.
         """
         registry = self._registry
         partition = registry.writable(name)
@@ -100,34 +124,88 @@ class Deleter(Maintenance):
         with registry.lock:
             if registry.written().get(name) is not partition:
                 raise registry.offline.get(name) or UnknownPartition(f"{name}: no such partition")
-            home = registry.homes[name]
+            home, now_ms = registry.homes[name], registry.clock()
             kept = Deletion(
                 name,
-                registry.clock() + partition.config.file_delete_delay_ms,
+                now_ms,
+                now_ms + partition.config.file_delete_delay_ms,
                 partition.log_start_offset,
                 home.cleaner_offsets.get(partition.name, _NEVER_CLEANED),
                 registry.settings.topic_overrides(partition.topic),
                 commits,
+                is_finished=False,
             )
             with partition.flusher.lock, partition.lock:
                 if only_empty:
                     partition.check_empty()
                 is_closed = partition.close(UnknownPartition(f"{name}: the partition was deleted"))
+            can_return = is_closed and kept.due_ms > now_ms and self._keep(kept, partition)
             doomed = partition.directory.with_name(
                 names.deleted_directory(partition.name, uuid.uuid4().hex)
             )
             partition.rename_directory(doomed)
             del registry.partitions[name], registry.homes[name]
             registry.deletions[doomed] = kept.due_ms
+            self._left[doomed] = partition
             # The partition is deleted now, whatever fails below. `create` removes entries that cannot be removed now.
-            self._forget(partition, home)
-            can_return = is_closed and kept.due_ms > registry.clock()
-            if can_return:
-                try:
-                    kept.write(home.disk, doomed)
-                except OSError as error:
-                    can_return = False
-                    logger.warning("%s: deleted, and cannot be brought back: %s", name, error)
+            self._forget(partition.name, home)
+        self._forget_commits(name)
+        if can_return:
+            try:
+                kept.write(home.disk, doomed, is_finished=True)
+            except OSError as error:
+                logger.warning("%s: the next opening finishes its deletion: %s", name, error)
+        return kept.due_ms if can_return else None
+
+    def _keep(self, kept: Deletion, partition: Partition) -> bool:
+        """Write the file of what is kept; return False, with no such file, if that fails."""
+        try:
+            kept.write(partition.disk, partition.directory, is_finished=False)
+        except OSError as error:
+            logger.warning("%s: is deleted, and cannot be brought back: %s", kept.partition, error)
+            # The file of an earlier deletion, which a crash may have left, is about other times.
+            partition.disk.unlink(partition.directory / _MARK)
+            return False
+        return True
+
+    def finish(self) -> None:
+        """Finish the deletions that a crash has interrupted: forget commits and settings. Errors are logged."""
+        for path in list(self._registry.deletions):
+            homes = {log_dir.path: log_dir for log_dir in self._registry.working}
+            home = homes.get(path.parent)
+            try:
+                kept = Deletion.read(home.disk, path) if home is not None else None
+                if home is None or kept is None or kept.is_finished:
+                    continue
+                if kept.partition not in self._registry.homes:
+                    self._forget_commits(kept.partition)
+                    with self._registry.lock:
+                        self._forget(names.parse_directory(kept.partition), home)
+                kept.write(home.disk, path, is_finished=True)
+            except (LogfsError, OSError) as error:
+                logger.error("%s: its deletion is not finished: %s", path, error)
+
+    def _forget(self, name: TopicPartition, home: LogDir) -> None:
+        """Remove the entries of a deleted partition in checkpoints, and the settings of a topic without partitions.
+
+        Remote segments are forgotten when the directory is removed (`MaintenanceScheduler._forget_remote`).
+        """
+        errors = FirstError()
+        with errors:
+            home.set_cleaner_offset(name, None)
+        if not self._registry.partitions_of(name.topic):
+            with errors:
+                self._registry.settings.remove_topic(name.topic)
+        with errors:
+            self._checkpoints.write()
+        if errors.error is not None:
+            logger.error(
+                "%s: deleted, but some of its settings or checkpoint entries are left: %s",
+                name.directory,
+                errors.error,
+            )
+
+    def _forget_commits(self, name: str) -> None:
         try:
             self._groups.forget_partition(name)
         except (LogfsError, OSError) as error:
@@ -136,109 +214,123 @@ class Deleter(Maintenance):
                 name,
                 error,
             )
-        return kept.due_ms if can_return else None
-
-    def _forget(self, partition: Partition, home: LogDir) -> None:
-        """Remove the entries of a deleted partition in checkpoints, and the settings of a topic without partitions.
-
-        Remote segments are forgotten when the directory is removed (`MaintenanceScheduler._forget_remote`).
-        """
-        errors = FirstError()
-        with errors:
-            home.set_cleaner_offset(partition.name, None)
-        if not self._registry.partitions_of(partition.topic):
-            with errors:
-                self._registry.settings.remove_topic(partition.topic)
-        with errors:
-            self._checkpoints.write()
-        if errors.error is not None:
-            logger.error(
-                "%s: deleted, but some of its settings or checkpoint entries are left: %s",
-                partition.name.directory,
-                errors.error,
-            )
 
     def deleted(self, name: str) -> list[str]:
-        """Return the deleted partitions that `undelete` brings back for `name`, a partition or a topic.
+        """Return what `undelete` brings back for `name`: a partition, a topic, or the directory of a deleted one.
 
         Of a topic that was deleted several times, these are the partitions with its last topic id. Raises
         `PartitionExists`, and `UnknownPartition` if there are none.
         """
-        found = self._kept()
-        if name in self._registry.homes:
-            raise PartitionExists(f"{name}: the partition exists; delete or move it first")
-        chosen = names.partitions_named(name, found)
-        wanted = sorted((found[each][2].due_ms, each) for each in chosen if each in found)
+        found, there = self._found(), self._registry.homes
+        if any(each.path.name == name for each in found):
+            return [name]
+        if name in there or (not self._of(name, found) and self._registry.partitions_of(name)):
+            others = ", ".join(str(each.path) for each in self._of(name, found, there=True))
+            raise PartitionExists(
+                f"{name}: exists; delete it first"
+                + (f", and then name the directory to bring back: {others}" if others else "")
+            )
+        wanted = self._of(name, found)
         if not wanted:
-            raise self._unknown(name, found)
-        ids = {each: read_topic_id(found[each][0].disk, found[each][1]) for _, each in wanted}
-        last = ids[wanted[-1][1]]
-        return sorted(each for each, topic_id in ids.items() if topic_id == last)
+            where = ", ".join(str(log_dir.path) for log_dir in self._registry.working)
+            others = ", ".join(sorted({each.kept.partition for each in found} - there.keys()))
+            raise UnknownPartition(
+                f"{where}: {name} cannot be brought back: it was not deleted, or its file.delete.delay.ms has "
+                "passed; " + (f"these can: {others}" if others else "no partition can")
+            )
+        last = _newest(wanted).topic_id
+        return sorted({each.kept.partition for each in wanted if each.topic_id == last})
 
     def undelete(self, name: str) -> Log:
         """Bring a deleted partition back, and return it once that is durable. Raises as `Store.undelete`.
 
         The rename of the directory comes last, so that a crash leaves the partition deleted, or with all that it had.
         """
-        registry, parsed = self._registry, names.parse_directory(name)
-        _, doomed, kept = self._find(name)
+        registry = self._registry
+        first = self._find(name)
+        home, kept = first.home, first.kept
+        parsed = names.parse_directory(kept.partition)
+        # From here on, an opening after a crash forgets again what is restored before the rename.
+        kept.write(home.disk, first.path, is_finished=False)
         for group, commit in kept.commits.items():
-            self._groups.restore(group, name, commit)
+            self._groups.restore(group, kept.partition, commit)
         with registry.lock:
-            home, found, _ = self._find(name)
-            if found != doomed:
+            if self._find(name).path != first.path:
                 raise PartitionExists(f"{name}: was created and deleted meanwhile; try again")
             if not registry.partitions_of(parsed.topic):
-                registry.settings.change_topic(parsed.topic, kept.settings)
+                registry.settings.change_topic(parsed.topic, self._settings_of(first))
             if kept.cleaner_offset != _NEVER_CLEANED:
                 home.set_cleaner_offset(parsed, kept.cleaner_offset)
+            path = home.path / parsed.directory
             home.log_starts[parsed] = kept.log_start
             home.recovery_points.pop(parsed, None)
-            registry.homes[name] = home
+            registry.homes[parsed.directory] = home
             try:
                 self._checkpoints.write_one(home)
-                home.disk.rename(doomed, home.path / name)
+                left = self._left.pop(first.path, None)
+                if left is None:
+                    home.disk.rename(first.path, path)
+                else:
+                    # Readers of the closed partition go on.
+                    left.rename_directory(path)
             except BaseException:
-                del registry.homes[name]
+                del registry.homes[parsed.directory]
                 raise
-            del registry.deletions[doomed]
-            registry.unloaded[name] = UnloadedPartition(parsed, home, home.path / name)
-        home.disk.unlink(home.path / name / _MARK)
-        return registry[name]
+            del registry.deletions[first.path]
+            registry.unloaded[parsed.directory] = UnloadedPartition(parsed, home, path)
+        home.disk.unlink(path / _MARK)
+        return registry[parsed.directory]
 
-    def _find(self, name: str) -> tuple[LogDir, Path, Deletion]:
-        """Return the log directory, the directory and the deletion of a partition that can be brought back now."""
+    def _find(self, name: str) -> _Found:
+        """Return the deleted partition that `undelete` brings back now for the name of a partition or a directory."""
         self.deleted(name)
-        kept = self._kept()
-        home, doomed, _ = kept[name]
-        topic = names.parse_directory(name).topic
-        if self._registry.topic_id(topic) not in (None, read_topic_id(home.disk, doomed)):
+        found = self._found()
+        named = [each for each in found if each.path.name == name] or self._of(name, found)
+        chosen = _newest(named)
+        there, topic = self._registry.homes, names.parse_directory(chosen.kept.partition).topic
+        if chosen.kept.partition in there:
+            raise PartitionExists(f"{chosen.kept.partition}: exists; delete it first")
+        if self._registry.topic_id(topic) not in (None, chosen.topic_id):
             raise InvalidStore(
                 f"{name}: belongs to a deleted topic, and another topic {topic} exists; delete that first"
             )
-        return kept[name]
+        return chosen
 
-    def _kept(self) -> dict[str, tuple[LogDir, Path, Deletion]]:
-        """Return by name the partitions that can be brought back, each from its last deletion."""
+    def _settings_of(self, found: _Found) -> Mapping[str, str]:
+        """Return the settings that the topic of a deleted partition had last."""
+        topic = names.parse_directory(found.kept.partition).topic
+        alike = [each for each in self._of(topic, self._found()) if each.topic_id == found.topic_id]
+        return _newest([found, *alike]).kept.settings
+
+    def _found(self) -> list[_Found]:
+        """Return the deleted partitions whose delay has not passed."""
         registry, now_ms = self._registry, self._registry.clock()
         homes = {log_dir.path: log_dir for log_dir in registry.working}
-        found: dict[str, tuple[LogDir, Path, Deletion]] = {}
+        found = []
         for path, due_ms in registry.deletions.copy().items():
             home = homes.get(path.parent)
-            if home is not None and due_ms > now_ms:
-                kept = Deletion.read(home.disk, path)
-                if kept is None or kept.partition in registry.homes:
-                    continue
-                last = found.get(kept.partition)
-                if last is None or last[2].due_ms < kept.due_ms:
-                    found[kept.partition] = home, path, kept
+            kept = Deletion.read(home.disk, path) if home and due_ms > now_ms else None
+            if home is not None and kept is not None:
+                found.append(_Found(home, path, kept, read_topic_id(home.disk, path)))
         return found
 
-    def _unknown(self, name: str, others: Collection[str]) -> UnknownPartition:
-        """Return the error for a partition or topic that cannot be brought back; `others` can be."""
-        where = ", ".join(str(log_dir.path) for log_dir in self._registry.working)
-        can = f"these can: {', '.join(sorted(others))}" if others else "no partition can"
-        return UnknownPartition(
-            f"{where}: {name} cannot be brought back: it was not deleted, or its file.delete.delay.ms has passed; "
-            f"{can}"
-        )
+    def _of(self, name: str, found: list[_Found], *, there: bool = False) -> list[_Found]:
+        """Return the deletions of a partition or a topic. If its topic exists, only those with the topic's id count.
+
+        Partitions that exist are left out, unless `there`.
+        """
+        chosen = []
+        for each in found:
+            parsed = names.parse_directory(each.kept.partition)
+            if name in (parsed.directory, parsed.topic) and (
+                there or parsed.directory not in self._registry.homes
+            ):
+                chosen.append(each)
+        topics = {names.parse_directory(each.kept.partition).topic for each in chosen}
+        ids = {self._registry.topic_id(topic) for topic in topics} - {None}
+        return [each for each in chosen if each.topic_id in ids] or chosen
+
+
+def _newest(found: Sequence[_Found]) -> _Found:
+    """Return the deletion that came last."""
+    return max(reversed(found), key=lambda each: each.kept.deleted_ms)
