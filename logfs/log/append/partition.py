@@ -21,7 +21,7 @@ from logfs.errors import (
 )
 from logfs.format.base import names
 from logfs.format.batches.batch import Batch, assign_offset
-from logfs.format.batches.record import Record, as_records
+from logfs.format.batches.record import Record, Value, as_records
 from logfs.format.encoding.batch_builder import (
     Built,
     build_lines,
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 
     from logfs.config import LogConfig
     from logfs.format.base.names import TopicPartition
-    from logfs.format.batches.record import Value
     from logfs.format.encoding.batch_builder import BatchFormat, NewBatch
     from logfs.log.disk.disk import Disk, Gone
     from logfs.log.recovery import Loaded

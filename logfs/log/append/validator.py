@@ -35,10 +35,8 @@ def check_record(record: Record, config: LogConfig, now_ms: int) -> InvalidRecor
     timestamp = record.timestamp
     if timestamp is None or timestamp == NO_TIMESTAMP:
         return None
-    if timestamp < 0:
-        return InvalidRecord(f"timestamp {timestamp} is negative; give ms since 1970, or none")
-    if timestamp > INT64_MAX:
-        return InvalidRecord(f"timestamp {timestamp} does not fit in 64 bits; give ms since 1970")
+    if not 0 <= timestamp <= INT64_MAX:
+        return InvalidRecord(f"timestamp {timestamp} is negative, or too large; give ms since 1970")
     if config.message_timestamp_type == TimestampType.LOG_APPEND_TIME.label:
         return None
     if now_ms - timestamp > config.message_timestamp_before_max_ms:
