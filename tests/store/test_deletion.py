@@ -14,7 +14,7 @@ from logfs.errors import InvalidStore, NotWritable, PartitionExists, UnknownPart
 from logfs.format.batches.record import Record
 from logfs.format.text.rendering import View
 from logfs.log.disk.disk import Disk
-from logfs.store.maintenance.deletion import Deletion
+from logfs.store.maintenance.deletion import Deleter, Deletion
 from logfs.store.store import Store
 from tests.support.examples import drawn
 from tests.support.partitions import offsets
@@ -183,6 +183,38 @@ def test_a_name_that_is_taken_again_is_not_brought_back(store: Store, clock: Clo
     assert [record.value for record in store["orders-0"].read()] == [b"first"]
     # Its topic has the other partition, of the same id.
     assert [each.name.directory for each in store.topic("orders").undelete()] == ["orders-1"]
+
+
+def test_a_deletion_is_not_finished_without_all_log_directories(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The partition may have been created again in one that is not open now, and its commits are its own."""
+    log_dirs = [tmp_path / "a", tmp_path / "b"]
+    with Store(log_dirs, clock=clock) as store:
+        store.create("orders-0").append([b"x"])
+        home = store.registry.home("orders-0")
+        other = next(path for path in log_dirs if path != home)
+        with monkeypatch.context() as patch:
+            # As after a kill: the deletion is not finished.
+            patch.setattr(Deleter, "_forget_commits", lambda *_: None)
+            write = Deletion.write
+            patch.setattr(
+                Deletion,
+                "write",
+                lambda kept, disk, path, **_: write(kept, disk, path, is_finished=False),
+            )
+            store.delete("orders-0")
+        store.create("orders-0").append([b"y"])
+        if store.registry.home("orders-0") == home:
+            store.move("orders-0", other)
+        store.groups.commit("g", "orders-0", 1)
+        if store.registry.home("__consumer_offsets-3") == other:
+            store.move("__consumer_offsets-3", home)
+    with Store(home, clock=clock) as store:
+        assert "orders-0" not in store
+        assert store.groups.committed("g", "orders-0") is not None
+    with Store(log_dirs, clock=clock) as store:
+        assert store.groups.committed("g", "orders-0") is not None
 
 
 def test_the_last_settings_of_a_topic_come_back(store: Store, clock: Clock) -> None:

@@ -169,17 +169,23 @@ class Deleter(Maintenance):
         return True
 
     def finish(self) -> None:
-        """Finish the deletions that a crash has interrupted: forget commits and settings. Errors are logged."""
-        for path in list(self._registry.deletions):
-            homes = {log_dir.path: log_dir for log_dir in self._registry.working}
+        """Finish the deletions that a crash has interrupted: forget commits and settings. Errors are logged.
+
+        Does nothing unless all log directories of the store are open: another may have a partition of the name.
+        """
+        registry = self._registry
+        if registry.missing_log_dirs or not all(each.is_known for each in registry.log_dirs):
+            return
+        homes = {log_dir.path: log_dir for log_dir in registry.working}
+        for path in list(registry.deletions):
             home = homes.get(path.parent)
             try:
                 kept = Deletion.read(home.disk, path) if home is not None else None
                 if home is None or kept is None or kept.is_finished:
                     continue
-                if kept.partition not in self._registry.homes:
+                if kept.partition not in registry.homes:
                     self._forget_commits(kept.partition)
-                    with self._registry.lock:
+                    with registry.lock:
                         self._forget(names.parse_directory(kept.partition), home)
                 kept.write(home.disk, path, is_finished=True)
             except (LogfsError, OSError) as error:
