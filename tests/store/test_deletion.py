@@ -217,6 +217,17 @@ def test_a_deletion_is_not_finished_without_all_log_directories(
         assert store.groups.committed("g", "orders-0") is not None
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_topic_is_no_partition(store: Store, count: int) -> None:
+    """`Store.undelete` takes the name of a partition, and brings nothing back for that of a topic."""
+    for number in range(count):
+        store.create(f"orders-{number}")
+    store.topic("orders").delete()
+    with pytest.raises(UnknownPartition, match="orders: is a topic"):
+        store.undelete("orders")
+    assert len(store.topic("orders").undelete()) == count
+
+
 def test_the_last_settings_of_a_topic_come_back(store: Store, clock: Clock) -> None:
     """They may have changed between the deletions of its partitions."""
     store.create("orders-0")

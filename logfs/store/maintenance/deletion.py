@@ -227,9 +227,16 @@ class Deleter(Maintenance):
         Of a topic that was deleted several times, these are the partitions with its last topic id. Raises
         `PartitionExists`, and `UnknownPartition` if there are none.
         """
-        found, there = self._found(), self._registry.homes
-        if any(each.path.name == name for each in found):
+        chosen = self._chosen(name)
+        if [each.path.name for each in chosen] == [name]:
             return [name]
+        return sorted(each.kept.partition for each in chosen)
+
+    def _chosen(self, name: str) -> list[_Found]:
+        """Return the deleted partitions that `deleted` names, each from its last deletion. Raises as `deleted`."""
+        found, there = self._found(), self._registry.homes
+        if named := [each for each in found if each.path.name == name]:
+            return named
         if name in there or (not self._of(name, found) and self._registry.partitions_of(name)):
             others = ", ".join(str(each.path) for each in self._of(name, found, there=True))
             raise PartitionExists(
@@ -245,7 +252,9 @@ class Deleter(Maintenance):
                 "passed; " + (f"these can: {others}" if others else "no partition can")
             )
         last = _newest(wanted).topic_id
-        return sorted({each.kept.partition for each in wanted if each.topic_id == last})
+        alike = [each for each in wanted if each.topic_id == last]
+        partitions = {each.kept.partition for each in alike}
+        return [_newest([e for e in alike if e.kept.partition == one]) for one in partitions]
 
     def undelete(self, name: str) -> Log:
         """Bring a deleted partition back, and return it once that is durable. Raises as `Store.undelete`.
@@ -289,10 +298,9 @@ class Deleter(Maintenance):
 
     def _find(self, name: str) -> _Found:
         """Return the deleted partition that `undelete` brings back now for the name of a partition or a directory."""
-        self.deleted(name)
-        found = self._found()
-        named = [each for each in found if each.path.name == name] or self._of(name, found)
-        chosen = _newest(named)
+        chosen, *others = self._chosen(name)
+        if others or name not in (chosen.kept.partition, chosen.path.name):
+            raise UnknownPartition(f"{name}: is a topic; name one of its partitions")
         there, topic = self._registry.homes, names.parse_directory(chosen.kept.partition).topic
         if chosen.kept.partition in there:
             raise PartitionExists(f"{chosen.kept.partition}: exists; delete it first")
