@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from logfs.cli.common import (
+    add_partition_or_topic,
     check_partition_exists,
     not_empty,
     partitions_in,
@@ -35,13 +36,7 @@ _PAUSE_SECONDS = 1.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments: TARGET (a partition or a topic), the input files, and the form of their lines."""
-    parser.add_argument(
-        "target",
-        nargs="+",
-        type=not_empty,
-        metavar="TARGET",
-        help="LOGDIR/PARTITION or LOGDIR/TOPIC, or LOGDIR… PARTITION or TOPIC",
-    )
+    add_partition_or_topic(parser)
     parser.add_argument(
         "-f",
         "--file",

@@ -87,6 +87,12 @@ def add_target(parser: argparse.ArgumentParser, *, topics: bool = False) -> None
     parser.add_argument("target", nargs="+", type=not_empty, metavar="TARGET", help=what)
 
 
+def add_partition_or_topic(parser: argparse.ArgumentParser) -> None:
+    """Add the argument TARGET of a command that takes a topic as it takes a partition; `target` interprets it."""
+    what = "LOGDIR/PARTITION or LOGDIR/TOPIC, or LOGDIR… PARTITION or TOPIC"
+    parser.add_argument("target", nargs="+", type=not_empty, metavar="TARGET", help=what)
+
+
 def add_isolation(parser: argparse.ArgumentParser) -> None:
     """Add the option for the isolation level."""
     parser.add_argument(
@@ -307,8 +313,7 @@ def check_partition_exists(wanted: Target) -> None:
     """
     error = None
     for path in wanted.log_dirs:
-        if isinstance(path, BucketPath):
-            raise NotWritable(f"{path}: a bucket can only be read; give a local log directory")
+        _check_local(path)
         try:
             # For a while, a partition that was moved away leaves its original behind as a deleted directory.
             if wanted.name in _partitions_in(path, deleted=True):
@@ -318,12 +323,19 @@ def check_partition_exists(wanted: Target) -> None:
     raise error or _unknown(wanted)
 
 
+def _check_local(path: Path) -> None:
+    if isinstance(path, BucketPath):
+        raise NotWritable(f"{path}: a bucket can only be read; give a local log directory")
+
+
 def check_deleted(wanted: Target) -> None:
     """Raise `UnknownPartition` if no log directory has a deleted partition, whichever it is.
 
-    Call this before the store is opened for writing, as `check_partition_exists`. Raises `OSError`.
+    Call this before the store is opened for writing, as `check_partition_exists`. Raises `NotWritable` for a bucket,
+    and `OSError`.
     """
     for path in wanted.log_dirs:
+        _check_local(path)
         if any(name.endswith(names.DirectoryKind.DELETED.value) for name in os.listdir(path)):
             return
     where = ", ".join(str(path) for path in wanted.log_dirs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from logfs.cli.common import ask, check_names, not_empty, target, with_whole_store
+from logfs.cli.common import add_partition_or_topic, ask, check_names, target, with_whole_store
 
 if TYPE_CHECKING:
     import argparse
@@ -12,13 +12,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the TARGET argument: the partition, or the topic, to delete."""
-    parser.add_argument(
-        "target",
-        nargs="+",
-        type=not_empty,
-        metavar="TARGET",
-        help="LOGDIR/PARTITION or LOGDIR/TOPIC, or LOGDIR… PARTITION or TOPIC",
-    )
+    add_partition_or_topic(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
