@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 from collections import Counter
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import pytest
@@ -47,17 +48,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     One worker then runs a module, whose tests share brokers. A worker keeps its Spark session and Kafka's clients for
     all of its modules. This hook runs before xdist reads the marks.
     """
-    cases: dict[str, list[pytest.Item]] = {}
+    cases: dict[tuple[str, int], list[pytest.Item]] = {}
     for item in items:
-        if item.get_closest_marker("drawn"):
-            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    left_out = {
-        item
-        for test, each in cases.items()
-        for item in set(each)
-        - set(examples.drawn(each, each[0].get_closest_marker("drawn").args[0]))  # type: ignore[union-attr]
-    }
-    if left_out and not any("[" in word for word in config.args):
+        if mark := item.get_closest_marker("drawn"):
+            cases.setdefault((item.nodeid.partition("[")[0], mark.args[0]), []).append(item)
+    # A case that is named on the command line runs.
+    if not any("[" in word for word in config.args):
+        left_out = {*chain(*cases.values())}
+        left_out.difference_update(
+            *(examples.drawn(each, count) for (_, count), each in cases.items())
+        )
         items[:] = [item for item in items if item not in left_out]
         config.hook.pytest_deselected(items=left_out)
     for item in items:
