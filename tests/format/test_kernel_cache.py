@@ -6,11 +6,13 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 import logfs
+from logfs.format.kernels import kernel
 from tests.support.examples import drawn
 
 # A kernel whose constant and whose inner loop are in other files.
@@ -110,3 +112,24 @@ def test_the_sources_of_the_kernels_of_batches(package: Path, name: str, is_part
     with (package / "format" / name).open("a") as file:
         file.write("\n# changed\n")
     assert run(package, VARINT) == ("1", is_part)
+
+
+def test_the_temporary_cache_is_the_users_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A directory that others may write to, or a link, is not used: they could put other code there."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(kernel.config, "CACHE_DIR", "")
+    path = tmp_path / f"logfs-kernels-{os.geteuid()}"
+    use = kernel._use_temporary_cache.__wrapped__
+    (tmp_path / "other").mkdir(mode=0o700)
+    path.symlink_to(tmp_path / "other")
+    assert not use()
+    path.unlink()
+    path.mkdir()
+    path.chmod(0o777)
+    assert not use()
+    assert kernel.config.CACHE_DIR == ""
+    path.chmod(0o700)
+    assert use()
+    assert str(path) == kernel.config.CACHE_DIR
