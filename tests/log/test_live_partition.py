@@ -366,6 +366,40 @@ def test_nothing_is_missed_that_comes_while_a_log_is_opened_or_refreshed(
             assert store[NAME].log_end_offset == total, number
 
 
+class RenamingDisk(ReadOnlyDisk):
+    """A disk on which, while `hides` is set, listings miss the first and the second .log file in turns."""
+
+    hides = False
+    _scans = 0
+
+    def scan(self, path: Path) -> Iterator[Entry]:
+        found = sorted(super().scan(path))
+        logs = [entry for entry in found if entry.name.endswith(names.LOG)]
+        if self.hides and logs:
+            self._scans += 1
+            found.remove(logs[(self._scans + 1) % 2])
+        return iter(found)
+
+
+def test_a_listing_that_misses_files_is_not_used(writer: Writer) -> None:
+    """A log that is renamed faster than it can be listed stays as it was, and does not seem to begin later."""
+    for _ in range(3):
+        writer.append()
+        writer.roll()
+    disk = RenamingDisk()
+    with Store(writer.log_dir, read_only=True, disk=disk) as store:
+        end = store[NAME].log_end_offset
+        disk.hides = True
+        more = len(writer.append())
+        writer.roll()
+        store.refresh()
+        assert store[NAME].log_start_offset == 0
+        assert store[NAME].log_end_offset in {end, end + more}
+        disk.hides = False
+        store.refresh()
+        assert (store[NAME].log_start_offset, store[NAME].log_end_offset) == (0, end + more)
+
+
 class MeddledDisk(ReadOnlyDisk):
     """A disk that calls `meddle` between the listing of a directory and the first `times` openings of a .log."""
 

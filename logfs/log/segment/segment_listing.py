@@ -28,7 +28,7 @@ _NAME = re.compile(
     r"([0-9]{20})(\.log|\.index|\.timeindex|\.txnindex|\.textindex)(\.swap|\.cleaned)?"
 )
 # The limit of repeated scans. It is reached only if a process renames files without end.
-_LOOKS = 10
+_SCANS = 10
 
 
 def list_segments(disk: Disk, directory: Path, end_of: Callable[[int, Files], int]) -> Listing:
@@ -37,7 +37,7 @@ def list_segments(disk: Disk, directory: Path, end_of: Callable[[int, Files], in
     The segments are those that recovery would find after a crash at this moment. A swap that is in progress
     (kafka-storage 8.8) is therefore seen as not begun or as done, never as half done. `end_of` takes the base offset
     and the files of a segment that is being swapped in, and returns the offset after its last batch. Raises
-    `OSError`, and the errors of `end_of`.
+    `OSError`, the errors of `end_of`, and `Gone` if files are renamed faster than the directory can be listed.
     """
     plain: Listing = {}
     swapped: Listing = {}
@@ -67,18 +67,19 @@ def _names(disk: Disk, directory: Path) -> dict[str, int]:
     """Return the names of segment files with their identities.
 
     A rename during a scan may hide a file, or show it twice. If the directory may have changed during the scan, scan
-    again until two scans agree.
+    again until two scans agree. Raises `Gone` if none of `_SCANS` scans agrees with the one before it.
     """
     before, is_settled = disk.stat_settled(directory)
     seen = _look(disk, directory)
     if is_settled and disk.stat(directory).mtime_ns == before.mtime_ns:
         return seen
-    for _ in range(_LOOKS):
+    for _ in range(_SCANS):
         again = _look(disk, directory)
         if again == seen:
-            break
+            return seen
         seen = again
-    return seen
+    # No scan may be used: without a file that it has missed, the log would seem to begin or to end elsewhere.
+    raise Gone(f"{directory}: its files are renamed faster than they can be listed; read again")
 
 
 def _look(disk: Disk, directory: Path) -> dict[str, int]:
