@@ -126,6 +126,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=_PRINTABLE)
     words = list(sys.argv[1:] if argv is None else argv)
+    # numpy's linear algebra, which logfs does not use, otherwise starts a thread for each processor when loaded.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if argv is None:
         sys.unraisablehook = _resend_lost_ctrl_c
     try:

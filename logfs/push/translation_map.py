@@ -27,10 +27,9 @@ from contextlib import contextmanager, suppress
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from crc32c import crc32c
-
 from logfs.errors import ClusterError
 from logfs.format.base import names
+from logfs.format.base.crc import crc32c
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

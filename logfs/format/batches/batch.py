@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
-from crc32c import crc32c
-
 from logfs.errors import Corrupt
 from logfs.format.base import varint
+from logfs.format.base.crc import crc32c
 from logfs.format.batches import compression
 from logfs.format.batches.compression import Codec
 from logfs.format.batches.record import (

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from crc32c import crc32c
-
 from logfs.errors import RecordTooLarge
+from logfs.format.base.crc import crc32c
 from logfs.format.base.varint import encode as encode_varint
 from logfs.format.batches import compression
 from logfs.format.batches.batch import (

@@ -11,9 +11,8 @@ from dataclasses import asdict, dataclass, field, fields
 from hashlib import sha256
 from typing import Any, NamedTuple, TypeVar
 
-from crc32c import crc32c
-
 from logfs.errors import Corrupt
+from logfs.format.base.crc import crc32c
 
 FILE_NAME = "logfs-commits"
 VERSION = 0

@@ -17,9 +17,8 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, NamedTuple
 
-from crc32c import crc32c
-
 from logfs.errors import Corrupt
+from logfs.format.base.crc import crc32c
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

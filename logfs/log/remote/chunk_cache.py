@@ -16,8 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from crc32c import crc32c
-
+from logfs.format.base.crc import crc32c
 from logfs.locks import Level, make_lock
 from logfs.log.disk.cache_directory import cache_directory, private_name, remove_oldest
 from logfs.log.disk.disk import Disk, File

@@ -16,9 +16,8 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from crc32c import crc32c
-
 from logfs.errors import Corrupt, LogfsError, RemoteStorageError
+from logfs.format.base.crc import crc32c
 from logfs.format.batches.compression import Codec, decompress
 from logfs.locks import Level, make_lock
 from logfs.log.remote.chunk_cache import ChunkCache

@@ -10,10 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-import crc32c
-
 from logfs.errors import RemoteStorageError
 from logfs.format.base import names
+from logfs.format.base.crc import crc32c
 from logfs.format.batches.compression import zstd_frame
 from logfs.format.tiered import custom_metadata, manifest, object_keys
 from logfs.format.tiered.chunk_index import ChunkIndex
@@ -189,8 +188,8 @@ class _Sender:
             crc = 0
             for data in body():
                 sizes.append(len(memoryview(data)))
-                crcs.append(crc32c.crc32c(data))
-                crc = crc32c.crc32c(data, crc)
+                crcs.append(crc32c(data))
+                crc = crc32c(data, crc)
                 yield data
 
         store.put(key, counted)
@@ -215,5 +214,5 @@ class _Sender:
         for position in range(0, min(stored, size), _READ_BYTES):
             count = min(_READ_BYTES, size - position)
             self.spend(count)
-            crc = crc32c.crc32c(self.disk.objects.get(key, position, count), crc)
+            crc = crc32c(self.disk.objects.get(key, position, count), crc)
         return stored, crc

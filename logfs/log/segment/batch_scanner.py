@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
-from crc32c import crc32c
 
 from logfs.errors import Corrupt
 from logfs.format.base.batch_rows import (
@@ -27,6 +26,7 @@ from logfs.format.base.batch_rows import (
     SPAN_COUNT,
     SPAN_START,
 )
+from logfs.format.base.crc import crc32c
 from logfs.format.batches.batch import (
     CODEC_MASK,
     CONTROL_BIT,

@@ -6,9 +6,8 @@ import struct
 from bisect import bisect_right
 from typing import TYPE_CHECKING, NamedTuple
 
-from crc32c import crc32c
-
 from logfs.errors import Corrupt
+from logfs.format.base.crc import crc32c
 from logfs.format.text.rendering import NO_TEXT, TextSize, View
 from logfs.log.segment.index import MAX_RELATIVE_OFFSET, SparseIndex
 
