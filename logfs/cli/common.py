@@ -403,11 +403,32 @@ def parse_changes(words: Iterable[str], *, of_topic: bool) -> list[tuple[str, st
     return changes
 
 
+class _NoBar:
+    """Stands for a progress bar where none is shown, with the parts of `tqdm` that commands use."""
+
+    n = 0
+    total: int | None = None
+
+    def __enter__(self) -> _NoBar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Do nothing, as the other methods."""
+
+    def update(self, size: int) -> None: ...
+
+    def clear(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
 def progress_bar(title: str, total_bytes: int | None) -> Any:
     """Return a `tqdm` bar in bytes on standard error, shown on a terminal and not in a pipe.
 
     `total_bytes` is None if the total is not known yet.
     """
+    if not sys.stderr.isatty():
+        return _NoBar()
     from tqdm import tqdm
 
     # Use no monitor thread and no lock between processes: when memory runs out, the start of either may hang.
@@ -420,7 +441,6 @@ def progress_bar(title: str, total_bytes: int | None) -> Any:
         unit_scale=True,
         unit_divisor=1024,
         miniters=1,
-        disable=None,
         leave=False,
         file=sys.stderr,
     )

@@ -1121,13 +1121,13 @@ def test_help_imports_no_large_modules() -> None:
     [("cat", "-n", "1"), ("cat", "-n", "64"), ("cat", "-o", "5"), ("tail", "-n", "3"), ("append",)],
 )
 def test_few_records_load_no_kernels(orders: Path, words: tuple[str, ...]) -> None:
-    """Compiled kernels take a second to load, which few records do not repay."""
+    """Compiled kernels take a second to load, which few records do not repay; metadata of packages is not read."""
     with logfs.open(orders.parent) as store:
         store["orders-0"].append([b"x"] * 5000)
     code = (
         "import sys; from logfs.cli import main\n"
         "code = main(sys.argv[1:])\n"
-        "print({'numba', 'pyfuse3', 'trio'} & set(sys.modules), code)"
+        "print({'numba', 'pyfuse3', 'trio', 'importlib.metadata'} & set(sys.modules), code)"
     )
     command, *rest = words
     done = subprocess.run(
