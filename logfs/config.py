@@ -258,7 +258,7 @@ class LogConfig:
         )
 
     @property
-    def is_deleted(self) -> bool:
+    def has_delete_policy(self) -> bool:
         """Whether `cleanup.policy` has `delete`, so that old segments are deleted by time and by size."""
         return "delete" in self.cleanup_policy
 

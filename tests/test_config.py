@@ -571,9 +571,9 @@ def test_log_config_is_the_storage_part_of_the_table():
     ],
 )
 def test_cleanup_policy_sets_compacted_and_deleted(text, compacted, deleted):
-    """`is_compacted` and `is_deleted` follow `cleanup.policy`, in any order, case and number of policies."""
+    """`is_compacted` and `has_delete_policy` follow `cleanup.policy`, in any order, case and number of policies."""
     config = LogConfig.resolve({"cleanup.policy": text}, {})
-    assert (config.is_compacted, config.is_deleted) == (compacted, deleted)
+    assert (config.is_compacted, config.has_delete_policy) == (compacted, deleted)
 
 
 @pytest.mark.parametrize(

@@ -88,8 +88,8 @@ _PRINTABLE = "logfs.printable"
 
 _EPILOG = """\
 A TARGET is a partition: its directory (LOGDIR/orders-0), or LOGDIR… and its name. Some commands also take a
-topic. While log directories are mounted, all commands except recover, reindex, mirror and 'spark compact' work.
-While a broker uses them, only commands that read work. 'logfs COMMAND --help' shows details.
+topic. While log directories are mounted, all commands work except recover, reindex, mirror, 'spark reindex' and
+'spark compact'. While a broker uses them, only commands that read work. 'logfs COMMAND --help' shows details.
 """
 
 

@@ -186,7 +186,7 @@ def _partition(store: Store, partition: Log, counts: SegmentStats | None) -> Par
     state = partition.state
     kept = state.segments[len(plan.expired) :]
     due_ms = None
-    if config.is_deleted and config.retention_ms >= 0 and kept:
+    if config.has_delete_policy and config.retention_ms >= 0 and kept:
         with suppress(LogfsError, OSError):
             newest = kept[0].max_timestamp.timestamp
             due_ms = newest + config.retention_ms if newest >= 0 else None
@@ -201,7 +201,7 @@ def _partition(store: Store, partition: Log, counts: SegmentStats | None) -> Par
         first_timestamp(partition),
         state.last_timestamp,
         ",".join(sorted(config.cleanup_policy)),
-        config.retention_ms if config.is_deleted else -1,
+        config.retention_ms if config.has_delete_policy else -1,
         due_ms,
         plan.stays,
         sum(each.segment.size_bytes for each in plan.expired),

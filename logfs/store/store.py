@@ -400,7 +400,7 @@ class Store:
         partition = self.writable(name)
         with self.registry.lock:
             self._check_changeable(partition, mirror_of)
-            if not partition.config.is_deleted and mirror_of is None:
+            if not partition.config.has_delete_policy and mirror_of is None:
                 raise InvalidSetting(
                     f"{name}: cleanup.policy has no 'delete', so its records cannot be deleted by offset; add it"
                 )

@@ -63,6 +63,8 @@ def draw(count: int, seed: int) -> list[Mutant]:
     """Return mutants of lines that tests run, drawn evenly from all changes."""
     data = coverage.CoverageData(str(DATA))
     data.read()
+    # The name of a test with large parameters is long.
+    csv.field_size_limit(1 << 30)
     with DURATIONS.open() as file:
         seconds = {test: float(each) for test, each in csv.reader(file)}
     found: list[Mutant] = []

@@ -652,7 +652,7 @@ def test_upkeep_copies_and_waits_after_an_error(
         store.upkeep()
         assert manager.copied_segments == len(partition.segments) - 1
         assert not list(manager.backoff)
-        assert not manager.lag_of(partition).segments
+        assert not manager.plan_of(partition).segments
 
 
 # Retention (KIP-405).

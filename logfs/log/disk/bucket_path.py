@@ -9,10 +9,8 @@ from pathlib import Path, PosixPath
 
 from logfs.errors import InvalidStore
 
-SCHEMES = ("s3", "gs", "az", "file")
-"""Amazon S3 and compatible stores, Google Cloud Storage, Azure Blob Storage, and a local directory."""
-
-# The name of a bucket does not begin with `*`: the text `***` stands for a URL that is not shown.
+# Amazon S3 and compatible stores, Google Cloud Storage, Azure Blob Storage, and a local directory. The name of a
+# bucket does not begin with `*`: the text `***` stands for a URL that is not shown.
 _URL = re.compile(r"(s3|gs|az):/{1,2}[^/*]|file:(/|///)[^/]")
 _ANY_URL = re.compile(r"\s*([A-Za-z][A-Za-z0-9+.-]+):/")
 

@@ -3,7 +3,7 @@
 The tasks read and write the log directories themselves. So a log directory must have the same path on all machines.
 
 - `verify`, `stats`: jobs that read, with one work item per segment. `plot` plots the result of `stats`.
-- `upkeep`: the jobs that rebuild indexes and compact, with one work item per partition.
+- `reindex`, `compact`: jobs that write, with one work item per partition.
 - `export`: the export; `export_files`: the files that its tasks write; `export_commit`: how the driver moves the
   files to their places; `export_iceberg`: tables of Apache Iceberg.
 - `import_`: the import; `import_splits`: its files and their order; `import_formats`, `import_lines`,
@@ -15,13 +15,14 @@ The tasks read and write the log directories themselves. So a log directory must
 
 from __future__ import annotations
 
+from logfs.spark.jobs.compact import compact
 from logfs.spark.jobs.export import Exported, export
 from logfs.spark.jobs.import_ import Imported, import_
 from logfs.spark.jobs.job_runner import JobFailed
 from logfs.spark.jobs.partition_leases import Visited
 from logfs.spark.jobs.plot import plot
+from logfs.spark.jobs.reindex import Reindexed, reindex
 from logfs.spark.jobs.stats import Stats, TopicStats, stats
-from logfs.spark.jobs.upkeep import Reindexed, compact, reindex
 from logfs.spark.jobs.verify import Verification, verify
 
 __all__ = [

@@ -86,7 +86,7 @@ class RemoteLogManager(Maintenance):
         partition = self._registry[name]
         return self._plan(partition, self._log_of(partition))
 
-    def lag_of(self, partition: Log) -> CopyPlan:
+    def plan_of(self, partition: Log) -> CopyPlan:
         """Return the segments to copy; none if the topic copies no segments, or if it is unknown what was copied."""
         try:
             log = self._tiered.of(partition) if partition.config.copies_segments else None

@@ -108,7 +108,7 @@ def plan_retention(
     reason = f"it lies below the log start offset {log_start_offset}"
     below = takewhile(lambda pair: pair[1].base_offset <= log_start_offset, pairwise(segments))
     expired = [Expired(segment, RetentionCause.START, reason) for segment, _ in below]
-    if config is None or not config.is_deleted:
+    if config is None or not config.has_delete_policy:
         left = segments[len(expired) :]
         stays = _why_it_stays(left, config, now_ms)
         return RetentionPlan(expired, stays, starts[len(expired)])
@@ -207,7 +207,7 @@ def _why_it_stays(
             "the directory is a broker's, so the topic's settings are not stored in it; to have logfs delete by size "
             "or age, set retention.bytes or retention.ms with 'logfs config' or under config/"
         )
-    if not config.is_deleted:
+    if not config.has_delete_policy:
         return f"cleanup.policy={','.join(sorted(config.cleanup_policy))} deletes nothing by age or size"
     if segment.next_offset > copied_end:
         limits = config.retention_bytes, config.retention_ms

@@ -318,7 +318,7 @@ def _tiering(store: Store) -> Iterator[Family]:
                 size = sum(each.size_bytes for each in log.finished())
                 sizes.append(Sample(size, _of(partition)))
                 if not store.read_only:
-                    lags.append((manager.lag_of(partition), _of(partition)))
+                    lags.append((manager.plan_of(partition), _of(partition)))
     yield _family(f"{prefix}logsizebytes", sizes)
     sizes = [Sample(lag.size_bytes, labels) for lag, labels in lags]
     yield _family(f"{prefix}copylagbytes", sizes)

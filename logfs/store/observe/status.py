@@ -57,7 +57,7 @@ def partition_status(partition: Log, store: Store) -> dict[str, Any]:
         "failure": None if partition.failure is None else str(partition.failure),
         "background": works,
         "compaction_requested": name in store.compactor.requested,
-        "copy_lag_bytes": store.remote_log_manager.lag_of(partition).size_bytes,
+        "copy_lag_bytes": store.remote_log_manager.plan_of(partition).size_bytes,
         "last_cleaning": cleaned and _cleaning(cleaned),
         "last_retention": retained and _retention(retained),
         "next_due_ms": {} if is_paused else _next_due(store),

@@ -1,14 +1,9 @@
-"""The jobs that rebuild indexes and compact, with one work item per partition.
-
-They do the same as `logfs reindex` and `logfs compact`, but on many partitions at a time.
-"""
+"""The job that rebuilds the indexes of many partitions at a time, as `logfs reindex` does for one."""
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from logfs.format.base import names
 from logfs.spark.jobs.partition_leases import lease_partitions
 
 if TYPE_CHECKING:
@@ -16,7 +11,6 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from logfs.log.compaction.cleaning import Cleaned
     from logfs.spark.jobs.job_runner import Progress
     from logfs.spark.jobs.partition_leases import Visited
     from logfs.spark.jobs.selection import Paths
@@ -54,43 +48,9 @@ def reindex(
         )
 
 
-def compact(
-    spark: SparkSession,
-    paths: Paths,
-    *,
-    topics: Iterable[str] | None = None,
-    roll: bool = False,
-    progress: Progress | None = None,
-) -> list[Visited[Cleaned]]:
-    """Keep only the newest record of each key, in every partition whose `cleanup.policy` includes `compact`.
-
-    This does the same as `logfs compact`. `roll` seals the active segments first, so that they are compacted too.
-    Each task uses as much memory as `log.cleaner.dedupe.buffer.size` specifies, and observes
-    `log.cleaner.io.max.bytes.per.second`. No other process may hold the log directories. `topics` limits the job to
-    these topics. `progress` is called with (bytes of logs done, bytes in all). Blocks until the job has ended. If a
-    partition could not be compacted, its `Visited` has the reason, and the other partitions are still done. Raises
-    the errors of `lease_partitions`, such as `StoreLocked`.
-    """
-    with lease_partitions(paths, topics) as lending:
-        settings = lending.store.settings
-        wanted = [
-            name
-            for name in lending.names
-            if settings.log_config(names.parse_directory(name).topic).is_compacted
-        ]
-        lending.allow_gaps(wanted)
-        return lending.visit(
-            spark, "logfs compact", wanted, partial(_compact, roll=roll), progress=progress
-        )
-
-
 def _reindex(store: Store, name: str) -> Reindexed:
     partition = store[name]
     # Opening the store has rebuilt the other indexes.
     partition.forget_keys()
     damaged = sum(bool(segment.damaged) for segment in partition.segments)
     return Reindexed(len(partition.segments), partition.log_end_offset, damaged)
-
-
-def _compact(store: Store, name: str, *, roll: bool) -> Cleaned:
-    return store.compactor.compact(name, roll=roll)

@@ -1,0 +1,54 @@
+"""The job that compacts many partitions at a time, as `logfs compact` does one."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from logfs.format.base import names
+from logfs.spark.jobs.partition_leases import lease_partitions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from pyspark.sql import SparkSession
+
+    from logfs.log.compaction.cleaning import Cleaned
+    from logfs.spark.jobs.job_runner import Progress
+    from logfs.spark.jobs.partition_leases import Visited
+    from logfs.spark.jobs.selection import Paths
+    from logfs.store.store import Store
+
+
+def compact(
+    spark: SparkSession,
+    paths: Paths,
+    *,
+    topics: Iterable[str] | None = None,
+    roll: bool = False,
+    progress: Progress | None = None,
+) -> list[Visited[Cleaned]]:
+    """Keep only the newest record of each key, in every partition whose `cleanup.policy` includes `compact`.
+
+    This does the same as `logfs compact`. `roll` seals the active segments first, so that they are compacted too.
+    Each task uses as much memory as `log.cleaner.dedupe.buffer.size` specifies, and observes
+    `log.cleaner.io.max.bytes.per.second`. No other process may hold the log directories. `topics` limits the job to
+    these topics. `progress` is called with (bytes of logs done, bytes in all). Blocks until the job has ended. If a
+    partition could not be compacted, its `Visited` has the reason, and the other partitions are still done. Raises
+    the errors of `lease_partitions`, such as `StoreLocked`.
+    """
+    with lease_partitions(paths, topics) as lending:
+        settings = lending.store.settings
+        wanted = [
+            name
+            for name in lending.names
+            if settings.log_config(names.parse_directory(name).topic).is_compacted
+        ]
+        lending.allow_gaps(wanted)
+        return lending.visit(
+            spark, "logfs compact", wanted, partial(_compact, roll=roll), progress=progress
+        )
+
+
+def _compact(store: Store, name: str, *, roll: bool) -> Cleaned:
+    return store.compactor.compact(name, roll=roll)
