@@ -36,9 +36,19 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell that runs the tests in the background ignores SIGINT. The programs that tests start must react to it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# The most characters or bytes of a parameter that are part of a test's name.
+LONGEST_PARAMETER = 80
+
 _skipped: Counter[str] = Counter()
 # The terminal reporter of this process; None in a worker.
 _terminal: pytest.TerminalReporter | None = None
+
+
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Shorten the name of a case with a long parameter: each worker sends the names of all tests, some MiB of zeros."""
+    if isinstance(val, str | bytes) and len(val) > LONGEST_PARAMETER:
+        return f"{ascii(val[:LONGEST_PARAMETER])} of {len(val)}"
+    return None
 
 
 @pytest.hookimpl(tryfirst=True)
