@@ -11,13 +11,13 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import settings
+from hypothesis import is_hypothesis_test, seed, settings
 
 from logfs.log.disk.bucket_path import BucketPath
 from logfs.store.store import Store
 from tests.support import examples, fault_sites, lock_order
 from tests.support.mounts import Mount, alone_with_mounts
-from tests.support.requirements import need_command, need_fuse
+from tests.support.requirements import DEEP, need_command, need_fuse
 from tests.support.stores import Clock, assert_clean
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 
-settings.register_profile("default", deadline=None, derandomize=True, max_examples=50)
-settings.register_profile("short", deadline=None, derandomize=True, max_examples=10)
+settings.register_profile("default", deadline=None, max_examples=25)
+settings.register_profile("short", deadline=None, max_examples=10)
 settings.register_profile("deep", deadline=None, max_examples=5000)
 settings.load_profile(os.environ.get("LOGFS_HYPOTHESIS", "default"))
 
@@ -45,15 +45,15 @@ _terminal: pytest.TerminalReporter | None = None
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:
-    """Shorten the name of a case with a long parameter: each worker sends the names of all tests, some MiB of zeros."""
+    """Shorten the name of a case with a long parameter, because each worker sends the names of all tests."""
     if isinstance(val, str | bytes) and len(val) > LONGEST_PARAMETER:
-        return f"{ascii(val[:LONGEST_PARAMETER])} of {len(val)}"
+        return f"{val[:LONGEST_PARAMETER]!a} of {len(val)}"
     return None
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Draw the cases of tests marked `drawn`, and group the tests that need Java by module.
+    """Draw the cases of tests marked `drawn`, seed Hypothesis, and group the tests that need Java by module.
 
     One worker then runs a module, whose tests share brokers. A worker keeps its Spark session and Kafka's clients for
     all of its modules. This hook runs before xdist reads the marks.
@@ -70,7 +70,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         )
         items[:] = [item for item in items if item not in left_out]
         config.hook.pytest_deselected(items=left_out)
+    is_seeded = DEEP or config.getoption("hypothesis_seed") is not None
     for item in items:
+        if not is_seeded and is_hypothesis_test(function := getattr(item, "obj", None)):
+            seed(examples.seed_of())(function)
         if {"kafka", "spark"} & set(item.path.parts):
             item.add_marker(pytest.mark.xdist_group(f"{item.path.parent.name} {item.path.stem}"))
 

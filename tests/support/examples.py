@@ -25,7 +25,7 @@ SEED = "LOGFS_SEED"
 def examples(share: float) -> settings:
     """Return the settings of a test that tries `share` times as many examples as the profile says.
 
-    The profiles are in tests/conftest.py: the suite tries the same few examples in each run, a deep campaign many.
+    The profiles are in tests/conftest.py. The suite tries few examples, others for each commit; a campaign many.
     """
     return settings(max_examples=max(int(share * settings().max_examples), 1))
 
